@@ -1,0 +1,56 @@
+"""Find the rank that left the common sequence of collectives, and where.
+
+Importing this package imports neither torch nor vllm nor pandas, and numpy only when
+something is read: the tracer runs inside other people's jobs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.verdict import Verdict, diagnose
+    from ncclscope.errors import NcclscopeError
+    from ncclscope.model import Call, Communicator, Finding, Rank, Run
+    from ncclscope.sources import open_run
+    from ncclscope.tracing.tracer import Tracer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Call": "ncclscope.model",
+    "Communicator": "ncclscope.model",
+    "Finding": "ncclscope.model",
+    "NcclscopeError": "ncclscope.errors",
+    "Rank": "ncclscope.model",
+    "Run": "ncclscope.model",
+    "Tracer": "ncclscope.tracing.tracer",
+    "Verdict": "ncclscope.analysis.verdict",
+    "diagnose": "ncclscope.analysis.verdict",
+    "open_run": "ncclscope.sources",
+}
+
+__all__ = [
+    "Call",
+    "Communicator",
+    "Finding",
+    "NcclscopeError",
+    "Rank",
+    "Run",
+    "Tracer",
+    "Verdict",
+    "diagnose",
+    "open_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

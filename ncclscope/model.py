@@ -1,0 +1,345 @@
+"""The vocabulary: what was recorded, and what is concluded from it.
+
+A :class:`Run` holds :class:`Rank` objects, a rank holds one :class:`CallLog`
+for each :class:`Communicator` it is a member of, a log holds :class:`Call`
+objects. Analyzers turn a run into :class:`Finding` objects; a
+:class:`Verdict` is the one root cause among them, and everything a reader of
+``--json`` gets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = [
+    "Call",
+    "CallLog",
+    "Communicator",
+    "Finding",
+    "Rank",
+    "Run",
+    "State",
+    "Step",
+]
+
+
+class State(enum.IntEnum):
+    """How far a call is known to have come."""
+
+    SCHEDULED = 0
+    STARTED = 1
+    COMPLETED = 2
+
+    @property
+    def word(self) -> str:
+        """Spelling used in files and on screens."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A set of ranks that share one sequence of collectives.
+
+    Attributes:
+        key: What the members share and nobody else has; never the name, which each
+            process counts for itself.
+        label: Name for a person, such as ``tp:0``; not unique.
+        ranks: Global ranks of the members, in the communicator's order.
+        backend: ``nccl``, ``gloo``, ``shm``, ...
+    """
+
+    key: str
+    label: str = ""
+    ranks: tuple[int, ...] = ()
+    backend: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The label without its number: ``tp`` of ``tp:0``; what peers of one kind share."""
+        return self.label.partition(":")[0] or self.label
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the communicator in the terms of the JSON verdict."""
+        return {
+            "key": self.key,
+            "label": self.label,
+            "ranks": list(self.ranks),
+            "backend": self.backend,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call.
+
+    Attributes:
+        op: Canonical name, torch spelling (``all_reduce``, ``all_gatherv``, ``send``).
+        comm: Key of the communicator.
+        seq: Number on the communicator, from 1; collectives and point-to-point calls are
+            counted apart.
+        position: Number in the whole stream of the rank, from 0.
+        dtype: Element type, such as ``bfloat16``.
+        redop: Reduction, such as ``sum``.
+        root: Root as a rank of the communicator.
+        peer: Other side of a send or receive, as a rank of the communicator.
+        numel: Elements of the input.
+        shape: Shape of the input; of a tensor of more than four dimensions the last ones
+            are folded into the fourth.
+        sizes: First dimensions per member of a v-collective, or splits of an all_to_all;
+            None where there are none or they have been overwritten.
+        out_shape: Shape of the output, where it was recorded.
+        site: Where the call came from: ``file.py:120 function``.
+        time_ns: Host clock at posting, nanoseconds since 1970.
+        state: How far the call is known to have come.
+        captured: Posted while a CUDA graph was being captured.
+        group: Number of the NCCL group (ncclGroupStart) it was posted in; None outside.
+        graph: Identifier of the CUDA graph it was captured into.
+        signature: What the members must agree in, see :mod:`ncclscope.signature`.
+    """
+
+    op: str
+    comm: str
+    seq: int
+    position: int
+    dtype: str | None = None
+    redop: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    numel: int | None = None
+    shape: tuple[int, ...] | None = None
+    sizes: tuple[int, ...] | None = None
+    out_shape: tuple[int, ...] | None = None
+    site: str | None = None
+    time_ns: int | None = None
+    state: State = State.SCHEDULED
+    captured: bool = False
+    group: int | None = None
+    graph: int | None = None
+    signature: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the parameters in the terms of the JSON verdict."""
+        return {
+            "op": self.op,
+            "shape": None if self.shape is None else list(self.shape),
+            "dtype": self.dtype,
+            "redop": self.redop,
+            "root": self.root,
+            "peer": self.peer,
+            "sizes": None if self.sizes is None else list(self.sizes),
+            "site": self.site,
+            "state": self.state.word,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine: the calls from ``position`` on belong to it."""
+
+    number: int
+    position: int
+    tokens: int | None = None
+    dummy: bool = False
+
+
+class CallLog(Protocol):
+    """The collectives of one rank on one communicator, in order.
+
+    ``calls`` counts all that were made; the records of the first ``first - 1`` of them
+    are gone. In a log that is not ``anchored`` even their number is unknown: ``first``
+    is 1, and sequence numbers mean nothing outside the log.
+    """
+
+    @property
+    def communicator(self) -> Communicator: ...
+
+    @property
+    def calls(self) -> int:
+        """Calls made, kept or not."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the first call that is kept; ``calls + 1`` when none is."""
+        ...
+
+    @property
+    def anchored(self) -> bool:
+        """Whether call 1 is the first call that was ever made on the communicator."""
+        ...
+
+    def fingerprint(self, seq: int) -> int:
+        """Running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
+
+        Logs are compared by the stretch between two fingerprints; fingerprints themselves
+        can be compared where both logs have :attr:`anchored` set and call 1 was hashed.
+        """
+        ...
+
+    def call(self, seq: int) -> Call:
+        """The call number ``seq``, for ``first <= seq <= calls``."""
+        ...
+
+    def span(self, start: int, stop: int) -> Sequence[Call]:
+        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        ...
+
+    def signatures(self, start: int, stop: int) -> Sequence[int]:
+        """Signatures of calls ``start`` to ``stop - 1``, all of which are kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the job, and what it recorded.
+
+    Attributes:
+        rank: Global rank; -1 for a process that is none, such as an engine core.
+        world_size: Size of the job as the process saw it; 0 when it did not know.
+        host: Host name.
+        pid: Process id on that host.
+        gpu: Device index, where known.
+        labels: Names the process gave itself: ``{"tp": "2", "dp": "1"}``.
+        logs: Per communicator key.
+        p2p: Point-to-point calls per communicator key, oldest first.
+        records: Calls that are kept.
+        lost: Calls that were recorded and have been overwritten.
+        window: True where only the last so many calls were kept and their numbers are
+            not known, so that counts mean nothing.
+        started_ns: When the process began to record.
+        last_seen_ns: Last sign of life, or None where the input cannot tell.
+        exited: True when the process ended in order and said so.
+        alive: Whether the process runs now; None where that cannot be known from here.
+        steps: Steps of the engine, oldest first.
+        source: File it was read from.
+        details: Whatever else the process wrote about itself.
+    """
+
+    rank: int
+    world_size: int = 0
+    host: str = ""
+    pid: int = 0
+    gpu: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    logs: Mapping[str, CallLog] = field(default_factory=dict)
+    p2p: Mapping[str, Sequence[Call]] = field(default_factory=dict)
+    records: int = 0
+    lost: int = 0
+    window: bool = False
+    started_ns: int | None = None
+    last_seen_ns: int | None = None
+    exited: bool = False
+    alive: bool | None = None
+    steps: Sequence[Step] = ()
+    source: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def last_calls(self) -> dict[str, Call]:
+        """The last kept collective on each communicator that has one."""
+        return {
+            key: log.call(log.calls) for key, log in self.logs.items() if log.calls >= log.first
+        }
+
+    def last_call(self) -> Call | None:
+        """The last kept collective of all."""
+        calls = self.last_calls().values()
+        return max(calls, key=lambda call: call.position, default=None)
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is known of one run of a job.
+
+    Attributes:
+        ranks: By global rank, in order.
+        communicators: By key. Where members disagree on the label, the lowest rank's is taken.
+        expected: Ranks the job should have: the largest world size that a process or a
+            communicator speaks of.
+        notes: What a reader should know about the input: torn files, older runs left out.
+        sources: The paths as they were given.
+        others: Processes without a rank, such as engine cores.
+    """
+
+    ranks: tuple[Rank, ...]
+    communicators: Mapping[str, Communicator]
+    expected: int
+    notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    others: tuple[Rank, ...] = ()
+
+    @property
+    def by_rank(self) -> dict[int, Rank]:
+        """Ranks by their number."""
+        return {rank.rank: rank for rank in self.ranks}
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that the job should have and that left nothing."""
+        present = self.by_rank
+        return tuple(number for number in range(self.expected) if number not in present)
+
+    @property
+    def window(self) -> bool:
+        """Whether any rank's counts are those of a window."""
+        return any(rank.window for rank in self.ranks)
+
+    def members(self, key: str) -> Iterator[Rank]:
+        """The ranks that recorded something about a communicator, in order."""
+        return (rank for rank in self.ranks if key in rank.logs)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One analyzer's claim.
+
+    Attributes:
+        kind: One of the kinds of the contract, such as ``op_mismatch``.
+        summary: One sentence for a person.
+        comm: Where it happened; None where it is about a process.
+        seq: First differing call on that communicator.
+        diverging_ranks: Global ranks the records single out.
+        candidate_ranks: When they single out none: the ranks among which it lies.
+        odd: What the diverging rank posted; None when it posted nothing there.
+        peers: What the majority posted.
+        confidence: ``certain``, ``likely`` or ``ambiguous``.
+        role: ``cause``, ``consequence`` or ``latent``.
+        analyzer: Name of the analyzer.
+        evidence: Statements read off the records.
+        inferred: Statements that do not stand in the records but follow from them.
+        extent: How many calls are concerned, such as the 17 of a swap; 0 where it has no
+            meaning.
+    """
+
+    kind: str
+    summary: str
+    comm: Communicator | None = None
+    seq: int | None = None
+    diverging_ranks: tuple[int, ...] = ()
+    candidate_ranks: tuple[int, ...] = ()
+    odd: Call | None = None
+    peers: Call | None = None
+    confidence: str = "certain"
+    role: str = "cause"
+    analyzer: str = ""
+    evidence: tuple[str, ...] = ()
+    inferred: tuple[str, ...] = ()
+    extent: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields of the JSON verdict."""
+        return {
+            "kind": self.kind,
+            "summary": self.summary,
+            "diverging_ranks": list(self.diverging_ranks),
+            "candidate_ranks": list(self.candidate_ranks),
+            "comm": None if self.comm is None else self.comm.to_dict(),
+            "seq": self.seq,
+            "odd": None if self.odd is None else self.odd.to_dict(),
+            "peers": None if self.peers is None else self.peers.to_dict(),
+            "confidence": self.confidence,
+            "evidence": list(self.evidence),
+            "inferred": list(self.inferred),
+        }

@@ -1,0 +1,1 @@
+"""The crash-safe file that one process records its calls in."""

@@ -1,0 +1,196 @@
+"""Bytes of a ring file, version 1. This page is the whole format.
+
+A ring is one file per process, written through a shared memory map and readable
+by itself on another machine. All numbers are little-endian. Its parts follow each
+other in the order given here, each starting on a multiple of 4096 bytes.
+
+========== ============================= ==================================================
+part       size                          contents
+========== ============================= ==================================================
+header     4096                          see HEADER; written once, but for the heartbeat
+about      2 x ``about_size``            self-description, JSON, two copies used in turn
+strings    ``strings_size``              interned text, appended to, never changed
+heap       ``heap_size``                 interned sizes lists, a circle of entries
+table      2 x ``MAX_COMMS`` x 32        state of each communicator, two copies in turn
+marks      ``marks`` x 32                running hash at each 1024th call, a circle
+records    ``capacity`` x 96             the calls, a circle: record n is in slot n % capacity
+========== ============================= ==================================================
+
+A reader never trusts a length without holding it against the size of the file.
+
+**Record**, 96 bytes. It is whole when ``begin`` and ``end`` agree with the slot; a
+writer killed in between leaves them different, since ``begin`` is stored first and
+``end`` last.
+
+====== ====== ===== ===========================================================
+offset field  type  meaning
+====== ====== ===== ===========================================================
+0      begin  u64   position in the process's stream, plus one; 0 in a fresh slot
+8      time   u64   host clock, nanoseconds since 1970
+16     hash   u64   running hash of the communicator, this call included
+24     seq    u64   number on the communicator, from 1 (point-to-point: their own)
+32     numel  u64   elements of the input
+40     shape  4xu32 dimensions of the input; a dimension of 2**32 or more reads 2**32 - 1
+56     comm   u16   communicator, a number of the strings part
+58     op     u16   operation, a number of the strings part
+60     dtype  u8    element type, a number of the strings part; 0 for none
+61     redop  u8    reduction, a number of the strings part; 0 for none
+62     ndim   u8    dimensions used in ``shape``; 255 when the shape is not known
+63     fixed  u8    flags that come with the call: see FIXED_*
+64     root   i32   root or peer as a rank of the communicator; -1 for none
+68     sizes  u32   sizes list: place in the heap in units of 8 bytes, plus one; 0 for none
+72     site   u32   call site, a number of the strings part; 0 for none
+76     out    u32   output shape, a number of the strings part; 0 for not recorded
+80     group  u32   number of the NCCL group it was posted in, from 1; 0 outside
+84     graph  u32   CUDA graph it was captured into; 0 for none
+88     flags  u16   flags of the moment: see FLAG_*
+90     state  u8    0 scheduled, 1 started, 2 completed; the one field that is changed later
+91     spare  u8    0
+92     end    u32   low 32 bits of ``begin``
+====== ====== ===== ===========================================================
+
+**Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
+entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
+a kind, in order of appearance. A communicator's text is a JSON object with ``key``,
+``label``, ``ranks`` and ``backend``; later entries of kind COMM_UPDATE carry ``comm``
+(the number) and what has changed.
+
+**Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 zero,
+then ``length`` times i64, so that an entry which has been overwritten is recognised.
+
+**Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
+point-to-point calls, u32 end. ``begin`` is the number of records made when the entry was
+written, plus one, and ``end`` its low 32 bits. Written every TABLE_EVERY records for all
+communicators, so that a communicator none of whose records is left still has its count.
+
+**Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the
+position of the record with that seq, plus one, ``end`` its low 32 bits. Marks of a
+communicator stand at multiples of MARK_EVERY calls, which makes them comparable between
+ranks: the first difference is found in them before any record is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+__all__ = [
+    "ABOUT",
+    "DEFAULT_CAPACITY",
+    "HEADER",
+    "HEAP_ENTRY",
+    "MAGIC",
+    "RECORD",
+    "SUFFIX",
+    "TABLE_ENTRY",
+    "TEXT_ENTRY",
+    "VERSION",
+    "Geometry",
+]
+
+MAGIC = b"ncclring"
+VERSION = 1
+SUFFIX = ".ring"
+MOVED_SUFFIX = ".moved"
+"""A text file of one line, beside where a ring should have been: the path it went to."""
+
+PAGE = 4096
+DEFAULT_CAPACITY = 65_536
+MAX_COMMS = 512
+TABLE_EVERY = 1024
+MARK_EVERY = 1024
+
+# magic, version, record size, capacity, about size, strings size, heap size, marks
+HEADER = struct.Struct("<8sIIQQQQQ")
+HEADER_STRINGS_USED = 128
+"""u64: bytes of the strings part that are valid."""
+HEADER_HEARTBEAT = 136
+"""u64: host clock at the last sign of life."""
+HEADER_EXITED = 144
+"""u64: host clock when the process ended in order; 0 while it runs or when it did not."""
+
+# generation, length, crc32 of the JSON, zero
+ABOUT = struct.Struct("<QIII")
+
+RECORD = struct.Struct("<QQQQ48sIIHBBI")
+"""begin, time, hash, seq, the 48 bytes of FIXED, group, graph, flags, state, spare, end"""
+FIXED = struct.Struct("<Q4IHHBBBBiIII")
+"""numel, shape, comm, op, dtype, redop, ndim, fixed, root, sizes, site, out"""
+STATE_OFFSET = 90
+
+FIXED_P2P = 1
+FIXED_STEP = 2
+"""No call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
+FIXED_DUMMY = 4
+
+FLAG_CAPTURED = 1
+
+NO_SHAPE = 255
+
+TEXT_ENTRY = struct.Struct("<IBBH")
+KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
+
+HEAP_ENTRY = struct.Struct("<QII")
+TABLE_ENTRY = struct.Struct("<QQQII")
+MARK = struct.Struct("<QQQII")
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of the parts of one ring, in bytes but for ``capacity`` and ``marks``."""
+
+    capacity: int
+    about_size: int
+    strings_size: int
+    heap_size: int
+    marks: int
+
+    @classmethod
+    def for_capacity(cls, capacity: int) -> Geometry:
+        """Returns the sizes a writer chooses for so many records."""
+        return cls(
+            capacity=capacity,
+            about_size=2 * PAGE,
+            strings_size=_pages(max(16 * PAGE, min(64 * PAGE, capacity * 8))),
+            heap_size=_pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
+            marks=max(128, capacity // MARK_EVERY * 2),
+        )
+
+    @property
+    def about(self) -> int:
+        """Offset of the self-description."""
+        return PAGE
+
+    @property
+    def strings(self) -> int:
+        """Offset of the interned text."""
+        return self.about + _pages(2 * self.about_size)
+
+    @property
+    def heap(self) -> int:
+        """Offset of the sizes lists."""
+        return self.strings + _pages(self.strings_size)
+
+    @property
+    def table(self) -> int:
+        """Offset of the communicator table."""
+        return self.heap + _pages(self.heap_size)
+
+    @property
+    def mark_area(self) -> int:
+        """Offset of the marks."""
+        return self.table + _pages(2 * MAX_COMMS * TABLE_ENTRY.size)
+
+    @property
+    def records(self) -> int:
+        """Offset of the records."""
+        return self.mark_area + _pages(self.marks * MARK.size)
+
+    @property
+    def total(self) -> int:
+        """Size of the file."""
+        return self.records + _pages(self.capacity * RECORD.size)

@@ -1,0 +1,70 @@
+"""What holds for the calls of one thread while a ``with`` block is open.
+
+Both states are rare, so both are kept in tables that are empty most of the time: a probe
+asks ``if scope.folding`` before it asks which thread it is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+
+__all__ = ["enter_group", "folded", "folding", "group_number", "is_folded", "leave_group"]
+
+folding: dict[int, int] = {}
+"""Thread identity -> depth of :func:`folded` blocks."""
+
+_groups: dict[int, list[int]] = {}
+"""Thread identity -> [depth, number] of the open NCCL group."""
+
+_group_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def folded() -> Iterator[None]:
+    """Calls of this thread inside the block are parts of one that is already recorded."""
+    thread = threading.get_ident()
+    folding[thread] = folding.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        depth = folding[thread] - 1
+        if depth:
+            folding[thread] = depth
+        else:
+            del folding[thread]
+
+
+def is_folded() -> bool:
+    """Whether this thread is inside a :func:`folded` block."""
+    return bool(folding) and threading.get_ident() in folding
+
+
+def enter_group() -> None:
+    """ncclGroupStart was called on this thread. Groups nest; only the outermost counts."""
+    thread = threading.get_ident()
+    state = _groups.get(thread)
+    if state is None:
+        _groups[thread] = [1, next(_group_numbers)]
+    else:
+        state[0] += 1
+
+
+def leave_group() -> None:
+    """ncclGroupEnd was called on this thread."""
+    thread = threading.get_ident()
+    state = _groups.get(thread)
+    if state is not None:
+        state[0] -= 1
+        if state[0] <= 0:
+            del _groups[thread]
+
+
+def group_number() -> int:
+    """Number of the group that is open on this thread; 0 when none is."""
+    if not _groups:
+        return 0
+    state = _groups.get(threading.get_ident())
+    return state[1] if state else 0

@@ -1,0 +1,108 @@
+"""The tracer of this process, as the environment asks for it.
+
+Probes call :func:`current` for each communicator they meet, never keeping the tracer
+themselves: a forked child has none until it records something of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from ncclscope.errors import NcclscopeError
+from ncclscope.ring import layout
+from ncclscope.tracing import identity
+from ncclscope.tracing.tracer import Tracer
+
+__all__ = ["current", "directory", "enabled", "generation", "on_reset", "warn_once"]
+
+log = logging.getLogger("ncclscope")
+
+_lock = threading.RLock()
+_tracer: Tracer | None = None
+_failed = False
+_warned: set[str] = set()
+_resets: list[Callable[[], None]] = []
+
+generation = 0
+"""Grows with each fork: what was looked up under another number is no longer true."""
+
+
+def directory() -> str | None:
+    """Where rings go, or None when tracing is off."""
+    if os.environ.get("NCCLSCOPE") == "0":
+        return None
+    # Ray's executors hand only names that begin with NCCL_ to their workers.
+    return os.environ.get("NCCLSCOPE_DIR") or os.environ.get("NCCL_SCOPE_DIR") or None
+
+
+def enabled() -> bool:
+    """Whether the environment asks for tracing."""
+    return directory() is not None
+
+
+def current() -> Tracer | None:
+    """Returns this process's tracer, making it at the first call.
+
+    Returns:
+        None when tracing is off or no ring can be made; the latter is said once.
+    """
+    global _tracer, _failed
+    if _tracer is not None or _failed:
+        return _tracer
+    with _lock:
+        if _tracer is not None or _failed:
+            return _tracer
+        where = directory()
+        if where is None:
+            return None
+        rank, world_size = identity.rank_from_environment()
+        try:
+            _tracer = Tracer(where, rank=rank, world_size=world_size, capacity=_capacity())
+        except (NcclscopeError, OSError, ValueError) as error:
+            _failed = True
+            warn_once("session", f"tracing is off in this process: {error}")
+        return _tracer
+
+
+def warn_once(topic: str, message: str) -> None:
+    """Says something once in the life of the process, where the program's own warnings go."""
+    if topic in _warned:
+        return
+    _warned.add(topic)
+    if log.hasHandlers():
+        log.warning(message)
+    else:
+        print(f"ncclscope: {message}", file=sys.stderr)
+
+
+def on_reset(action: Callable[[], None]) -> None:
+    """Has something called in the child after a fork: whatever holds on to the tracer."""
+    _resets.append(action)
+
+
+def _capacity() -> int:
+    text = os.environ.get("NCCLSCOPE_RECORDS", "")
+    if not text:
+        return layout.DEFAULT_CAPACITY
+    try:
+        return max(layout.TABLE_EVERY, min(int(text), 1 << 28))
+    except ValueError:
+        warn_once("capacity", f"NCCLSCOPE_RECORDS={text!r} is no number; the default is taken")
+        return layout.DEFAULT_CAPACITY
+
+
+def _reset() -> None:
+    global _tracer, _failed, _lock, generation
+    _tracer = None
+    _failed = False
+    _lock = threading.RLock()
+    generation += 1
+    for action in _resets:
+        action()
+
+
+os.register_at_fork(after_in_child=_reset)

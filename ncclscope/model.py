@@ -171,11 +171,16 @@ class CallLog(Protocol):
         """Whether call 1 is the first call that was ever made on the communicator."""
         ...
 
+    @property
+    def rooted(self) -> bool:
+        """Whether fingerprints cover everything from the first call ever made."""
+        ...
+
     def fingerprint(self, seq: int) -> int:
         """Running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
 
-        Logs are compared by the stretch between two fingerprints; fingerprints themselves
-        can be compared where both logs have :attr:`anchored` set and call 1 was hashed.
+        Fingerprints themselves can be compared where both logs are :attr:`rooted`;
+        otherwise the stretch between two of them can.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""The analyzers that ncclscope ships, each found by its entry point."""

@@ -1,0 +1,96 @@
+"""A rank whose process ended, or that left no record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.waits import Stand
+from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text
+from ncclscope.model import Finding
+
+__all__ = ["DeadRank"]
+
+
+class DeadRank:
+    """Ranks wait for a process that has ended, or that left no record."""
+
+    name = "dead_rank"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields a finding for each dead rank that a chain of waiting ends at."""
+        odd = {rank for difference in case.differences for rank in difference.odd}
+        for number, waiting in case.waits.ends.items():
+            rank = case.run.by_rank.get(number)
+            if rank is None:
+                if self._missed_by_all(case, number, waiting):
+                    yield self._finding(case, number, waiting, "it left no record")
+                continue
+            how = case.how_it_ended(rank)
+            if how is not None and (case.stalled or rank.exited):
+                yield self._finding(case, number, waiting, how, consequence=number in odd)
+
+    def _missed_by_all(self, case: Case, number: int, waiting: tuple[int, ...]) -> bool:
+        """Whether all members that can wait for a rank without a record do."""
+        if case.stalled:
+            return True
+        if case.quiet is not None:
+            return False  # signs of life are recorded, and say that nobody waits for long
+        comm = case.waits.stands[waiting[0]].comm
+        last = {log.calls for log in case.logs(comm.key).values()}
+        return len(last) == 1 and len(waiting) == len(comm.ranks) - 1
+
+    def _finding(
+        self,
+        case: Case,
+        number: int,
+        waiting: tuple[int, ...],
+        how: str,
+        *,
+        consequence: bool = False,
+    ) -> Finding:
+        stand = self._last_stand(case, waiting)
+        rank = case.run.by_rank.get(number)
+        evidence = [
+            f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
+            f"{call_text(stand.call)}, and rank {number} did not"
+        ]
+        last = None
+        if rank is None:
+            evidence.append(f"no record of rank {number} was found")
+        else:
+            evidence.append(f"rank {number}: {how}")
+            last = rank.last_call()
+            if last is not None:
+                evidence.append(
+                    f"it made {plural(rank.records + rank.lost, 'call')}, the last "
+                    f"{call_text(last)} on {case.run.communicators[last.comm].label}"
+                )
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"{rank_text(case.run, number).capitalize()} is dead or gone ({how}); "
+                f"{ranks_text(waiting)} wait for it in call {stand.call.seq} on "
+                f"{comm_text(stand.comm)}, {call_text(stand.call)}."
+            ),
+            comm=stand.comm,
+            seq=stand.call.seq,
+            diverging_ranks=(number,),
+            odd=last,
+            peers=stand.call,
+            confidence="likely" if rank is None or "signs of life" in how else "certain",
+            role="consequence" if consequence else "cause",
+            analyzer=self.name,
+            evidence=tuple(evidence),
+        )
+
+    def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> Stand:
+        """Where the waiting ranks stand; their last call where completion is not recorded."""
+        stands = [case.waits.stands[rank] for rank in waiting]
+        stand = max(stands, key=lambda stand: stand.call.seq)
+        log = case.run.by_rank[stand.rank].logs[stand.comm.key]
+        if stand.comm.backend == "nccl" or stand.call.seq < log.first:
+            stand = Stand(
+                stand.rank, log.call(log.calls), stand.comm, stand.absent, stand.queued
+            )
+        return stand

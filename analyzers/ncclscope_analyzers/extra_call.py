@@ -1,0 +1,43 @@
+"""A call that nobody else made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.findings import from_difference, subject
+from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
+from ncclscope.model import Finding
+
+__all__ = ["ExtraCall"]
+
+
+class ExtraCall:
+    """One rank posted a call that its peers do not have, and went on."""
+
+    name = "extra_call"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields a finding for each difference that begins with a call put in."""
+        swapped = {id(swap.more) for swap in case.swaps}
+        for difference in case.differences:
+            if not difference.odd or not difference.inserted or id(difference) in swapped:
+                continue
+            count = difference.first.put
+            yield from_difference(
+                case,
+                difference,
+                kind=self.name,
+                analyzer=self.name,
+                summary=(
+                    f"{subject(case, difference)} posted {plural(count, 'call')} on "
+                    f"{comm_text(difference.comm)} that {ranks_text(difference.peers)} did not: "
+                    f"call {difference.seq} is {call_text(difference.odd_call)} there, "
+                    f"{call_text(difference.peer_call)} on the others."
+                ),
+                extent=count,
+                evidence=(
+                    f"without {'it' if count == 1 else 'them'}, "
+                    f"{plural(difference.first.met, 'call')} agree again",
+                ),
+            )

@@ -1,0 +1,37 @@
+"""Different operations under the same number."""
+
+from __future__ import annotations
+
+from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.findings import subject
+from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.analysis.wording import comm_text
+
+__all__ = ["OpMismatch"]
+
+
+class OpMismatch(ParameterMismatch):
+    """One rank posted another operation than its peers."""
+
+    name = "op_mismatch"
+    parameter = "op"
+
+    def _concerns(self, difference: Difference) -> bool:
+        if _overwritten(difference):
+            return True
+        return super()._concerns(difference)
+
+    def _summary(self, case: Case, difference: Difference) -> str:
+        if _overwritten(difference):
+            return (
+                f"{subject(case, difference)} left the common sequence of "
+                f"{comm_text(difference.comm)} at call {difference.seq} or before; the call itself "
+                f"has been overwritten."
+            )
+        return super()._summary(case, difference)
+
+
+def _overwritten(difference: Difference) -> bool:
+    """Whether the calls that are left agree, and the difference lies before them."""
+    same = difference.odd_call.signature == difference.peer_call.signature
+    return not difference.exact and same

@@ -1,0 +1,12 @@
+"""Same call, different root."""
+
+from ncclscope.analysis.mismatch import ParameterMismatch
+
+__all__ = ["RootMismatch"]
+
+
+class RootMismatch(ParameterMismatch):
+    """One rank posted the call with another root than its peers."""
+
+    name = "root_mismatch"
+    parameter = "root"

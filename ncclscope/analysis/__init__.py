@@ -1,0 +1,1 @@
+"""Compares the ranks of a run and says who left the common sequence."""

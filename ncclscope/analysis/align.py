@@ -1,0 +1,192 @@
+"""Where the sequences of one communicator's members part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ncclscope.analysis.edits import Edit, edits
+from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.signature import stretch
+from ncclscope.sources.memory import ListLog
+
+__all__ = ["Parting", "align_windows", "first_difference", "part"]
+
+LOOKAHEAD = 4096
+"""Calls after the first difference that are read to tell what kind of difference it is."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first call on a communicator in which its members differ.
+
+    Attributes:
+        comm: The communicator.
+        seq: Number of that call.
+        exact: False where the call itself has been overwritten on some rank, so that the
+            sequences parted at ``seq`` or before.
+        groups: Ranks by the call they posted there, largest group first.
+        absent: Ranks that have not come as far.
+        signatures: What each group posted, in the groups' order.
+    """
+
+    comm: Communicator
+    seq: int
+    exact: bool
+    groups: tuple[tuple[int, ...], ...]
+    absent: tuple[int, ...]
+    signatures: tuple[int, ...]
+
+    @property
+    def majority(self) -> tuple[int, ...]:
+        """The ranks that are more than all others of the communicator; empty when none are."""
+        largest = self.groups[0]
+        others = sum(len(group) for group in self.groups[1:])
+        return largest if len(largest) > others else ()
+
+
+def agree(one: CallLog, other: CallLog, seq: int) -> bool:
+    """Whether two logs hold the same calls, as far as both are kept, up to ``seq``."""
+    if one.rooted and other.rooted:
+        return one.fingerprint(seq) == other.fingerprint(seq)
+    start = max(one.first, other.first)
+    if start > seq:
+        return True
+    if one.signatures(start, start + 1) != other.signatures(start, start + 1):
+        return False
+    length = seq - start
+    return stretch(one.fingerprint(start), one.fingerprint(seq), length) == stretch(
+        other.fingerprint(start), other.fingerprint(seq), length
+    )
+
+
+def first_difference(one: CallLog, other: CallLog) -> tuple[int, bool] | None:
+    """Finds the first call in which two logs differ, by bisection over the running hash.
+
+    Returns:
+        Its number, and whether it is exact: False where the logs differ in what has been
+        overwritten. None when they agree as far as both go.
+    """
+    low, high = max(one.first, other.first), min(one.calls, other.calls)
+    if high < low or agree(one, other, high):
+        return None
+    if not agree(one, other, low):
+        exact = low == 1 or not (one.rooted and other.rooted) or agree(one, other, low - 1)
+        return low, exact
+    # Agreed at low, differ at high. Marks stand at multiples of 1024: probe there first.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if high - low > 2048:
+            middle = middle // 1024 * 1024
+        if agree(one, other, middle):
+            low = middle
+        else:
+            high = middle
+    return high, True
+
+
+def part(comm: Communicator, logs: Mapping[int, CallLog]) -> Parting | None:
+    """Finds the first call on a communicator in which its members differ.
+
+    Args:
+        comm: The communicator.
+        logs: Each member's calls, by global rank.
+
+    Returns:
+        None when all agree as far as they go.
+    """
+    if len(logs) < 2:
+        return None
+    reference = max(logs.values(), key=lambda log: (log.calls, -log.first))
+    seq, exact = 0, True
+    for log in logs.values():
+        if log is reference:
+            continue
+        found = first_difference(reference, log)
+        if found is not None and (not seq or found[0] < seq):
+            seq, exact = found
+    if not seq:
+        return None
+    posted: dict[int, list[int]] = {}
+    absent = []
+    for rank, log in sorted(logs.items()):
+        if log.first <= seq <= log.calls:
+            posted.setdefault(_at(reference, log, seq, exact), []).append(rank)
+        else:
+            absent.append(rank)
+    order = sorted(posted, key=lambda signature: (-len(posted[signature]), posted[signature]))
+    return Parting(
+        comm=comm,
+        seq=seq,
+        exact=exact,
+        groups=tuple(tuple(posted[signature]) for signature in order),
+        absent=tuple(absent),
+        signatures=tuple(order),
+    )
+
+
+def _at(reference: CallLog, log: CallLog, seq: int, exact: bool) -> int:
+    """What tells the ranks apart at ``seq``: the call, or all that came before it as well."""
+    if exact or not log.rooted:
+        return log.signatures(seq, seq + 1)[0]
+    return log.fingerprint(seq)
+
+
+def compare(odd: CallLog, peer: CallLog, seq: int) -> list[Edit]:
+    """Returns how ``odd`` differs from ``peer`` from call ``seq`` on, relative to it."""
+    return edits(
+        odd.signatures(seq, min(odd.calls + 1, seq + LOOKAHEAD)),
+        peer.signatures(seq, min(peer.calls + 1, seq + LOOKAHEAD)),
+    )
+
+
+def align_windows(logs: Mapping[int, CallLog]) -> dict[int, CallLog]:
+    """Gives logs of unknown beginnings common numbers, from their contents.
+
+    Each log holds the last so many calls of a rank, and its first call may be any. The shift
+    between two of them is the one under which the most calls agree; of several as good, as in
+    a program whose steps are all alike, the smallest.
+
+    Returns:
+        Logs cut to where all of them have begun, call 1 being the same call in all.
+    """
+    if all(log.anchored for log in logs.values()):
+        return dict(logs)
+    contents = {rank: list(log.signatures(log.first, log.calls + 1)) for rank, log in logs.items()}
+    reference = max(contents, key=lambda rank: len(contents[rank]))
+    shifts = {
+        rank: _shift(contents[reference], content) if rank != reference else 0
+        for rank, content in contents.items()
+    }
+    start = max(shifts.values())
+    aligned: dict[int, CallLog] = {}
+    for rank, log in logs.items():
+        skipped = start - shifts[rank]
+        kept = log.span(log.first + skipped, log.calls + 1)
+        aligned[rank] = ListLog(log.communicator, _numbered(kept), anchored=False)
+    return aligned
+
+
+def _shift(reference: Sequence[int], content: Sequence[int]) -> int:
+    """Returns the place in ``reference`` where ``content`` begins; negative when before it."""
+    grams = 12
+    while grams > 1 and min(len(reference), len(content)) < 4 * grams:
+        grams //= 2
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place in range(len(reference) - grams + 1):
+        found = places.setdefault(tuple(reference[place : place + grams]), [])
+        if len(found) < 64:  # what repeats all the time says little
+            found.append(place)
+    votes: Counter[int] = Counter()
+    for place in range(len(content) - grams + 1):
+        for other in places.get(tuple(content[place : place + grams]), ()):
+            votes[other - place] += 1
+    if not votes:
+        return 0
+    best = max(votes.values())
+    return min((shift for shift, count in votes.items() if count == best), key=abs)
+
+
+def _numbered(calls: Sequence[Call]) -> list[Call]:
+    return [replace(call, seq=seq) for seq, call in enumerate(calls, 1)]

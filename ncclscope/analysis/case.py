@@ -1,0 +1,355 @@
+"""A run with everything the analyzers ask about it, worked out once.
+
+Analyzers are small because the comparing is done here: which members of which
+communicator differ, from which call on, who of them is odd, and who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ncclscope.analysis.align import Parting, align_windows, compare, part
+from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.waits import Waits
+from ncclscope.model import Call, CallLog, Communicator, Rank, Run
+
+__all__ = ["Case", "Difference", "Swap"]
+
+DEAD_SECONDS = 2.0
+"""A process whose signs of life end so much before its peers' is dead. Two beats."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one group of ranks did differently on one communicator.
+
+    Attributes:
+        comm: The communicator.
+        seq: First differing call.
+        exact: False where it may have been an earlier one that has been overwritten.
+        odd: The ranks that differ; empty where nothing says which side is odd.
+        peers: The ranks they differ from; where ``odd`` is empty, the candidates.
+        odd_call: What the odd ranks posted at ``seq``.
+        peer_call: What the others posted there.
+        edits: How the odd sequence differs from there on.
+        basis: Why they and not the others are held to be odd: ``majority``,
+            ``other communicators``, ``same kind``, or nothing.
+    """
+
+    comm: Communicator
+    seq: int
+    exact: bool
+    odd: tuple[int, ...]
+    peers: tuple[int, ...]
+    odd_call: Call
+    peer_call: Call
+    edits: tuple[Edit, ...]
+    basis: str
+
+    @property
+    def first(self) -> Edit:
+        """The first edit."""
+        return self.edits[0]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the odd ranks left a call out and went on."""
+        return self.first.put == 0 < self.first.left
+
+    @property
+    def inserted(self) -> bool:
+        """Whether the odd ranks put a call in that the others do not have."""
+        return self.first.left == 0 < self.first.put
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the odd ranks posted something else in place of a call."""
+        return self.first.put > 0 and self.first.left > 0
+
+    @property
+    def surplus(self) -> int:
+        """Calls the odd ranks have more (positive) or fewer, as far as both go."""
+        return sum(edit.put - edit.left for edit in self.edits)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Calls that one rank made on another communicator than its peers.
+
+    Attributes:
+        more: The difference on the communicator that got them.
+        fewer: The communicator that misses them.
+        count: How many.
+        missed: The first call that is missing there, as a peer posted it, where known.
+    """
+
+    more: Difference
+    fewer: Communicator
+    count: int
+    missed: Call | None
+
+
+class Case:
+    """One run under examination.
+
+    Args:
+        run: What was recorded.
+        stall_seconds: How long nothing must have happened before waiting ranks of a process
+            that has ended are held to be stuck.
+        live_stall_seconds: The same for processes that still run and may just be busy.
+    """
+
+    def __init__(
+        self, run: Run, *, stall_seconds: float = 2.0, live_stall_seconds: float = 30.0
+    ) -> None:
+        self.run = run
+        self.stall_seconds = stall_seconds
+        self.live_stall_seconds = live_stall_seconds
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Who waits for whom."""
+        return Waits(self.run)
+
+    def logs(self, key: str) -> Mapping[int, CallLog]:
+        """The members' logs of a communicator, with common numbers, by global rank."""
+        if key not in self._logs:
+            self._logs[key] = align_windows(
+                {rank.rank: rank.logs[key] for rank in self.run.members(key)}
+            )
+        return self._logs[key]
+
+    @cached_property
+    def _logs(self) -> dict[str, Mapping[int, CallLog]]:
+        return {}
+
+    # --- differences -------------------------------------------------------------------------
+
+    @cached_property
+    def partings(self) -> list[Parting]:
+        """For each communicator whose members differ, where they part."""
+        found = []
+        for key, comm in self.run.communicators.items():
+            parting = part(comm, self.logs(key))
+            if parting is not None and len(parting.groups) > 1:
+                found.append(parting)
+        return found
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """What differs, one entry for each group of odd ranks, in order of their time."""
+        found = []
+        singled: set[int] = set()
+        for parting in self.partings:
+            if parting.majority:
+                for group in parting.groups[1:]:
+                    singled.update(group)
+                    found.append(self._difference(parting, group, parting.majority, "majority"))
+        for parting in self.partings:
+            if not parting.majority:
+                found += self._undecided(parting, singled)
+        return sorted(found, key=self._when)
+
+    def _undecided(self, parting: Parting, singled: set[int]) -> Iterator[Difference]:
+        """Decides who is odd where no majority does."""
+        touched = [group for group in parting.groups if singled & set(group)]
+        if 0 < len(touched) < len(parting.groups):
+            untouched = [group for group in parting.groups if group not in touched]
+            for group in touched:
+                yield self._difference(parting, group, untouched[0], "other communicators")
+            return
+        usual = self._usual_group(parting)
+        if usual is not None:
+            for group in parting.groups:
+                if group != usual:
+                    yield self._difference(parting, group, usual, "same kind")
+            return
+        one, other = parting.groups[:2]
+        yield replace(
+            self._difference(parting, other, one, ""),
+            odd=(),
+            peers=tuple(sorted(rank for group in parting.groups for rank in group)),
+        )
+
+    def _usual_group(self, parting: Parting) -> tuple[int, ...] | None:
+        """The group that did what most communicators of the same kind did at this call.
+
+        Replicas of a model run the same program, though not on the same data: signatures
+        are compared first, the operation alone where those decide nothing.
+        """
+        calls = []
+        for key, comm in self.run.communicators.items():
+            if key == parting.comm.key or not comm.kind or comm.kind != parting.comm.kind:
+                continue
+            logs = self.logs(key).values()
+            posted = {
+                log.signatures(parting.seq, parting.seq + 1)[0]: log
+                for log in logs
+                if log.first <= parting.seq <= log.calls
+            }
+            if len(posted) == 1:
+                calls.append(next(iter(posted.values())).call(parting.seq))
+        for aspect in (lambda call: call.signature, lambda call: call.op):
+            usual = Counter(aspect(call) for call in calls).most_common(2)
+            if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
+                continue
+            same = [
+                group
+                for group in parting.groups
+                if aspect(self._log(parting, group[0]).call(parting.seq)) == usual[0][0]
+            ]
+            if len(same) == 1:
+                return same[0]
+        return None
+
+    def _difference(
+        self, parting: Parting, odd: tuple[int, ...], peers: tuple[int, ...], basis: str
+    ) -> Difference:
+        odd_log = max((self._log(parting, rank) for rank in odd), key=lambda log: log.calls)
+        peer_log = max((self._log(parting, rank) for rank in peers), key=lambda log: log.calls)
+        found = compare(odd_log, peer_log, parting.seq)
+        if not found:  # they differ in what has been overwritten
+            found = [Edit(0, 1, 0, 1, 0)]
+        edit = found[0]
+        if len(found) == 1 and edit.put == edit.left == 1 and not edit.met:
+            found = [self._by_habit(odd_log, peer_log, parting.seq) or edit]
+        return Difference(
+            comm=parting.comm,
+            seq=parting.seq,
+            exact=parting.exact,
+            odd=odd,
+            peers=peers,
+            odd_call=odd_log.call(parting.seq),
+            peer_call=peer_log.call(parting.seq),
+            edits=tuple(found),
+            basis=basis,
+        )
+
+    def _by_habit(self, odd: CallLog, peer: CallLog, seq: int) -> Edit | None:
+        """Reads a last call as a skip when it is what the peers usually post next.
+
+        Where everything stops at the first difference, the two sequences have nothing after
+        it to compare. But programs repeat themselves: if the odd call is what followed the
+        peers' call each time before, the peers' call was left out.
+        """
+        start = max(peer.first, seq - 2 * HABIT)
+        past = [(call.op, call.dtype, call.redop, call.root) for call in peer.span(start, seq + 1)]
+        call = odd.call(seq)
+        wanted = (call.op, call.dtype, call.redop, call.root)
+        if not past or past[-1] == wanted:
+            return None
+        for length in range(min(8, len(past) - 1), 1, -1):
+            context = past[-length:]
+            following = {
+                past[place + length]
+                for place in range(len(past) - length)
+                if past[place : place + length] == context
+            }
+            if following:
+                return Edit(0, 0, 0, 1, 0) if following == {wanted} else None
+        return None
+
+    def _log(self, parting: Parting, rank: int) -> CallLog:
+        return self.logs(parting.comm.key)[rank]
+
+    def _when(self, difference: Difference) -> tuple[int, int, int]:
+        """Orders differences: decided ones first, then by the time of the odd call."""
+        undecided = 0 if difference.odd else 1
+        return undecided, difference.odd_call.time_ns or 0, difference.odd_call.position
+
+    # --- calls on the wrong communicator -------------------------------------------------------
+
+    @cached_property
+    def swaps(self) -> list[Swap]:
+        """Calls that went to another communicator: fewer here, as many more there."""
+        found = []
+        for more in self.differences:
+            if len(more.odd) != 1 or more.surplus <= 0:
+                continue
+            rank = self.run.by_rank[more.odd[0]]
+            for key, log in rank.logs.items():
+                if key == more.comm.key:
+                    continue
+                count, missed = self._deficit(rank, log, key)
+                if count == more.surplus:
+                    found.append(Swap(more, self.run.communicators[key], count, missed))
+                    break
+        return found
+
+    def _deficit(self, rank: Rank, log: CallLog, key: str) -> tuple[int, Call | None]:
+        for difference in self.differences:
+            if difference.comm.key == key and rank.rank in difference.odd:
+                missed = difference.peer_call if difference.skipped else None
+                return -difference.surplus, missed
+        if rank.window:
+            return 0, None
+        kind = self.run.communicators[key].kind
+        counts = Counter(
+            other.logs[other_key].calls
+            for other in self.run.ranks
+            for other_key in other.logs
+            if self.run.communicators[other_key].kind == kind and other.rank != rank.rank
+        )
+        if not counts:
+            return 0, None
+        return counts.most_common(1)[0][0] - log.calls, None
+
+    # --- life and death ------------------------------------------------------------------------
+
+    def quiet_seconds(self, rank: Rank) -> float | None:
+        """How long a rank lived on after its last call, by its own clock; None when unknown."""
+        last = rank.last_call()
+        if rank.last_seen_ns is None:
+            return None
+        since = last.time_ns if last is not None and last.time_ns else rank.started_ns
+        return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
+
+    @cached_property
+    def stalled(self) -> bool:
+        """Whether ranks wait, and nothing has happened for so long that they wait in vain."""
+        waiting = [self.run.by_rank[number] for number in self.waits.stands]
+        if not waiting:
+            return False
+        for rank in waiting:
+            quiet = self.quiet_seconds(rank)
+            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
+            if quiet is None or quiet < limit:
+                return False
+        return True
+
+    @cached_property
+    def quiet(self) -> float | None:
+        """How long the waiting ranks have waited at least, in seconds; None when unknown."""
+        known = [self.quiet_seconds(self.run.by_rank[number]) for number in self.waits.stands]
+        return min((seconds for seconds in known if seconds is not None), default=None)
+
+    def how_it_ended(self, rank: Rank) -> str | None:
+        """Says how a process is known to have ended while its peers lived on; None if it did not."""
+        said = rank.details.get("ended_with")
+        if said:
+            return f"it ended with {said}"
+        if rank.exited:
+            return "it ended in order"
+        if rank.alive is False and any(other.alive for other in self.run.ranks):
+            return "its process is gone"
+        quiet = self.quiet_seconds(rank)
+        others = [
+            seconds
+            for number in self.waits.stands
+            if number != rank.rank
+            and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
+        ]
+        if quiet is not None and others and min(others) - quiet >= DEAD_SECONDS:
+            return f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
+        return None
+
+    def kinds(self) -> Sequence[str]:
+        """Kinds of communicators, in order of appearance."""
+        return list(dict.fromkeys(comm.kind for comm in self.run.communicators.values()))
+
+
+HABIT = 2048
+"""Calls of the past that are looked through for what usually follows."""

@@ -1,0 +1,67 @@
+"""What the analyzers of mismatched parameters have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.findings import from_difference, subject
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text
+from ncclscope.model import Call, Finding
+from ncclscope.signature import VECTOR_OPS
+
+__all__ = ["ParameterMismatch", "differing_parameter"]
+
+
+def differing_parameter(odd: Call, peer: Call) -> str:
+    """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
+    for parameter in ("op", "dtype", "redop", "root"):
+        if getattr(odd, parameter) != getattr(peer, parameter):
+            return parameter
+    return "split" if odd.op in VECTOR_OPS or odd.op == "all_to_all" else "size"
+
+
+class ParameterMismatch:
+    """Members of a communicator posted the same call with different parameters."""
+
+    name = ""
+    parameter = ""
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields one finding for each difference that is one of this parameter."""
+        swapped = {id(swap.more) for swap in case.swaps}
+        hidden = {
+            (swap.fewer.key, rank) for swap in case.swaps for rank in swap.more.odd
+        }
+        for difference in case.differences:
+            if id(difference) in swapped or not self._concerns(difference):
+                continue
+            if any((difference.comm.key, rank) in hidden for rank in difference.odd):
+                continue  # the other half of a swap
+            yield from_difference(
+                case,
+                difference,
+                kind=self.name,
+                analyzer=self.name,
+                summary=self._summary(case, difference),
+                extent=1,
+            )
+
+    def _concerns(self, difference: Difference) -> bool:
+        if difference.odd and not difference.replaced:
+            return False
+        found = differing_parameter(difference.odd_call, difference.peer_call)
+        return found == self.parameter
+
+    def _summary(self, case: Case, difference: Difference) -> str:
+        where = f"call {difference.seq} on {comm_text(difference.comm)}"
+        if not difference.odd:
+            return (
+                f"At {where} {ranks_text(difference.peers)} posted different calls, "
+                f"{call_text(difference.odd_call)} and {call_text(difference.peer_call)}; "
+                f"the records do not tell which is odd."
+            )
+        return (
+            f"{subject(case, difference)} posted {call_text(difference.odd_call)} as {where}; "
+            f"{ranks_text(difference.peers)} posted {call_text(difference.peer_call)}."
+        )

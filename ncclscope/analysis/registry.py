@@ -1,0 +1,62 @@
+"""Analyzers, found by entry point like anybody else's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Protocol
+
+from ncclscope.analysis.case import Case
+from ncclscope.errors import NcclscopeError
+from ncclscope.model import Finding
+
+__all__ = ["GROUP", "Analyzer", "AnalyzerError", "load_analyzers"]
+
+GROUP = "ncclscope.analyzers"
+
+
+class AnalyzerError(NcclscopeError):
+    """An analyzer cannot be loaded."""
+
+
+class Analyzer(Protocol):
+    """One diagnosis.
+
+    Its first line of documentation is its help. It reads the case and nothing else: no
+    files, no clock.
+    """
+
+    name: str
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields what it finds in a run."""
+        ...
+
+
+def load_analyzers() -> list[Analyzer]:
+    """Returns an instance of each installed analyzer, in order of their names.
+
+    Raises:
+        AnalyzerError: One cannot be loaded; it names the distribution it came with.
+    """
+    analyzers: list[Analyzer] = []
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            analyzers.append(point.load()())
+        except Exception as error:
+            owner = point.dist.name if point.dist else "an unknown distribution"
+            raise AnalyzerError(
+                f"analyzer {point.name} of {owner} cannot be loaded: {error}",
+                f"update or remove {owner}",
+            ) from error
+    if not analyzers:
+        raise AnalyzerError(
+            "no analyzer is installed", "install ncclscope with pip rather than copying it"
+        )
+    return analyzers
+
+
+def help_text(analyzer: Analyzer) -> str:
+    """Returns the first line of an analyzer's documentation."""
+    return (inspect.getdoc(analyzer) or "").partition("\n")[0]

@@ -1,0 +1,120 @@
+"""Where each rank stands: calls per communicator, and how far from what is usual."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ncclscope.model import Call, Communicator, Rank, Run
+
+__all__ = ["Cell", "Row", "build_table"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One rank on one communicator.
+
+    Attributes:
+        comm: The communicator.
+        calls: Calls made; in a window, calls kept.
+        delta: Difference to the majority.
+        last: The last call that is kept.
+    """
+
+    comm: Communicator
+    calls: int
+    delta: int
+    last: Call | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the cell in the terms of the JSON verdict."""
+        last = self.last
+        return {
+            "calls": self.calls,
+            "delta": self.delta,
+            "last_op": last.op if last else None,
+            "last_shape": list(last.shape) if last and last.shape is not None else None,
+            "last_state": last.state.word if last else None,
+            "last_redop": last.redop if last else None,
+            "key": self.comm.key,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank."""
+
+    rank: Rank
+    cells: dict[str, Cell]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the row in the terms of the JSON verdict."""
+        return {
+            "rank": self.rank.rank,
+            "host": self.rank.host,
+            "pid": self.rank.pid,
+            "labels": dict(self.rank.labels),
+            "lost": self.rank.lost,
+            "window": self.rank.window,
+            "comms": {label: cell.to_dict() for label, cell in self.cells.items()},
+        }
+
+
+def build_table(run: Run) -> list[Row]:
+    """Returns a row for each rank, a cell for each of its communicators of two or more."""
+    counts: dict[str, dict[int, int]] = {}
+    for rank in run.ranks:
+        for key, log in rank.logs.items():
+            counts.setdefault(key, {})[rank.rank] = log.calls - _unknown(rank, log.first)
+    rows = []
+    for rank in run.ranks:
+        cells: dict[str, Cell] = {}
+        for key, log in rank.logs.items():
+            comm = run.communicators[key]
+            calls = counts[key][rank.rank]
+            last = log.call(log.calls) if log.calls >= log.first else None
+            label = _free_label(comm, cells)
+            cells[label] = Cell(comm, calls, calls - _usual(run, comm, counts, calls), last)
+        rows.append(Row(rank, dict(sorted(cells.items()))))
+    return rows
+
+
+def _unknown(rank: Rank, first: int) -> int:
+    """Calls that a window does not count, though its numbers may begin later than at 1."""
+    return first - 1 if rank.window else 0
+
+
+def _free_label(comm: Communicator, taken: Iterable[str]) -> str:
+    label = comm.label or f"comm-{comm.key[-8:]}"
+    if label in taken and comm.backend:
+        label = f"{label} ({comm.backend})"
+    number = 2
+    free = label
+    while free in taken:
+        free = f"{label} #{number}"
+        number += 1
+    return free
+
+
+def _usual(run: Run, comm: Communicator, counts: dict[str, dict[int, int]], calls: int) -> int:
+    """The count that most peers have.
+
+    Peers are the communicator's own members where a majority of them agrees, else all ranks
+    on communicators of the same kind, as in a pair; there, of several counts that are equally
+    frequent, the nearest.
+    """
+    own = Counter(counts[comm.key].values())
+    count, frequency = own.most_common(1)[0]
+    if frequency * 2 > sum(own.values()):
+        return count
+    kind: Counter[int] = Counter()
+    for key, members in counts.items():
+        other = run.communicators[key]
+        if other.kind == comm.kind and len(other.ranks) == len(comm.ranks):
+            kind.update(members.values())
+    best = max(kind.values())
+    if best == 1:
+        return max(own)
+    return min((c for c, n in kind.items() if n == best), key=lambda c: (abs(c - calls), -c))

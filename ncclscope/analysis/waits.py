@@ -1,0 +1,169 @@
+"""Who waits for whom, where nothing moves any more.
+
+Each rank stands in the first call of its stream that is not known to have completed. It
+waits for the members of that call's communicator which have not posted it, and for those
+which have, but behind another call that they stand in themselves. A rank that waits for
+nobody is where a chain of waiting ends; a chain without an end is a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ncclscope.model import Call, Communicator, Rank, Run, State
+
+__all__ = ["Stand", "Waits"]
+
+PENDING = 512
+"""Calls at the end of a log that are looked at for their state."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where one rank stands.
+
+    Attributes:
+        rank: Global rank.
+        call: The first call in its stream that is not known to have completed.
+        comm: Its communicator.
+        absent: Members that have not posted this call.
+        queued: Members that have posted it, but stand in an earlier call themselves.
+    """
+
+    rank: int
+    call: Call
+    comm: Communicator
+    absent: tuple[int, ...]
+    queued: tuple[int, ...]
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """All members it waits for."""
+        return tuple(sorted({*self.absent, *self.queued}))
+
+
+class Waits:
+    """The wait-for graph of a run.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._ranks = run.by_rank
+
+    @cached_property
+    def stands(self) -> Mapping[int, Stand]:
+        """Where each rank stands that waits for another."""
+        heads = {}
+        for rank in self._run.ranks:
+            head = self._head(rank)
+            if head is not None:
+                heads[rank.rank] = head
+        stands = {}
+        for number, call in heads.items():
+            comm = self._run.communicators[call.comm]
+            absent, queued = [], []
+            for member in comm.ranks:
+                if member == number:
+                    continue
+                log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
+                if log is None or log.calls < call.seq:
+                    absent.append(member)
+                elif self._stands_before(member, heads.get(member), call):
+                    queued.append(member)
+            if absent or queued:
+                stands[number] = Stand(number, call, comm, tuple(absent), tuple(queued))
+        return stands
+
+    @cached_property
+    def ends(self) -> dict[int, tuple[int, ...]]:
+        """Ranks that others wait for and that wait for nobody, with those who wait for them.
+
+        The latter are the ranks that wait for them directly.
+        """
+        ends: dict[int, set[int]] = {}
+        for number, stand in self.stands.items():
+            for member in stand.awaited:
+                if member not in self.stands:
+                    ends.setdefault(member, set()).add(number)
+        return {member: tuple(sorted(waiting)) for member, waiting in sorted(ends.items())}
+
+    @cached_property
+    def cycle(self) -> tuple[int, ...]:
+        """One shortest cycle of waiting ranks; empty when each chain has an end."""
+        reached_end = set(self.ends)
+        changed = True
+        while changed:
+            changed = False
+            for number, stand in self.stands.items():
+                if number not in reached_end and any(r in reached_end for r in stand.awaited):
+                    reached_end.add(number)
+                    changed = True
+        left = [number for number in self.stands if number not in reached_end]
+        best: tuple[int, ...] = ()
+        for start in left:
+            path = self._shortest_way_back(start)
+            if path and (not best or len(path) < len(best)):
+                best = path
+        return best
+
+    def _shortest_way_back(self, start: int) -> tuple[int, ...]:
+        frontier: list[tuple[int, ...]] = [(start,)]
+        seen = {start}
+        while frontier:
+            path = frontier.pop(0)
+            stand = self.stands.get(path[-1])
+            for member in stand.awaited if stand else ():
+                if member == start:
+                    return path
+                if member not in seen:
+                    seen.add(member)
+                    frontier.append((*path, member))
+        return ()
+
+    def _head(self, rank: Rank) -> Call | None:
+        """The first call of a rank's stream that is not known to have completed."""
+        heads = []
+        for key, log in rank.logs.items():
+            pending = None
+            reported = False
+            for call in reversed(log.span(max(log.first, log.calls - PENDING), log.calls + 1)):
+                if call.state is State.COMPLETED:
+                    reported = True
+                    break
+                pending = call
+            if pending is None:
+                continue
+            if not reported:
+                # A backend that does not tell: what all have posted is taken for done.
+                pending = self._first_not_posted_by_all(key, rank)
+            if pending is not None:
+                heads.append(pending)
+        return min(heads, key=lambda call: call.position, default=None)
+
+    def _first_not_posted_by_all(self, key: str, rank: Rank) -> Call | None:
+        log = rank.logs[key]
+        least = min(
+            (
+                self._ranks[member].logs[key].calls
+                if member in self._ranks and key in self._ranks[member].logs
+                else 0
+            )
+            for member in self._run.communicators[key].ranks or (rank.rank,)
+        )
+        seq = max(least + 1, log.first)
+        return log.call(seq) if seq <= log.calls else None
+
+    def _stands_before(self, member: int, head: Call | None, call: Call) -> bool:
+        """Whether a member stands in a call that it posted before the one in question."""
+        if head is None or (head.comm, head.seq) == (call.comm, call.seq):
+            return False
+        log = self._ranks[member].logs[call.comm]
+        if call.seq < log.first:
+            return False
+        posted = log.call(call.seq)
+        return posted.state is not State.COMPLETED and head.position < posted.position

@@ -1,0 +1,76 @@
+"""How calls and ranks are put into words, the same on every screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ncclscope.model import Call, Communicator, Run
+
+__all__ = ["call_text", "comm_text", "plural", "rank_text", "ranks_text", "shape_text"]
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """Returns ``[15,2]``, or nothing where the shape is not known."""
+    return "" if shape is None else f"[{','.join(map(str, shape))}]"
+
+
+def call_text(call: Call | None) -> str:
+    """Returns ``all_reduce sum [15,2] float32``: what members must agree in, and the shape."""
+    if call is None:
+        return "nothing"
+    parts = [call.op]
+    if call.redop:
+        parts.append(call.redop)
+    if call.shape is not None:
+        parts.append(shape_text(call.shape))
+    elif call.numel:
+        parts.append(f"{call.numel} elements")
+    if call.dtype:
+        parts.append(call.dtype)
+    if call.root is not None:
+        parts.append(f"root {call.root}")
+    if call.peer is not None:
+        parts.append(f"peer {call.peer}")
+    return " ".join(parts)
+
+
+def comm_text(comm: Communicator) -> str:
+    """Returns the communicator's name for a person: ``tp:0 of ranks 4-7``."""
+    name = comm.label or f"communicator {comm.key[:12]}"
+    return f"{name} of {ranks_text(comm.ranks)}" if comm.ranks else name
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns ``1 call`` or ``17 calls``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Returns ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
+    numbers = sorted(set(ranks))
+    if not numbers:
+        return "no rank"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    texts = []
+    for low, high in spans:
+        if high - low >= 2:
+            texts.append(f"{low}-{high}")
+        else:
+            texts += [str(number) for number in range(low, high + 1)]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {' '.join(texts)}"
+
+
+def rank_text(run: Run, number: int) -> str:
+    """Returns ``rank 6 (node-15, pid 3408431)``."""
+    rank = run.by_rank.get(number)
+    if rank is None or not (rank.host or rank.pid):
+        return f"rank {number}"
+    where = [rank.host] if rank.host else []
+    if rank.pid:
+        where.append(f"pid {rank.pid}")
+    return f"rank {number} ({', '.join(where)})"

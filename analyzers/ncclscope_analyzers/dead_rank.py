@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits import Stand
-from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text
+from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text, sentence
 from ncclscope.model import Finding
 
 __all__ = ["DeadRank"]
@@ -69,7 +69,7 @@ class DeadRank:
         return Finding(
             kind=self.name,
             summary=(
-                f"{rank_text(case.run, number).capitalize()} is dead or gone ({how}); "
+                f"{sentence(rank_text(case.run, number))} is dead or gone ({how}); "
                 f"{ranks_text(waiting)} wait for it in call {stand.call.seq} on "
                 f"{comm_text(stand.comm)}, {call_text(stand.call)}."
             ),

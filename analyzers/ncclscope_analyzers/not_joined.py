@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text
+from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
 from ncclscope.model import Finding
 
 __all__ = ["NotJoined"]
@@ -18,15 +18,16 @@ class NotJoined:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each living rank that a chain of waiting ends at."""
-        odd = {rank for difference in case.differences for rank in difference.odd}
-        known = {rank for difference in case.differences for rank in difference.peers} | odd
-        if not case.stalled and not odd:
+        differing = {difference.comm.key for difference in case.differences}
+        if not case.stalled and not differing:
             return
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None or case.how_it_ended(rank) is not None:
                 continue  # dead_rank's
             stand = case.waits.stands[waiting[0]]
+            if stand.comm.key in differing:
+                continue  # after the first difference, equal numbers are no equal calls
             last = rank.last_call()
             was = f"its last call is {call_text(last)}" if last else "it has posted nothing"
             quiet = case.quiet_seconds(rank)
@@ -50,7 +51,7 @@ class NotJoined:
             yield Finding(
                 kind=self.name,
                 summary=(
-                    f"{rank_text(case.run, number).capitalize()} never joined call "
+                    f"{sentence(rank_text(case.run, number))} never joined call "
                     f"{stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}, in "
                     f"which {ranks_text(waiting)} wait; {was}."
                 ),
@@ -60,7 +61,7 @@ class NotJoined:
                 odd=last,
                 peers=stand.call,
                 confidence="likely" if rank.alive else "certain",
-                role="consequence" if known else "cause",
+                role="consequence" if differing else "cause",
                 analyzer=self.name,
                 evidence=tuple(evidence),
                 inferred=tuple(inferred),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text
+from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
 from ncclscope.model import Finding
 
 __all__ = ["OrderCycle"]
@@ -36,7 +36,7 @@ class OrderCycle:
             first,
         )
         who = (
-            rank_text(case.run, odd[0]).capitalize() if odd else ranks_text(cycle).capitalize()
+            sentence(rank_text(case.run, odd[0])) if odd else sentence(ranks_text(cycle))
         )
         yield Finding(
             kind=self.name,

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 __all__ = ["Edit", "edits"]
 
-REACH = 96
-"""How far ahead the two sequences are searched for the place where they meet again."""
-MATCH = 3
-"""Equal calls in a row that count as having met again, where so many are left."""
+MOST = 400
+"""Differing calls after which two sequences are held to have nothing more in common."""
 
 
 class Edit(NamedTuple):
@@ -31,64 +29,79 @@ class Edit(NamedTuple):
     met: int
 
 
-def edits(odd: Sequence[int], peer: Sequence[int], limit: int = 256) -> list[Edit]:
-    """Returns the edits that turn ``peer`` into ``odd``, both being signatures.
+def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
+    """Returns the fewest edits that turn ``peer`` into ``odd``, both being signatures.
 
-    The two are held to differ in few places: at a difference, the nearest place is taken
-    where they meet again. Where one sequence ends, what the other has beyond is no edit: a
-    rank that is further on is not a rank that differs.
-
-    Args:
-        odd: Signatures of the rank in question.
-        peer: Signatures of one it is compared with.
-        limit: Edits after which the rest is left alone.
+    This is Myers' O(ND) difference, but for the ends: what one sequence has beyond the end
+    of the other is no edit, since a rank that is further on is not a rank that differs. Of
+    several ways as short, the one is taken that leaves the most calls in agreement. A
+    last edit with nothing in agreement after it proves no more than that one call stands in
+    place of another, and is given as that.
     """
+    moves = _shortest(odd, peer)
     found: list[Edit] = []
-    i = j = 0
-    while i < len(odd) and j < len(peer):
-        if odd[i] == peer[j]:
-            i, j = i + 1, j + 1
-            continue
-        if len(found) >= limit:
+    x = y = 0
+    place = 0
+    while place < len(moves):
+        start, peer_start = x, y
+        met = 0
+        while place < len(moves) and moves[place] == "=":
+            x, y, place = x + 1, y + 1, place + 1
+            met += 1
+        if found and met:
+            found[-1] = found[-1]._replace(met=met)
+        if place == len(moves):
             break
-        put, left = _meeting(odd, peer, i, j)
-        met = _common(odd, peer, i + put, j + left)
-        found.append(Edit(i, put, j, left, met))
-        i, j = i + put + met, j + left + met
+        start, peer_start = x, y
+        while place < len(moves) and moves[place] != "=":
+            x, y = (x + 1, y) if moves[place] == "+" else (x, y + 1)
+            place += 1
+        found.append(Edit(start, x - start, peer_start, y - peer_start, 0))
+    if found and not found[-1].met:
+        last = found[-1]
+        found[-1] = last._replace(put=max(last.put, 1), left=max(last.left, 1))
     return found
 
 
-def _meeting(odd: Sequence[int], peer: Sequence[int], i: int, j: int) -> tuple[int, int]:
-    """Returns how many calls of each to leave out so that they meet again at the least cost."""
-    best: tuple[int, int] | None = None
-    for cost in range(1, REACH + 1):
-        # A replacement costs one, as an insertion or an omission does.
-        choices = [(cost, cost)] if i + cost <= len(odd) and j + cost <= len(peer) else []
-        choices += [(0, cost), (cost, 0)]
-        for put, left in choices:
-            have = min(len(odd) - i - put, len(peer) - j - left)
-            need = min(MATCH, have)
-            if have < 0 or (have == 0 and put != left):
+def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
+    """Returns the shortest way through both: ``=`` both go on, ``+`` odd only, ``-`` peer only."""
+    n, m = len(odd), len(peer)
+    furthest = {1: 0}
+    history: list[dict[int, int]] = []
+    for cost in range(min(n + m, MOST) + 1):
+        history.append(dict(furthest))
+        ends: list[tuple[int, int]] = []
+        for diagonal in range(-cost, cost + 1, 2):
+            down = diagonal == -cost or (
+                diagonal != cost and furthest[diagonal - 1] < furthest[diagonal + 1]
+            )
+            x = furthest[diagonal + 1] if down else furthest[diagonal - 1] + 1
+            y = x - diagonal
+            if x > n or y > m:
+                furthest[diagonal] = x
                 continue
-            met = _common(odd, peer, i + put, j + left, need) if need else 0
-            if met < need:
-                continue
-            if need >= MATCH or (need and cost == 1 and (put == 0 or left == 0)):
-                return put, left
-            # Ends are near: little proof. Keep it unless something better turns up.
-            if best is None:
-                best = put, left
-    return best or (min(1, len(odd) - i), min(1, len(peer) - j))
+            while x < n and y < m and odd[x] == peer[y]:
+                x, y = x + 1, y + 1
+            furthest[diagonal] = x
+            if x >= n or y >= m:
+                ends.append((x + y, diagonal))
+        if ends:
+            _, diagonal = max(ends)
+            return _way_back(history, cost, diagonal, furthest[diagonal])
+    return "+-"
 
 
-def _common(
-    odd: Sequence[int], peer: Sequence[int], i: int, j: int, most: int | None = None
-) -> int:
-    """Returns how many calls in a row agree from two places on."""
-    length = min(len(odd) - i, len(peer) - j)
-    if most is not None:
-        length = min(length, most)
-    count = 0
-    while count < length and odd[i + count] == peer[j + count]:
-        count += 1
-    return count
+def _way_back(history: list[dict[int, int]], cost: int, diagonal: int, x: int) -> str:
+    moves: list[str] = []
+    for step in range(cost, 0, -1):
+        before = history[step]
+        down = diagonal == -step or (
+            diagonal != step and before[diagonal - 1] < before[diagonal + 1]
+        )
+        previous = diagonal + 1 if down else diagonal - 1
+        start = before[previous] if down else before[previous] + 1
+        moves += "=" * (x - start)
+        moves.append("-" if down else "+")
+        x, diagonal = before[previous], previous
+    moves += "=" * x
+    return "".join(reversed(moves))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ncclscope.analysis.case import Case, Difference
-from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text
+from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text, sentence
 from ncclscope.model import Finding
 
 __all__ = ["from_difference", "subject"]
@@ -22,7 +22,7 @@ def subject(case: Case, difference: Difference) -> str:
         text = rank_text(case.run, difference.odd[0])
     else:
         text = ranks_text(difference.odd)
-    return text[0].upper() + text[1:]
+    return sentence(text)
 
 
 def from_difference(

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from ncclscope.model import Call, Communicator, Run
 
-__all__ = ["call_text", "comm_text", "plural", "rank_text", "ranks_text", "shape_text"]
+__all__ = [
+    "call_text",
+    "comm_text",
+    "plural",
+    "rank_text",
+    "ranks_text",
+    "sentence",
+    "shape_text",
+]
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
@@ -74,3 +82,8 @@ def rank_text(run: Run, number: int) -> str:
     if rank.pid:
         where.append(f"pid {rank.pid}")
     return f"rank {number} ({', '.join(where)})"
+
+
+def sentence(text: str) -> str:
+    """Returns a text as the beginning of a sentence; host names keep their case."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,53 @@
+"""``ncclscope diagnose``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+__all__ = ["DiagnoseCommand"]
+
+
+class DiagnoseCommand:
+    """Say who left the common sequence, from what survived on disk."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument(
+            "paths", nargs="+", metavar="PATH", help="ring or trace file, or a directory of them"
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--stall-after",
+            type=float,
+            default=2.0,
+            metavar="SECONDS",
+            help="ranks that waited so long before their process ended are stuck (default: 2)",
+        )
+        parser.add_argument(
+            "--live-stall-after",
+            type=float,
+            default=30.0,
+            metavar="SECONDS",
+            help="the same for processes that still run (default: 30)",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Reads, compares, prints."""
+        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.render.console import print_verdict
+        from ncclscope.render.terminal import stdout_console
+        from ncclscope.sources import open_run
+
+        verdict = diagnose(
+            open_run(*arguments.paths),
+            stall_seconds=arguments.stall_after,
+            live_stall_seconds=arguments.live_stall_after,
+        )
+        if arguments.json:
+            json.dump(verdict.to_dict(), sys.stdout)
+            sys.stdout.write("\n")
+        else:
+            print_verdict(verdict, stdout_console())
+        return verdict.exit_status

@@ -1,0 +1,1 @@
+"""Verdicts on screens and in files."""

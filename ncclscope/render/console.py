@@ -1,0 +1,316 @@
+"""The verdict screen.
+
+The answer stands in the frame. Below it each block says how it is known, *recorded* or
+*inferred*, because the two must never be taken for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ncclscope.analysis.table import Cell, Row
+from ncclscope.analysis.verdict import Neighbourhood, Verdict
+from ncclscope.analysis.wording import call_text, plural, ranks_text, sentence, shape_text
+from ncclscope.model import Call, Finding
+
+__all__ = ["print_verdict", "render_verdict"]
+
+WIDE = 120
+"""Columns from which all communicators of a rank stand in one row."""
+MANY = 16
+"""Ranks above which those that stand alike share a row."""
+
+_COLOURS = {"ok": "green", "incomplete": "yellow", "diverged": "red", "hung": "red"}
+_WORDS = {
+    "ok": "OK",
+    "incomplete": "INCOMPLETE",
+    "diverged": "DIVERGED",
+    "hung": "HUNG",
+}
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Prints the whole screen."""
+    console.print(render_verdict(verdict, console.width))
+
+
+def render_verdict(verdict: Verdict, width: int) -> RenderableType:
+    """Returns the screen for a terminal of so many columns."""
+    parts: list[RenderableType] = [_heading(verdict), _frame(verdict), _stands(verdict, width)]
+    if verdict.neighbourhood is not None and verdict.cause is not None:
+        parts.append(_parting(verdict.neighbourhood, verdict.cause, width))
+    if verdict.cause is not None:
+        parts.append(_knowledge(verdict.cause))
+    parts += _others(verdict)
+    if verdict.run.notes:
+        parts.append(_section("notes on the input"))
+        parts += [Text(f"  {note}") for note in verdict.run.notes]
+    return Group(*parts)
+
+
+def _heading(verdict: Verdict) -> Text:
+    run = verdict.run
+    hosts = len({rank.host for rank in run.ranks if rank.host})
+    lost = sum(rank.lost for rank in run.ranks)
+    parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
+    if hosts:
+        parts.append(plural(hosts, "host"))
+    parts.append(f"{plural(sum(rank.records for rank in run.ranks), 'call')} kept")
+    parts.append(f"{lost} overwritten" if lost else "none overwritten")
+    return Text(f"{' '.join(run.sources)}  {', '.join(parts)}", style="dim")
+
+
+def _frame(verdict: Verdict) -> Panel:
+    colour = _COLOURS[verdict.status]
+    cause = verdict.cause
+    title = Text(f" {_WORDS[verdict.status]} ", style=f"bold {colour}")
+    if cause is None:
+        return Panel(Text(_no_cause(verdict)), title=title, title_align="left", border_style=colour)
+    title.append(f"· {cause.kind.replace('_', ' ')} ")
+    who = cause.diverging_ranks or cause.candidate_ranks
+    title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
+    bottom = cause.confidence
+    if verdict.quiet_seconds is not None and verdict.quiet_seconds >= 1:
+        bottom += f" · no progress for {_duration(verdict.quiet_seconds)}"
+    return Panel(
+        Text(cause.summary),
+        title=title,
+        title_align="left",
+        subtitle=f" {bottom} ",
+        subtitle_align="right",
+        border_style=colour,
+    )
+
+
+def _no_cause(verdict: Verdict) -> str:
+    run = verdict.run
+    calls = {cell.calls for row in verdict.table for cell in row.cells.values()}
+    if verdict.status == "incomplete":
+        return (
+            f"{sentence(ranks_text(run.missing))} left no record. The others agree as far as "
+            f"they go."
+        )
+    if not calls or max(calls) == 0:
+        return "No collective was recorded."
+    return (
+        "All ranks agree: on each communicator every member made the same calls in the same "
+        "order, as far as it has come."
+    )
+
+
+def _stands(verdict: Verdict, width: int) -> RenderableType:
+    rows = verdict.table
+    if not rows:
+        return Text()
+    folded = _fold(rows) if len(rows) > MANY else [((row,), row) for row in rows]
+    table = _wide_table(verdict, folded) if width >= WIDE else _narrow_table(verdict, folded)
+    parts: list[RenderableType] = [_section("where each rank stands", "recorded"), table]
+    if verdict.run.window:
+        parts.append(_window_text(verdict))
+    return Group(*parts)
+
+
+def _window_text(verdict: Verdict) -> Text:
+    totals = {rank.records for rank in verdict.run.ranks if rank.window}
+    if len(totals) == 1:
+        total = totals.pop()
+        why = (
+            f"every row adds up to {total:,}, so one more call here is one less there by necessity"
+        )
+    else:
+        why = "what came before is not counted"
+    return Text(
+        f"  A window: only the last calls of each rank were kept, and {why}. Counts and "
+        f"differences prove nothing; the verdict rests on the order of the calls.",
+        style="yellow",
+    )
+
+
+def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
+    table = _plain_table()
+    labels = _labels(verdict.table)
+    for heading in ("rank", "host", "pid"):
+        table.add_column(heading, justify="right" if heading != "host" else "left")
+    names = _label_names(verdict.table)
+    for name in names:
+        table.add_column(name, justify="right")
+    for label in labels:
+        table.add_column(label, justify="right", no_wrap=True)
+        table.add_column("last call", overflow="fold")
+    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    for group, row in folded:
+        cells: list[str | Text] = [_group_text(group), *_who(group)]
+        cells += [row.rank.labels.get(name, "") if len(group) == 1 else "" for name in names]
+        for label in labels:
+            cell = row.cells.get(label)
+            cells += [_count(cell), _last(cell)]
+        table.add_row(*cells, style="bold red" if row.rank.rank in odd else "")
+    return table
+
+
+def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
+    table = _plain_table()
+    table.add_column("rank", justify="right")
+    table.add_column("pid", justify="right")
+    table.add_column("comm", no_wrap=True)
+    table.add_column("calls", justify="right", no_wrap=True)
+    table.add_column("last call", overflow="fold")
+    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    for group, row in folded:
+        style = "bold red" if row.rank.rank in odd else ""
+        first = True
+        for label, cell in row.cells.items():
+            name = [_group_text(group), _who(group)[1]] if first else ["", ""]
+            table.add_row(*name, label, _count(cell), _last(cell), style=style)
+            first = False
+        if first:
+            table.add_row(_group_text(group), _who(group)[1], "", "", "no calls", style=style)
+    return table
+
+
+def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
+    columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank, calls in sorted(near.calls.items()):
+        alike = tuple((seq, call.signature) for seq, call in calls.items())
+        columns.setdefault(alike, []).append(rank)
+    seqs = sorted({seq for calls in near.calls.values() for seq in calls})
+    groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    most = 2 if width < WIDE else 4
+    shown, hidden = groups[:most], groups[most:]
+    odd = next((ranks for ranks in groups if ranks[0] in cause.diverging_ranks), None)
+    if odd is not None and odd not in shown:
+        hidden.append(shown.pop())
+        hidden.remove(odd)
+        shown.append(odd)
+    table = _plain_table()
+    table.add_column("", justify="right")
+    for ranks in shown:
+        table.add_column(ranks_text(ranks), overflow="fold", ratio=1)
+    for seq in seqs:
+        calls_here = [near.calls[ranks[0]].get(seq) for ranks in shown]
+        signatures = {call.signature for call in calls_here if call is not None}
+        differs = len(signatures) > 1
+        mark = ">" if seq == near.seq else " "
+        cells = [_near_text(call, show_site=seq == near.seq) for call in calls_here]
+        table.add_row(f"{mark} #{seq}", *cells, style="red" if differs else "")
+    parts: list[RenderableType] = [
+        _section(f"around call {near.seq} on {near.comm.label or near.comm.key[:12]}", "recorded"),
+        table,
+    ]
+    if hidden:
+        others = sorted(rank for ranks in hidden for rank in ranks)
+        parts.append(Text(f"  not shown: {ranks_text(others)}", style="dim"))
+    return Group(*parts)
+
+
+def _near_text(call: Call | None, *, show_site: bool) -> str:
+    if call is None:
+        return "-"
+    text = call_text(call)
+    if show_site:
+        text += f" ({call.state.word}{f', {call.site}' if call.site else ''})"
+    return text
+
+
+def _knowledge(cause: Finding) -> RenderableType:
+    parts: list[RenderableType] = [_section("how it is known", "recorded")]
+    parts += [_item(line) for line in cause.evidence]
+    if cause.inferred:
+        parts.append(_section("what follows from it", "inferred, not recorded"))
+        parts += [_item(line) for line in cause.inferred]
+    return Group(*parts)
+
+
+def _others(verdict: Verdict) -> Iterable[RenderableType]:
+    rest = [finding for finding in verdict.findings if finding is not verdict.cause]
+    if not rest:
+        return
+    yield _section("besides")
+    for finding in rest[:8]:
+        yield _item(f"{finding.role}: {finding.summary}")
+    if len(rest) > 8:
+        yield _item(f"and {len(rest) - 8} more, see --json")
+
+
+def _section(title: str, knowledge: str = "") -> RenderableType:
+    heading = Text(f"\n{title.upper()}", style="bold")
+    if not knowledge:
+        return heading
+    grid = Table.grid(expand=True)
+    grid.add_column()
+    grid.add_column(justify="right")
+    grid.add_row(heading, Text(f"\n{knowledge}", style="italic dim"))
+    return grid
+
+
+def _item(text: str) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=2, justify="right")
+    grid.add_column()
+    grid.add_row("-", Text(text))
+    return grid
+
+
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=True, padding=(0, 1), header_style="dim")
+
+
+def _labels(rows: Iterable[Row]) -> list[str]:
+    return sorted({label for row in rows for label in row.cells})
+
+
+def _label_names(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.rank.labels))[:4]
+
+
+def _fold(rows: Iterable[Row]) -> list[tuple[tuple[Row, ...], Row]]:
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        alike = tuple(
+            (label, cell.calls, cell.delta, _last(cell)) for label, cell in row.cells.items()
+        )
+        groups.setdefault(alike, []).append(row)
+    return [(tuple(group), group[0]) for group in groups.values()]
+
+
+def _group_text(group: tuple[Row, ...]) -> str:
+    return ranks_text(row.rank.rank for row in group).partition(" ")[2]
+
+
+def _who(group: tuple[Row, ...]) -> tuple[str, str]:
+    hosts = {row.rank.host for row in group}
+    host = hosts.pop() if len(hosts) == 1 else f"{len(hosts)} hosts"
+    pid = str(group[0].rank.pid or "") if len(group) == 1 else ""
+    return host, pid
+
+
+def _count(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if not cell.delta:
+        return str(cell.calls)
+    sign = "+" if cell.delta > 0 else "\N{MINUS SIGN}"
+    return f"{cell.calls} ({sign}{abs(cell.delta)})"
+
+
+def _last(cell: Cell | None) -> str:
+    if cell is None or cell.last is None:
+        return ""
+    call = cell.last
+    return " ".join(
+        part for part in (call.op, call.redop, shape_text(call.shape), call.state.word) if part
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}m {rest:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"

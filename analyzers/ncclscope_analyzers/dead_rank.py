@@ -90,7 +90,5 @@ class DeadRank:
         stand = max(stands, key=lambda stand: stand.call.seq)
         log = case.run.by_rank[stand.rank].logs[stand.comm.key]
         if stand.comm.backend == "nccl" or stand.call.seq < log.first:
-            stand = Stand(
-                stand.rank, log.call(log.calls), stand.comm, stand.absent, stand.queued
-            )
+            stand = Stand(stand.rank, log.call(log.calls), stand.comm, stand.absent, stand.queued)
         return stand

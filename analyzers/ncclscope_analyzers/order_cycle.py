@@ -35,9 +35,7 @@ class OrderCycle:
             (stands[number] for number in cycle if stands[number].comm.key != first.comm.key),
             first,
         )
-        who = (
-            sentence(rank_text(case.run, odd[0])) if odd else sentence(ranks_text(cycle))
-        )
+        who = sentence(rank_text(case.run, odd[0])) if odd else sentence(ranks_text(cycle))
         yield Finding(
             kind=self.name,
             summary=(

@@ -192,14 +192,14 @@ class Case:
             }
             if len(posted) == 1:
                 calls.append(next(iter(posted.values())).call(parting.seq))
-        for aspect in (lambda call: call.signature, lambda call: call.op):
-            usual = Counter(aspect(call) for call in calls).most_common(2)
+        for aspect in ("signature", "op"):
+            usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
             if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
                 continue
             same = [
                 group
                 for group in parting.groups
-                if aspect(self._log(parting, group[0]).call(parting.seq)) == usual[0][0]
+                if getattr(self._log(parting, group[0]).call(parting.seq), aspect) == usual[0][0]
             ]
             if len(same) == 1:
                 return same[0]
@@ -327,7 +327,7 @@ class Case:
         return min((seconds for seconds in known if seconds is not None), default=None)
 
     def how_it_ended(self, rank: Rank) -> str | None:
-        """Says how a process is known to have ended while its peers lived on; None if it did not."""
+        """Says how a process is known to have ended before its peers; None if it is not."""
         said = rank.details.get("ended_with")
         if said:
             return f"it ended with {said}"

@@ -9,7 +9,7 @@ from ncclscope.model import Finding
 __all__ = ["from_difference", "subject"]
 
 _BASIS = {
-    "other communicators": "the odd side was told by another communicator, where there is a majority",
+    "other communicators": "the odd side was told by another communicator, which has a majority",
     "same kind": "the odd side was told by what the other communicators of its kind did",
 }
 
@@ -78,9 +78,9 @@ def from_difference(
         confidence = "ambiguous"
     elif difference.basis == "same kind" or inferred or not difference.exact:
         confidence = "likely"
-    later = [edit for edit in difference.edits[1:]]
+    later = len(difference.edits) - 1
     if later and decided:
-        facts.append(f"{plural(len(later), 'more difference')} follow on the same communicator")
+        facts.append(f"later on the same communicator: {plural(later, 'more difference')}")
     return Finding(
         kind=kind,
         summary=summary,

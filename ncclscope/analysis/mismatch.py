@@ -30,9 +30,7 @@ class ParameterMismatch:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields one finding for each difference that is one of this parameter."""
         swapped = {id(swap.more) for swap in case.swaps}
-        hidden = {
-            (swap.fewer.key, rank) for swap in case.swaps for rank in swap.more.odd
-        }
+        hidden = {(swap.fewer.key, rank) for swap in case.swaps for rank in swap.more.odd}
         for difference in case.differences:
             if id(difference) in swapped or not self._concerns(difference):
                 continue

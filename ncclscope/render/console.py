@@ -107,7 +107,9 @@ def _stands(verdict: Verdict, width: int) -> RenderableType:
     rows = verdict.table
     if not rows:
         return Text()
-    folded = _fold(rows) if len(rows) > MANY else [((row,), row) for row in rows]
+    folded: list[tuple[tuple[Row, ...], Row]] = [((row,), row) for row in rows]
+    if len(rows) > MANY:
+        folded = _fold(rows)
     table = _wide_table(verdict, folded) if width >= WIDE else _narrow_table(verdict, folded)
     parts: list[RenderableType] = [_section("where each rank stands", "recorded"), table]
     if verdict.run.window:

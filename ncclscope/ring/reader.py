@@ -142,13 +142,12 @@ class RingFile:
         start, stop = max(start, self.oldest), min(stop, self.head)
         if start >= stop:
             return np.empty(0, RECORD_DTYPE)
-        parts = [
-            self._chunk(number) for number in range(start // CHUNK, (stop - 1) // CHUNK + 1)
-        ]
+        parts = [self._chunk(number) for number in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         begins = joined["begin"]
         low, high = np.searchsorted(begins, [start + 1, stop + 1])
-        return joined[low:high]
+        found: Records = joined[low:high]
+        return found
 
     def marks(self, comm: int) -> tuple[list[int], list[int], list[int]]:
         """Returns seqs, positions and running hashes of a communicator's marks that are kept."""
@@ -235,7 +234,10 @@ class RingFile:
         common = np.intersect1d(first["begin"], second["begin"])
         first = first[np.isin(first["begin"], common)]
         second = second[np.isin(second["begin"], common)]
-        return first[(first["hash"] == second["hash"]) & (first["time"] == second["time"])]
+        stable: Records = first[
+            (first["hash"] == second["hash"]) & (first["time"] == second["time"])
+        ]
+        return stable
 
     # --- what records refer to ---------------------------------------------------------------
 

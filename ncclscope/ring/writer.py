@@ -429,9 +429,7 @@ class RingWriter:
         self._marks += 1
         offset = self.geometry.mark_area + place * layout.MARK.size
         begin = position + 1
-        layout.MARK.pack_into(
-            self._buffer, offset, begin, seq, running, index, begin & 0xFFFFFFFF
-        )
+        layout.MARK.pack_into(self._buffer, offset, begin, seq, running, index, begin & 0xFFFFFFFF)
 
     def _write_table(self) -> None:
         self._tables += 1

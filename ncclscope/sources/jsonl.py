@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -140,9 +140,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
         for call in calls:
             while steps and steps[0].position <= call.position:
                 step = steps.pop(0)
-                _write_line(
-                    file, {"step": step.number, "tokens": step.tokens, "dummy": step.dummy}
-                )
+                _write_line(file, {"step": step.number, "tokens": step.tokens, "dummy": step.dummy})
             _write_line(file, _line(call, numbered=last is None))
 
 
@@ -177,8 +175,8 @@ def _write_line(file: IO[str], value: Mapping[str, Any]) -> None:
 
 
 def _open(path: Path, mode: str) -> IO[Any]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, mode, encoding="utf-8", errors="replace")  # type: ignore[operator,no-any-return]
+    opener: Callable[..., IO[Any]] = gzip.open if path.suffix == ".gz" else open
+    return opener(path, mode, encoding="utf-8", errors="replace")
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

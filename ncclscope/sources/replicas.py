@@ -44,7 +44,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
         return [same[0] for same in by_rank.values()]
     size = max(by_rank) + 1
     notes.append(
-        f"{replicas} processes share each rank number: replica n's ranks are counted from n x {size}"
+        f"{replicas} processes share each rank number: ranks of replica n count from n x {size}"
     )
     separated = []
     for same in by_rank.values():

@@ -174,9 +174,7 @@ class RingLog:
 
     def _mine(self, records: Records) -> Records:
         kinds = layout.FIXED_P2P | layout.FIXED_STEP
-        mine: Records = records[
-            (records["comm"] == self._number) & (records["fixed"] & kinds == 0)
-        ]
+        mine: Records = records[(records["comm"] == self._number) & (records["fixed"] & kinds == 0)]
         # Two threads may have taken their numbers in one order and their slots in the other.
         if len(mine) > 1 and np.any(mine["seq"][1:] < mine["seq"][:-1]):
             mine = np.sort(mine, order="seq")

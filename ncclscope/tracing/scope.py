@@ -43,7 +43,7 @@ def is_folded() -> bool:
 
 
 def enter_group() -> None:
-    """ncclGroupStart was called on this thread. Groups nest; only the outermost counts."""
+    """Notes that ncclGroupStart was called on this thread. Groups nest; only the outermost counts."""
     thread = threading.get_ident()
     state = _groups.get(thread)
     if state is None:
@@ -53,7 +53,7 @@ def enter_group() -> None:
 
 
 def leave_group() -> None:
-    """ncclGroupEnd was called on this thread."""
+    """Notes that ncclGroupEnd was called on this thread."""
     thread = threading.get_ident()
     state = _groups.get(thread)
     if state is not None:

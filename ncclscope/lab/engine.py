@@ -1,0 +1,163 @@
+"""The engine of one rank: a step loop over mixture-of-experts layers.
+
+Its arithmetic is chosen so that the right result is known: every row of a replica holds one
+small number, each reduction multiplies it by the size of the group, and a division takes
+that back. Rows that come out different show that a collective mixed up data although it
+completed.
+
+Every place at which a rank could leave the common sequence is a method of
+:class:`~ncclscope.lab.faults.base.Fault`; the healthy ones call back into this class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ncclscope.lab.communicator import LabCommunicator
+from ncclscope.lab.faults.base import Fault
+from ncclscope.lab.plan import Program
+
+if TYPE_CHECKING:
+    from ncclscope.lab.progress import Entry
+    from ncclscope.lab.stream import Stream
+    from ncclscope.tracing.tracer import Tracer
+
+__all__ = ["Engine"]
+
+_LOGITS = 8
+"""Width of what the ranks exchange for sampling."""
+
+
+class Engine:
+    """What one rank does.
+
+    Args:
+        program: What is run.
+        rank: Own global rank.
+        world: All ranks.
+        tp: The ranks of the replica.
+        dp: The ranks with the same place in each replica.
+        stream: Runs what is posted.
+        tracer: Is told the steps.
+        progress: Likewise.
+        device: Where tensors live.
+
+    Attributes:
+        rows: Rows of the batch in this step.
+        sizes: Rows of each replica in this step, as they were agreed on.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        *,
+        world: LabCommunicator,
+        tp: LabCommunicator,
+        dp: LabCommunicator,
+        stream: Stream,
+        tracer: Tracer,
+        progress: Entry,
+        device: torch.device,
+    ) -> None:
+        self.program = program
+        self.rank = rank
+        self.dp_rank, self.tp_rank = program.place(rank)
+        self.world = world
+        self.tp = tp
+        self.dp = dp
+        self.stream = stream
+        self.device = device
+        self.rows = 0
+        self.sizes: list[int] = []
+        self._tracer = tracer
+        self._progress = progress
+        self._healthy = Fault()
+
+    def run(self) -> None:
+        """Runs all steps.
+
+        Raises:
+            RuntimeError: A collective failed.
+        """
+        for step in range(1, self.program.steps + 1):
+            self._run_step(step)
+        self.world.barrier()
+        self.stream.synchronize()
+
+    def _run_step(self, step: int) -> None:
+        program = self.program
+        planted = (self.rank, step) == (program.fault_rank, program.fault_step)
+        conduct = program.planted_fault if planted else self._healthy
+        tokens = program.tokens(step, self.dp_rank)
+        self.rows = program.rows(step, self.dp_rank)
+        self._tracer.step(step, tokens=tokens, dummy=tokens == 0)
+        self._progress.begin(step)
+
+        self.sizes = conduct.coordinate(self)
+        conduct.share_schedule(self)
+        expected = self.dp_rank % 8 + 1
+        hidden = self.tensor((self.rows, program.hidden), torch.bfloat16, expected)
+        for layer in range(program.layers):
+            conduct.reduce_attention(self, hidden, layer)
+            gathered = conduct.dispatch(self, hidden, layer)
+            self.stream.launch(gathered.relu_)
+            hidden = conduct.combine(self, gathered, layer)
+            conduct.reduce_experts(self, hidden, layer)
+        conduct.finish(self)
+        self.stream.synchronize()
+        if not bool((hidden == expected).all()):
+            self._progress.note_wrong(step)
+
+    def tensor(
+        self, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, value: float = 0
+    ) -> torch.Tensor:
+        """Returns a new tensor on the device, filled with one value."""
+        return torch.full(shape, value, dtype=dtype, device=self.device)
+
+    # --- the healthy sequence ----------------------------------------------------------------
+
+    def coordinate(self) -> list[int]:
+        """Agrees with the other replicas on the rows of each."""
+        if self.dp.size == 1:
+            return [self.rows]
+        counts = self.tensor((self.program.dp,))
+        counts[self.dp_rank] = self.rows
+        self.dp.all_reduce(counts)
+        # The one result that the host needs before it can post anything else.
+        self.stream.synchronize()
+        return [int(count) for count in counts.tolist()]
+
+    def share_schedule(self, root: int = 0) -> None:
+        """Gives the replica's first rank's schedule to the others."""
+        self.tp.broadcast(self.tensor((self.rows,)), root)
+
+    def reduce_attention(self, hidden: torch.Tensor) -> None:
+        """Adds up what the ranks' attention heads contribute."""
+        self.tp.all_reduce(hidden)
+        self.stream.launch(hidden.div_, self.tp.size)
+
+    def dispatch(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Gathers the tokens of all replicas, for this rank's experts."""
+        return self.dp.all_gatherv(hidden, self.sizes)
+
+    def combine(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Takes back the replica's own tokens, summed over all experts."""
+        hidden = self.dp.reduce_scatterv(gathered, self.sizes)
+        self.stream.launch(hidden.div_, self.dp.size)
+        return hidden
+
+    def reduce_experts(self, hidden: torch.Tensor) -> None:
+        """Adds up what the ranks' shards of the experts contribute."""
+        self.tp.all_reduce(hidden)
+        self.stream.launch(hidden.div_, self.tp.size)
+
+    def gather_logits(self) -> None:
+        """Collects what sampling needs."""
+        self.tp.all_gather(self.tensor((self.rows, _LOGITS), torch.float32))
+
+    def count_load(self) -> None:
+        """Adds up how many tokens each expert was given."""
+        self.world.all_reduce(self.tensor((self.program.experts,)))

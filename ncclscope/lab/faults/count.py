@@ -1,0 +1,66 @@
+"""One call fewer, one call more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, hidden_reduction
+
+if TYPE_CHECKING:
+    import torch
+
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["ExtraCall", "SkippedCall"]
+
+
+class SkippedCall(Fault):
+    """The rank skips one all_reduce of its replica and goes on.
+
+    The calls that follow look the same and complete with the wrong partner; only the last
+    ones of the step find none.
+    """
+
+    name: ClassVar[str] = "skipped_call"
+    kind: ClassVar[str | None] = "missing_call"
+    least_tp: ClassVar[int] = 2
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        return describe(
+            self,
+            program,
+            "tp",
+            f"skips the all_reduce on tp:0 after the experts of layer {program.fault_layer}",
+            odd=None,
+            peers=hidden_reduction(program),
+            extent=1,
+        )
+
+    def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        if layer != engine.program.fault_layer:
+            engine.reduce_experts(hidden)
+
+
+class ExtraCall(Fault):
+    """The rank posts one all_reduce more than its peers."""
+
+    name: ClassVar[str] = "extra_call"
+    kind: ClassVar[str | None] = "extra_call"
+    least_tp: ClassVar[int] = 2
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        return describe(
+            self,
+            program,
+            "tp",
+            f"posts an all_reduce too many on tp:0 in layer {program.fault_layer}",
+            odd=hidden_reduction(program),
+            peers=None,
+            extent=1,
+        )
+
+    def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        engine.reduce_experts(hidden)
+        if layer == engine.program.fault_layer:
+            engine.tp.all_reduce(hidden)

@@ -1,0 +1,147 @@
+"""The right call at the right time, with one parameter that the peers do not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, fault_rows, hidden_reduction
+
+if TYPE_CHECKING:
+    import torch
+
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
+
+
+class _WrongReduction(Fault):
+    """Base of those that replace the all_reduce after the experts of one layer.
+
+    Attributes:
+        changed: Parameters in which the replacement differs.
+    """
+
+    least_tp: ClassVar[int] = 2
+    changed: ClassVar[dict[str, Any]]
+
+    def odd(self, program: Program) -> dict[str, Any]:
+        """Returns the parameters of the replacement."""
+        return {**hidden_reduction(program), **self.changed}
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        odd, peers = self.odd(program), hidden_reduction(program)
+        ((name, value),) = ((name, odd[name]) for name in odd if odd[name] != peers.get(name))
+        return describe(
+            self,
+            program,
+            "tp",
+            f"posts {name} {value} on tp:0 in layer {program.fault_layer}, "
+            f"its peers {peers.get(name)}",
+            odd=odd,
+            peers=peers,
+        )
+
+    def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        if layer == engine.program.fault_layer:
+            self.deviate(engine, hidden)
+        else:
+            engine.reduce_experts(hidden)
+
+    def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
+        """Posts the replacement."""
+        raise NotImplementedError
+
+
+class WrongOp(_WrongReduction):
+    """The rank posts an all_gather where its peers post an all_reduce."""
+
+    name: ClassVar[str] = "wrong_op"
+    kind: ClassVar[str | None] = "op_mismatch"
+    changed: ClassVar[dict[str, Any]] = {"op": "all_gather"}
+
+    def odd(self, program: Program) -> dict[str, Any]:
+        odd = super().odd(program)
+        del odd["redop"]
+        return odd
+
+    def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
+        engine.tp.all_gather(hidden)
+
+
+class WrongSize(_WrongReduction):
+    """The rank posts an all_reduce of one row less.
+
+    gloo ends the process that receives more than it has room for, which is this rank.
+    """
+
+    name: ClassVar[str] = "wrong_size"
+    kind: ClassVar[str | None] = "size_mismatch"
+
+    def odd(self, program: Program) -> dict[str, Any]:
+        shape = [fault_rows(program) - 1, program.hidden]
+        return {**hidden_reduction(program), "shape": shape}
+
+    def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
+        engine.tp.all_reduce(hidden[:-1])
+
+
+class WrongDtype(_WrongReduction):
+    """The rank posts an all_reduce of another element type of the same width.
+
+    Neither gloo nor NCCL notices: the call completes, and the sums are garbage.
+    """
+
+    name: ClassVar[str] = "wrong_dtype"
+    kind: ClassVar[str | None] = "dtype_mismatch"
+    changed: ClassVar[dict[str, Any]] = {"dtype": "float16"}
+
+    def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
+        import torch
+
+        engine.tp.all_reduce(hidden.view(torch.float16))
+
+
+class WrongRedop(_WrongReduction):
+    """The rank takes the maximum where its peers take the sum.
+
+    Neither gloo nor NCCL notices: the call completes with a mixture of both.
+    """
+
+    name: ClassVar[str] = "wrong_redop"
+    kind: ClassVar[str | None] = "redop_mismatch"
+    changed: ClassVar[dict[str, Any]] = {"redop": "max"}
+
+    def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
+        engine.tp.all_reduce(hidden, "max")
+
+
+class WrongRoot(Fault):
+    """The rank expects a broadcast from another root than its peers.
+
+    Depending on its place in the tree of the broadcast, ranks wait for it or all complete.
+    """
+
+    name: ClassVar[str] = "wrong_root"
+    kind: ClassVar[str | None] = "root_mismatch"
+    least_tp: ClassVar[int] = 2
+
+    def root(self, program: Program) -> int:
+        """Returns the root that the rank believes in: not itself, where there is a choice."""
+        tp_rank = program.place(program.fault_rank)[1]
+        return 2 if tp_rank == 1 and program.tp > 2 else 1
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        peers = {"op": "broadcast", "shape": [fault_rows(program)], "dtype": "int32", "root": 0}
+        root = self.root(program)
+        return describe(
+            self,
+            program,
+            "tp",
+            f"broadcasts the schedule on tp:0 from root {root}, its peers from root 0",
+            odd={**peers, "root": root},
+            peers=peers,
+        )
+
+    def share_schedule(self, engine: Engine) -> None:
+        engine.share_schedule(self.root(engine.program))

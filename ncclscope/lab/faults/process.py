@@ -1,0 +1,65 @@
+"""The rank is somewhere else, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, hidden_reduction
+
+if TYPE_CHECKING:
+    import torch
+
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["KilledRank", "SleepingRank"]
+
+
+class _Absence(Fault):
+    """Base of those in which a rank stops before the attention of one layer."""
+
+    verb: ClassVar[str]
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        # Alone in its replica, the rank is missed by its counterparts first.
+        comm = "tp" if program.tp > 1 else "dp"
+        peers = hidden_reduction(program) if program.tp > 1 else {"op": "all_gatherv"}
+        summary = f"{self.verb} before it joins the {peers['op']} of layer {program.fault_layer}"
+        return describe(self, program, comm, summary, odd=None, peers=peers)
+
+    def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        if layer == engine.program.fault_layer:
+            # What was posted completes first, so that it always stops at the same call.
+            engine.stream.synchronize()
+            self.leave()
+        engine.reduce_attention(hidden)
+
+    def leave(self) -> None:
+        """Does not return."""
+        raise NotImplementedError
+
+
+class SleepingRank(_Absence):
+    """The rank sleeps outside of any collective."""
+
+    name: ClassVar[str] = "sleeping_rank"
+    kind: ClassVar[str | None] = "not_joined"
+    verb: ClassVar[str] = "falls asleep"
+
+    def leave(self) -> None:
+        while True:
+            time.sleep(3600)
+
+
+class KilledRank(_Absence):
+    """The rank is killed by SIGKILL in the middle of a step."""
+
+    name: ClassVar[str] = "killed_rank"
+    kind: ClassVar[str | None] = "dead_rank"
+    verb: ClassVar[str] = "is killed"
+
+    def leave(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,238 @@
+"""Opens a laboratory: starts the ranks, watches them, ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from ncclscope.errors import LaboratoryError
+from ncclscope.lab.assignment import Assignment
+from ncclscope.lab.plan import Program
+from ncclscope.lab.progress import Board, Phase, Progress
+from ncclscope.tracing.tracer import BEAT_SECONDS
+
+__all__ = ["Laboratory", "Outcome"]
+
+Outcome = Literal["running", "finished", "stalled", "failed"]
+
+DEFAULT_CAPACITY = 16_384
+"""Records a ring keeps: any run fits, and so do eight rings on a small /dev/shm."""
+
+_POLL_SECONDS = 0.1
+_START_SECONDS = 120.0
+_END_SECONDS = 10.0
+
+
+class Laboratory:
+    """One run of a program, as a context manager that leaves nothing but the rings.
+
+    Use it like this::
+
+        with Laboratory(program, directory) as laboratory:
+            for progress in laboratory.watch():
+                print(progress.step, progress.calls)
+            laboratory.kill()
+        print(laboratory.outcome)
+
+    Args:
+        program: What to run.
+        directory: Where the rings go.
+        capacity: Records a ring keeps.
+
+    Attributes:
+        outcome: How the run ended, as far as :meth:`watch` has seen: ``finished`` when every
+            rank came to its end, ``failed`` when a process died, ``stalled`` when nothing
+            moves any more.
+        pids: Process ids by rank, once the ranks exist.
+        statuses: Exit statuses of the ranks that have ended; a signal is negative.
+
+    Raises:
+        LaboratoryError: On entering, or from :meth:`watch`: the ranks could not be started.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        directory: str | os.PathLike[str],
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+    ) -> None:
+        self.program = program
+        self.directory = Path(directory).absolute()
+        self.capacity = capacity
+        self.outcome: Outcome = "running"
+        self._killed = False
+        self.pids: tuple[int, ...] = ()
+        self.statuses: dict[int, int] = {}
+        self._received = b""
+        self._begun = time.monotonic()
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Laboratory:
+        if not sys.platform.startswith("linux"):
+            raise LaboratoryError("the laboratory runs on Linux only")
+        if importlib.util.find_spec("torch") is None:
+            raise LaboratoryError(
+                "the laboratory's ranks need torch", "install it with: pip install torch"
+            )
+        with contextlib.ExitStack() as stack:
+            workplace = Path(tempfile.mkdtemp(prefix="ncclscope-lab-"))
+            stack.callback(shutil.rmtree, workplace, ignore_errors=True)
+            self._assignment = Assignment(
+                program=self.program,
+                directory=self.directory,
+                workplace=workplace,
+                capacity=self.capacity,
+                nonce=secrets.token_hex(8),
+            )
+            self._board = Board.create(self._assignment.board, self.program.world_size)
+            stack.callback(self._board.close)
+            self._begun = time.monotonic()
+            self._nursery, self._control = _start_nursery(self._assignment)
+            stack.callback(self.kill)
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    def watch(
+        self, stall_after: float = 3.0, interval: float = _POLL_SECONDS
+    ) -> Iterator[Progress]:
+        """Yields how far the ranks are, until they have ended or nothing moves any more.
+
+        Args:
+            stall_after: Seconds without any progress on any rank that count as a stall, and
+                that the rings will show.
+            interval: Seconds between two looks.
+
+        Raises:
+            LaboratoryError: The ranks could not be started.
+        """
+        last = self.progress()
+        moved = time.monotonic()
+        while self.outcome == "running" and not self._killed:
+            self._listen(interval)
+            progress = self.progress()
+            now = time.monotonic()
+            if progress.ranks != last.ranks:
+                moved = now
+            last = progress
+            if progress.ready < len(progress.ranks):
+                self._check_start(progress)
+            else:
+                self.outcome = self._judge(now - moved, stall_after)
+            yield progress
+
+    def progress(self) -> Progress:
+        """Returns how far the ranks are."""
+        return Progress(time.monotonic() - self._begun, self._board.read())
+
+    def kill(self) -> None:
+        """Ends every process with SIGKILL and waits until they are gone."""
+        self._killed = True
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        try:
+            self._nursery.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Its children have asked the kernel to be killed along with it.
+            self._nursery.kill()
+            self._nursery.wait()
+        self._control.close()
+
+    def _listen(self, seconds: float) -> None:
+        """Waits a moment, or until the nursery has something to say."""
+        ready, _, _ = select.select([self._control], [], [], seconds)
+        if not ready:
+            return
+        data = self._control.recv(65536)
+        if not data:
+            raise self._failure("the process that starts the ranks ended")
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "pids" in message:
+                self.pids = tuple(message["pids"])
+            else:
+                self.statuses[message["rank"]] = message["status"]
+
+    def _check_start(self, progress: Progress) -> None:
+        for rank, status in self.statuses.items():
+            if progress.ranks[rank].phase is Phase.STARTING:
+                raise self._failure(f"rank {rank} could not start", rank, status)
+        if progress.elapsed > _START_SECONDS:
+            raise self._failure(f"the ranks were not ready after {_START_SECONDS:.0f} s")
+
+    def _judge(self, quiet: float, stall_after: float) -> Outcome:
+        if len(self.statuses) == self.program.world_size:
+            return "failed" if any(self.statuses.values()) else "finished"
+        # The last sign of life that a ring keeps can be a beat old when its process is killed;
+        # a beat more, and the records themselves show the whole pause.
+        if quiet <= stall_after + BEAT_SECONDS:
+            return "running"
+        return "failed" if any(self.statuses.values()) else "stalled"
+
+    def _failure(
+        self, what: str, rank: int | None = None, status: int | None = None
+    ) -> LaboratoryError:
+        """Returns an error with the reason that the process left behind, if it did."""
+        reason = ""
+        if rank is not None and self._assignment.error_file(rank).exists():
+            reason = self._assignment.error_file(rank).read_text().strip()
+        elif status is not None and status < 0:
+            reason = f"killed by {signal.Signals(-status).name}"
+        else:
+            lines = self._assignment.log.read_text(errors="replace").split("\n")
+            reason = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return LaboratoryError(f"{what}: {reason}" if reason else what)
+
+
+def _start_nursery(assignment: Assignment) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    package_root = str(Path(__file__).parents[2])
+    search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(search),
+        # One thread each: ranks share the cores, and only a process without threads may fork.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        # All ranks are here, and a container's host name often leads nowhere.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    ours, theirs = socket.socketpair()
+    with theirs, assignment.log.open("wb") as log:
+        nursery = subprocess.Popen(
+            [sys.executable, "-m", "ncclscope.lab.nursery"],
+            stdin=theirs.fileno(),
+            stdout=log,
+            stderr=log,
+            env=environment,
+            # An empty place, since "-m" puts it first on the search path.
+            cwd=assignment.workplace,
+            # Ctrl-C is for whoever opened the laboratory, who then ends the ranks.
+            start_new_session=True,
+        )
+    ours.sendall(assignment.to_json().encode() + b"\n")
+    return nursery, ours

@@ -1,0 +1,137 @@
+"""What a rank process does from fork to exit."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import traceback
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from ncclscope.errors import LaboratoryError, NcclscopeError
+from ncclscope.lab.assignment import Assignment
+from ncclscope.lab.communicator import LabCommunicator
+from ncclscope.lab.engine import Engine
+from ncclscope.lab.progress import Board, Entry, Phase
+from ncclscope.lab.stream import CudaStream, HostStream, Stream
+from ncclscope.tracing.tracer import Tracer
+
+__all__ = ["run_rank"]
+
+_TIMEOUT = datetime.timedelta(minutes=30)
+"""Of the process groups: a hang stays one for as long as anybody looks at it."""
+
+
+def run_rank(assignment: Assignment, rank: int, board: Board) -> int:
+    """Runs one rank, and returns the status its process ends with.
+
+    A process whose collective fails does not end: on NCCL it would wait for ever, while gloo
+    raises as soon as a connection is lost. It stays where it is, its connections open, so that
+    a hang looks the same on both and one broken connection does not bring down the others.
+    """
+    progress = board.entry(rank)
+    try:
+        tracer = _open_tracer(assignment, rank)
+        engine = _join(assignment, rank, tracer, progress)
+    except Exception as error:
+        told = isinstance(error, NcclscopeError)
+        text = str(error) if told else f"{type(error).__name__}: {error}"
+        assignment.error_file(rank).write_text(f"{text.splitlines()[0]}\n")
+        traceback.print_exc()
+        return 1
+    progress.enter(Phase.RUNNING)
+    try:
+        engine.run()
+    except RuntimeError as error:
+        tracer.describe(last_error=f"{type(error).__name__}: {error}"[:500])
+        traceback.print_exc()
+        progress.enter(Phase.BROKEN)
+        _stay()
+    tracer.close()
+    progress.enter(Phase.FINISHED)
+    return 0
+
+
+def _open_tracer(assignment: Assignment, rank: int) -> Tracer:
+    program = assignment.program
+    dp_rank, tp_rank = program.place(rank)
+    return Tracer(
+        assignment.directory,
+        rank=rank,
+        world_size=program.world_size,
+        labels={"tp": str(tp_rank), "dp": str(dp_rank)},
+        capacity=assignment.capacity,
+        details={
+            "argv": ["ncclscope-lab", f"dp={dp_rank}", f"tp={tp_rank}"],
+            "gpu": rank if program.backend == "nccl" else None,
+        },
+    )
+
+
+def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: Entry) -> Engine:
+    """Enters the process groups and returns the engine that uses them."""
+    program = assignment.program
+    device = _device(program.backend, program.world_size, rank)
+    stream: Stream = (HostStream if device.type == "cpu" else CudaStream)(tracer, progress)
+    dist.init_process_group(
+        program.backend,
+        init_method=assignment.rendezvous.as_uri(),
+        rank=rank,
+        world_size=program.world_size,
+        timeout=_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+    def communicator(label: str, families: list[tuple[int, ...]]) -> LabCommunicator:
+        """Makes the groups of one kind, as every rank has to, and returns the own one."""
+        own = next(ranks for ranks in families if rank in ranks)
+        groups = {
+            ranks: dist.new_group(list(ranks), timeout=_TIMEOUT)
+            for ranks in families
+            if len(ranks) > 1
+        }
+        return LabCommunicator(
+            tracer,
+            stream,
+            progress,
+            groups.get(own),
+            label=label,
+            ranks=own,
+            rank=rank,
+            nonce=assignment.nonce,
+            backend=program.backend,
+        )
+
+    return Engine(
+        program,
+        rank,
+        world=communicator("world", [tuple(range(program.world_size))]),
+        tp=communicator("tp:0", [program.replica(index) for index in range(program.dp)]),
+        dp=communicator("dp:0", [program.counterparts(index) for index in range(program.tp)]),
+        stream=stream,
+        tracer=tracer,
+        progress=progress,
+        device=device,
+    )
+
+
+def _device(backend: str, ranks: int, rank: int) -> torch.device:
+    torch.set_num_threads(1)
+    if backend == "gloo":
+        return torch.device("cpu")
+    found = torch.cuda.device_count()
+    if found < ranks:
+        raise LaboratoryError(
+            f"{ranks} ranks on NCCL need as many GPUs, and this machine has {found}",
+            "give a smaller tp and dp, or the backend gloo",
+        )
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _stay() -> NoReturn:
+    while True:
+        signal.pause()

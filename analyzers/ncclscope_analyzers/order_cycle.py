@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
-from ncclscope.model import Finding
+from ncclscope.model import Finding, Rank
 
 __all__ = ["OrderCycle"]
 
@@ -23,47 +23,91 @@ class OrderCycle:
         if not cycle or case.differences or not case.stalled:
             return
         stands = case.waits.stands
-        edges = [
-            f"rank {number} stands in #{stands[number].call.seq} on "
-            f"{comm_text(stands[number].comm)}, {call_text(stands[number].call)}, and waits for "
-            f"rank {cycle[(place + 1) % len(cycle)]}"
-            for place, number in enumerate(cycle)
-        ]
-        odd = self._odd(case, cycle)
-        first = stands[odd[0] if odd else cycle[0]]
-        peer = next(
-            (stands[number] for number in cycle if stands[number].comm.key != first.comm.key),
-            first,
+        odd, against = self._odd(case, cycle)
+        here = stands[odd if odd is not None else cycle[0]]
+        there = next(
+            (stands[number] for number in cycle if stands[number].comm.key != here.comm.key), here
         )
-        who = sentence(rank_text(case.run, odd[0])) if odd else sentence(ranks_text(cycle))
+        others = ranks_text(number for number in cycle if number != here.rank)
+        if odd is None:
+            summary = (
+                f"{sentence(ranks_text(cycle))} wait for each other in a circle: some entered "
+                f"{comm_text(here.comm)} first, some {comm_text(there.comm)}; the records do not "
+                f"tell whose order is the odd one."
+            )
+        else:
+            summary = (
+                f"{sentence(rank_text(case.run, odd))} entered {comm_text(here.comm)} before "
+                f"{comm_text(there.comm)}, its peers the other way round: it stands in call "
+                f"{here.call.seq}, {call_text(here.call)}, and {others} in call "
+                f"{there.call.seq}, {call_text(there.call)}, each waiting for the other."
+            )
         yield Finding(
             kind=self.name,
-            summary=(
-                f"{who} entered {comm_text(first.comm)} before {comm_text(peer.comm)} and "
-                f"{ranks_text(set(cycle) - set(odd)) if odd else 'others'} the other way round: "
-                f"each waits for the next in a circle of {len(cycle)}."
-            ),
-            comm=first.comm,
-            seq=first.call.seq,
-            diverging_ranks=odd,
-            candidate_ranks=() if odd else tuple(sorted(cycle)),
-            odd=first.call,
-            peers=peer.call,
-            confidence="certain" if odd else "ambiguous",
+            summary=summary,
+            comm=there.comm,
+            seq=there.call.seq,
+            diverging_ranks=() if odd is None else (odd,),
+            candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
+            odd=here.call,
+            peers=there.call,
+            confidence="ambiguous" if odd is None else "certain",
             analyzer=self.name,
-            evidence=tuple(edges),
+            evidence=(*self._circle(cycle, stands), *against),
             extent=len(cycle),
         )
 
-    def _odd(self, case: Case, cycle: tuple[int, ...]) -> tuple[int, ...]:
-        """The one rank of the circle that stands where most ranks of its kind do not.
+    def _circle(self, cycle: tuple[int, ...], stands: Mapping[int, Stand]) -> Iterable[str]:
+        for place, number in enumerate(cycle):
+            stand = stands[number]
+            yield (
+                f"rank {number} stands in #{stand.call.seq} on {comm_text(stand.comm)}, "
+                f"{call_text(stand.call)}, and waits for rank {cycle[(place + 1) % len(cycle)]}"
+            )
 
-        In a circle of two nothing in the circle itself says who is odd; but all ranks that
-        play the same part stand in the same kind of communicator, and the odd one does not.
+    def _odd(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
+        """Finds the one rank of the circle that took an order which few others took.
+
+        In a circle of two nothing in the circle itself says who is odd. But every rank that
+        plays the same part enters communicators of the same kinds, and its order counts.
         """
-        kinds = {number: stand.comm.kind for number, stand in case.waits.stands.items()}
-        usual = Counter(kinds.values()).most_common(2)
-        if len(usual) < 2 or usual[0][1] == usual[1][1]:
-            return ()
-        odd = tuple(number for number in cycle if kinds[number] != usual[0][0])
-        return odd if len(odd) == 1 else ()
+        stands = case.waits.stands
+        first = stands[cycle[0]]
+        second = next(
+            (stands[number] for number in cycle if stands[number].comm.kind != first.comm.kind),
+            None,
+        )
+        if second is None:
+            return None, ()
+        orders: dict[bool, list[int]] = {True: [], False: []}
+        for rank in case.run.ranks:
+            order = self._order(case, rank, first, second)
+            if order is not None:
+                orders[order].append(rank.rank)
+        if len(orders[True]) == len(orders[False]):
+            return None, ()
+        rare = min(orders.values(), key=len)
+        usual = max(orders.values(), key=len)
+        odd = [number for number in cycle if number in rare]
+        if len(odd) != 1:
+            return None, ()
+        return odd[0], (
+            f"the order of the two calls is the same on {ranks_text(usual)}, and the opposite on "
+            f"{ranks_text(rare)}",
+        )
+
+    def _order(self, case: Case, rank: Rank, first: Stand, second: Stand) -> bool | None:
+        """Whether a rank posted its counterpart of one call before that of the other."""
+        places = []
+        for stand in (first, second):
+            place = None
+            for key, log in rank.logs.items():
+                if case.run.communicators[key].kind == stand.comm.kind and (
+                    log.first <= stand.call.seq <= log.calls
+                ):
+                    place = log.call(stand.call.seq).position
+            places.append(place)
+        if places[0] is None or places[1] is None:
+            # Posted one and not the other: that one comes first.
+            return None if places == [None, None] else places[0] is not None
+        return places[0] < places[1]

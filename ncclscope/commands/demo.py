@@ -1,0 +1,161 @@
+"""``ncclscope demo``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.verdict import Verdict
+    from ncclscope.lab.launcher import Laboratory
+    from ncclscope.lab.plan import Program
+
+__all__ = ["DemoCommand", "agrees"]
+
+
+class DemoCommand:
+    """Reproduce a hang with real processes, kill them, and explain it from what is left."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        from ncclscope.lab.faults import FAULTS
+        from ncclscope.lab.plan import BACKENDS
+
+        parser.add_argument(
+            "--fault",
+            metavar="NAME",
+            choices=sorted(FAULTS),
+            default="divergent_dispatch",
+            help=f"what goes wrong: {', '.join(FAULTS)} (default: divergent_dispatch)",
+        )
+        parser.add_argument("--tp", type=int, default=4, help="ranks of one replica (default: 4)")
+        parser.add_argument("--dp", type=int, default=2, help="replicas (default: 2)")
+        parser.add_argument(
+            "--seed", type=int, default=0, help="decides batches, rank and step (default: 0)"
+        )
+        parser.add_argument("--backend", choices=BACKENDS, default="gloo", help="default: gloo")
+        parser.add_argument(
+            "--dir", type=Path, help="keep the rings here, for `ncclscope diagnose`"
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--stall-after",
+            type=float,
+            default=3.0,
+            metavar="SECONDS",
+            help="seconds without progress that count as a hang (default: 3)",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Runs, kills, reads, explains."""
+        from ncclscope.lab.plan import Program
+
+        program = Program(
+            tp=arguments.tp,
+            dp=arguments.dp,
+            seed=arguments.seed,
+            fault=arguments.fault,
+            backend=arguments.backend,
+        )
+        if arguments.dir is not None:
+            return self._reproduce(program, arguments.dir, arguments)
+        with tempfile.TemporaryDirectory(prefix="ncclscope-demo-", dir=_memory()) as directory:
+            return self._reproduce(program, Path(directory), arguments)
+
+    def _reproduce(self, program: Program, directory: Path, arguments: argparse.Namespace) -> int:
+        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.lab.launcher import Laboratory
+        from ncclscope.sources import open_run
+
+        with Laboratory(program, directory) as laboratory:
+            _watch(laboratory, arguments.stall_after)
+            laboratory.kill()
+        verdict = diagnose(open_run(directory))
+        planted = program.planted()
+        named = agrees(verdict, planted)
+        if arguments.json:
+            document = verdict.to_dict()
+            document["planted"] = planted
+            document["agrees"] = named
+            json.dump(document, sys.stdout)
+            sys.stdout.write("\n")
+        else:
+            _print(verdict, planted, named)
+        return 0 if named else 1
+
+
+def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
+    """Whether a verdict names what was planted: kind, ranks and communicator.
+
+    Args:
+        verdict: From the records alone.
+        planted: From :meth:`ncclscope.lab.plan.Program.planted`.
+    """
+    cause = verdict.cause
+    if planted["kind"] is None:
+        return verdict.status == "ok"
+    if cause is None or cause.kind != planted["kind"]:
+        return False
+    if list(cause.diverging_ranks) != planted["diverging_ranks"]:
+        return False
+    comm = planted["comm"]
+    if comm is None:
+        return True
+    return cause.comm is not None and [*cause.comm.ranks] == comm["ranks"]
+
+
+def _memory() -> str | None:
+    """Where a demonstration's rings go: memory, where there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _watch(laboratory: Laboratory, stall_after: float) -> None:
+    """Shows how far the ranks are until they have ended or stand still."""
+    from rich.progress import Progress as Bars
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ncclscope.render.terminal import stderr_console
+
+    program = laboratory.program
+    console = stderr_console()
+    console.print(
+        f"{program.world_size} processes, tp={program.tp} dp={program.dp}, {program.backend}, "
+        f"fault {program.fault}, seed {program.seed}"
+    )
+    columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("starting the ranks")
+        for progress in laboratory.watch(stall_after=stall_after):
+            if progress.ready == len(progress.ranks):
+                bars.update(
+                    task,
+                    description=f"step {progress.step} of {program.steps}, "
+                    f"{progress.calls} collectives posted",
+                )
+    end = {
+        "stalled": f"nothing has moved for {stall_after:g} s: killing all ranks with SIGKILL",
+        "failed": "a rank has died: killing the others with SIGKILL",
+        "finished": "all ranks came to their end",
+    }
+    console.print(end.get(laboratory.outcome, laboratory.outcome))
+
+
+def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
+    from rich.text import Text
+
+    from ncclscope.render.console import print_verdict
+    from ncclscope.render.terminal import stdout_console
+
+    console = stdout_console()
+    print_verdict(verdict, console)
+    console.print(Text("\nPLANTED", style="bold"))
+    console.print(Text(f"  {planted['fault']}: {planted['summary']}"))
+    if named:
+        console.print(Text("  The verdict names it.", style="green"))
+    else:
+        console.print(Text("  The verdict does not name it.", style="bold red"))

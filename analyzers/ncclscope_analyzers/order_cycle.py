@@ -98,16 +98,22 @@ class OrderCycle:
 
     def _order(self, case: Case, rank: Rank, first: Stand, second: Stand) -> bool | None:
         """Whether a rank posted its counterpart of one call before that of the other."""
-        places = []
-        for stand in (first, second):
-            place = None
-            for key, log in rank.logs.items():
-                if case.run.communicators[key].kind == stand.comm.kind and (
-                    log.first <= stand.call.seq <= log.calls
-                ):
-                    place = log.call(stand.call.seq).position
-            places.append(place)
-        if places[0] is None or places[1] is None:
+        places = [self._place(case, rank, stand) for stand in (first, second)]
+        if -1 in places:
+            return None
+        before, after = places
+        if before is None or after is None:
             # Posted one and not the other: that one comes first.
-            return None if places == [None, None] else places[0] is not None
-        return places[0] < places[1]
+            return None if before is after else before is not None
+        return before < after
+
+    def _place(self, case: Case, rank: Rank, stand: Stand) -> int | None:
+        """Where a rank posted its counterpart of a call; None not yet, -1 when it has none."""
+        place: int | None = -1
+        for key, log in rank.logs.items():
+            if case.run.communicators[key].kind != stand.comm.kind:
+                continue
+            if log.first <= stand.call.seq <= log.calls:
+                return log.call(stand.call.seq).position
+            place = None
+        return place

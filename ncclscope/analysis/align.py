@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ncclscope.analysis.edits import Edit, edits
-from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.model import CallLog, Communicator
 from ncclscope.signature import stretch
 from ncclscope.sources.memory import ListLog
+from ncclscope.sources.windows import PlacedLog, best_shift
 
 __all__ = ["Parting", "align_windows", "first_difference", "part"]
 
@@ -145,48 +147,28 @@ def align_windows(logs: Mapping[int, CallLog]) -> dict[int, CallLog]:
     """Gives logs of unknown beginnings common numbers, from their contents.
 
     Each log holds the last so many calls of a rank, and its first call may be any. The shift
-    between two of them is the one under which the most calls agree; of several as good, as in
-    a program whose steps are all alike, the smallest.
+    between two of them is the one under which the most calls agree and the fewest differ.
+    Logs that were given common numbers when they were read keep them: there, all calls of
+    the ranks were compared, here only those on one communicator.
 
     Returns:
         Logs cut to where all of them have begun, call 1 being the same call in all.
     """
-    if all(log.anchored for log in logs.values()):
+    if all(log.anchored for log in logs.values()) or all(
+        isinstance(log, PlacedLog) for log in logs.values()
+    ):
         return dict(logs)
-    contents = {rank: list(log.signatures(log.first, log.calls + 1)) for rank, log in logs.items()}
-    reference = max(contents, key=lambda rank: len(contents[rank]))
-    shifts = {
-        rank: _shift(contents[reference], content) if rank != reference else 0
-        for rank, content in contents.items()
+    contents = {
+        rank: np.array(log.signatures(log.first, log.calls + 1), np.uint64)
+        for rank, log in logs.items()
     }
-    start = max(shifts.values())
+    reference = max(contents.values(), key=len)
+    shifts = {rank: best_shift(reference, content) for rank, content in contents.items()}
+    starts = {rank: shift.start if shift else 0 for rank, shift in shifts.items()}
+    start = max(starts.values())
     aligned: dict[int, CallLog] = {}
     for rank, log in logs.items():
-        skipped = start - shifts[rank]
-        kept = log.span(log.first + skipped, log.calls + 1)
-        aligned[rank] = ListLog(log.communicator, _numbered(kept), anchored=False)
+        kept = log.span(log.first + start - starts[rank], log.calls + 1)
+        numbered = [replace(call, seq=seq) for seq, call in enumerate(kept, 1)]
+        aligned[rank] = ListLog(log.communicator, numbered, anchored=False)
     return aligned
-
-
-def _shift(reference: Sequence[int], content: Sequence[int]) -> int:
-    """Returns the place in ``reference`` where ``content`` begins; negative when before it."""
-    grams = 12
-    while grams > 1 and min(len(reference), len(content)) < 4 * grams:
-        grams //= 2
-    places: dict[tuple[int, ...], list[int]] = {}
-    for place in range(len(reference) - grams + 1):
-        found = places.setdefault(tuple(reference[place : place + grams]), [])
-        if len(found) < 64:  # what repeats all the time says little
-            found.append(place)
-    votes: Counter[int] = Counter()
-    for place in range(len(content) - grams + 1):
-        for other in places.get(tuple(content[place : place + grams]), ()):
-            votes[other - place] += 1
-    if not votes:
-        return 0
-    best = max(votes.values())
-    return min((shift for shift, count in votes.items() if count == best), key=abs)
-
-
-def _numbered(calls: Sequence[Call]) -> list[Call]:
-    return [replace(call, seq=seq) for seq, call in enumerate(calls, 1)]

@@ -270,32 +270,47 @@ class Case:
             if len(more.odd) != 1 or more.surplus <= 0:
                 continue
             rank = self.run.by_rank[more.odd[0]]
-            for key, log in rank.logs.items():
+            # The last of the calls too many may have nothing after it to be told by.
+            surplus = {more.surplus, self._lead(more, rank)}
+            for key in rank.logs:
                 if key == more.comm.key:
                     continue
-                count, missed = self._deficit(rank, log, key)
-                if count == more.surplus:
+                count, missed = self._deficit(rank, key)
+                if count in surplus:
                     found.append(Swap(more, self.run.communicators[key], count, missed))
                     break
         return found
 
-    def _deficit(self, rank: Rank, log: CallLog, key: str) -> tuple[int, Call | None]:
+    def _lead(self, difference: Difference, rank: Rank) -> int:
+        """Calls a rank made more than its peers, where counts mean something."""
+        if self.run.window:
+            return difference.surplus
+        logs = self.logs(difference.comm.key)
+        return logs[rank.rank].calls - max(logs[peer].calls for peer in difference.peers)
+
+    def _deficit(self, rank: Rank, key: str) -> tuple[int, Call | None]:
+        """Returns how many calls a rank left out on a communicator, and the first of them.
+
+        Being behind is no omission. But a rank that is behind by just as many calls as it
+        made too many elsewhere, and by more than one, is no coincidence.
+        """
         for difference in self.differences:
             if difference.comm.key == key and rank.rank in difference.odd:
                 missed = difference.peer_call if difference.skipped else None
                 return -difference.surplus, missed
-        if rank.window:
+        if self.run.window:
             return 0, None
         kind = self.run.communicators[key].kind
         counts = Counter(
-            other.logs[other_key].calls
+            log.calls
             for other in self.run.ranks
-            for other_key in other.logs
+            for other_key, log in other.logs.items()
             if self.run.communicators[other_key].kind == kind and other.rank != rank.rank
         )
         if not counts:
             return 0, None
-        return counts.most_common(1)[0][0] - log.calls, None
+        behind = counts.most_common(1)[0][0] - rank.logs[key].calls
+        return (behind, None) if behind > 1 else (0, None)
 
     # --- life and death ------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Sequences that agree, and ranks that wait; for each kind a test that triggers, a near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def test_not_joined_names_the_rank_that_is_elsewhere(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", "all_gather", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (2,))
+    assert verdict.cause.seq == 6
+    assert verdict.cause.peers is not None
+    assert verdict.cause.peers.op == "all_gather"
+
+
+def test_a_chain_of_waiting_is_followed_to_its_end(cluster_of: ClusterOf) -> None:
+    """0 and 1 wait in world for 2; 2 waits in its pair for 3, which is elsewhere."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.history("tp:0", members=(2, 3))
+    cluster.post([2], "tp:0", members=(2, 3), done=False)
+    cluster.post([0, 1], "world", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
+
+
+def test_ranks_that_wait_for_a_moment_only_are_no_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", "all_gather", done=False)
+
+    assert cluster.verdict(quiet=0.5).status == "ok"
+
+
+def test_an_idle_job_is_no_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history(count=10)
+
+    assert cluster.verdict(quiet=600.0).status == "ok"
+
+
+def test_dead_rank_is_told_by_its_signs_of_life(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", "all_gather", done=False)
+
+    verdict = cluster.verdict(quiet={2: 0.3})
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
+    assert verdict.cause.confidence == "likely"
+
+
+def test_dead_rank_that_left_no_record(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post(cluster.everybody, "tp:0", "all_gather", done=False)
+    next(cluster.directory.glob("*.ring")).parent.joinpath(
+        cluster.tracers[1].ring.path.name
+    ).unlink()
+
+    verdict = cluster.verdict()
+
+    assert verdict.run.missing == (1,)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (1,))
+    assert verdict.cause.seq == 6
+
+
+def test_a_missing_file_of_a_finished_job_is_incomplete(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.tracers[1].ring.path.unlink()
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "incomplete"
+    assert verdict.cause is None
+    assert verdict.exit_status == 0
+
+
+def test_order_cycle_names_the_rank_with_the_odd_order(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.history("tp:0", members=(0, 1, 2))
+    for rank in (0, 1, 2):
+        order = ["tp:0", "world"] if rank != 1 else ["world", "tp:0"]
+        for label in order:
+            members = (0, 1, 2) if label == "tp:0" else None
+            cluster.post([rank], label, members=members, done=False)
+    cluster.post([3], "world", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("order_cycle", (1,))
+
+
+def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    cluster.history("world")
+    for rank in cluster.everybody:
+        for label in ("world", "tp:0") if rank == 1 else ("tp:0", "world"):
+            cluster.post([rank], label)
+
+    assert cluster.verdict().status == "ok"

@@ -1,0 +1,141 @@
+"""Same number, different parameters: one test that triggers each analyzer, one near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ncclscope.analysis.verdict import Verdict
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+MISMATCHES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("op_mismatch", "all_reduce", {}, {"op": "all_gather", "redop": None}),
+    ("dtype_mismatch", "all_reduce", {"dtype": "bfloat16"}, {"dtype": "float16"}),
+    ("redop_mismatch", "all_reduce", {"redop": "sum"}, {"redop": "max"}),
+    ("root_mismatch", "broadcast", {"root": 0}, {"root": 1}),
+    ("size_mismatch", "all_reduce", {"shape": (8, 2)}, {"shape": (9, 2)}),
+    (
+        "split_mismatch",
+        "all_gatherv",
+        {"sizes": [3, 1, 2, 2], "shape": (3, 2)},
+        {"sizes": [3, 1, 2, 3], "shape": (3, 2)},
+    ),
+]
+
+NEAR_MISSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    # The same operation in another spelling.
+    ("op_mismatch", "all_gather", {}, {"op": "AllGather"}),
+    # Another dtype on all of them.
+    ("dtype_mismatch", "all_reduce", {"dtype": "float16"}, {"dtype": "float16"}),
+    ("redop_mismatch", "all_reduce", {"redop": "max"}, {"redop": "max"}),
+    ("root_mismatch", "broadcast", {"root": 1}, {"root": 1}),
+    # The same number of elements in another shape.
+    ("size_mismatch", "all_reduce", {"shape": (8, 2)}, {"shape": (4, 4)}),
+    # Own rows differ, the list of all rows does not.
+    (
+        "split_mismatch",
+        "all_gatherv",
+        {"sizes": [3, 1, 2, 2], "shape": (3, 2)},
+        {"sizes": [3, 1, 2, 2], "shape": (1, 2)},
+    ),
+]
+
+
+def _odd_one_out(cluster: Cluster, op: str, usual: Any, odd: Any, diverging: int) -> Verdict:
+    cluster.history()
+    for rank in cluster.everybody:
+        parameters = {**usual, **odd} if rank == diverging else dict(usual)
+        cluster.post([rank], "tp:0", parameters.pop("op", op), done=False, **parameters)
+    return cluster.verdict()
+
+
+@pytest.mark.parametrize("diverging", [0, 2])
+@pytest.mark.parametrize(("kind", "op", "usual", "odd"), MISMATCHES, ids=lambda value: str(value))
+def test_majority_names_the_rank_that_differs(
+    cluster_of: ClusterOf, kind: str, op: str, usual: Any, odd: Any, diverging: int
+) -> None:
+    verdict = _odd_one_out(cluster_of(4), op, usual, odd, diverging)
+
+    assert verdict.status == "diverged"
+    assert verdict.cause is not None
+    assert verdict.cause.kind == kind
+    assert verdict.cause.diverging_ranks == (diverging,)
+    assert verdict.cause.seq == 6
+    assert verdict.cause.confidence == "certain"
+    assert [finding.role for finding in verdict.findings] == ["cause"]
+
+
+@pytest.mark.parametrize(("kind", "op", "usual", "odd"), NEAR_MISSES, ids=lambda value: str(value))
+def test_what_may_differ_is_no_mismatch(
+    cluster_of: ClusterOf, kind: str, op: str, usual: Any, odd: Any
+) -> None:
+    verdict = _odd_one_out(cluster_of(4), op, usual, odd, 2)
+
+    assert verdict.status == "ok"
+    assert kind not in {finding.kind for finding in verdict.findings}
+
+
+def test_two_against_two_blames_nobody(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 3], "tp:0", "all_reduce", done=False)
+    cluster.post([1, 2], "tp:0", "all_gather", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "op_mismatch"
+    assert verdict.cause.diverging_ranks == ()
+    assert verdict.cause.candidate_ranks == (0, 1, 2, 3)
+    assert verdict.cause.confidence == "ambiguous"
+
+
+def test_a_pair_is_decided_by_the_other_pairs(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(6)
+    pairs = [(0, 3), (1, 4), (2, 5)]
+    for pair in pairs:
+        cluster.history("dp:0", members=pair)
+        for rank in pair:
+            op = "all_gather" if rank == 4 else "all_reduce"
+            cluster.post([rank], "dp:0", op, members=pair, done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (4,)
+    assert verdict.cause.confidence == "likely"
+    assert verdict.cause.inferred  # said to be a conclusion, not a record
+
+
+def test_a_pair_is_decided_by_a_communicator_with_a_majority(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("ep:0")
+    cluster.history("tp:0", members=(2, 3))
+    for rank in cluster.everybody:
+        cluster.post([rank], "ep:0", "broadcast" if rank == 2 else "all_reduce", done=False)
+    cluster.post([2], "tp:0", "all_gather", members=(2, 3), done=False)
+    cluster.post([3], "tp:0", "all_reduce", members=(2, 3), done=False)
+
+    verdict = cluster.verdict()
+
+    assert {finding.diverging_ranks for finding in verdict.findings} == {(2,)}
+
+
+def test_the_verdict_does_not_depend_on_the_order_of_files(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    for rank in cluster.everybody:
+        cluster.post([rank], "tp:0", "all_gather" if rank == 3 else "all_reduce", done=False)
+    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.sources import open_run
+
+    files = sorted(cluster.directory.glob("*.ring"))
+
+    there, back = diagnose(open_run(*files)), diagnose(open_run(*reversed(files)))
+
+    assert there.to_dict()["verdict"] == back.to_dict()["verdict"]
+    assert there.to_dict()["table"] == back.to_dict()["table"]

@@ -1,5 +1,4 @@
-"""A cluster without processes: real ring files, written by real tracers, for as many ranks as
-a test wants."""
+"""A cluster without processes: real rings, written by real tracers, for as many ranks as wanted."""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ def first_difference(one: CallLog, other: CallLog) -> tuple[int, bool] | None:
     if high < low or agree(one, other, high):
         return None
     if not agree(one, other, low):
-        exact = low == 1 or not (one.rooted and other.rooted) or agree(one, other, low - 1)
+        # With nothing known of what was before, the difference may be older than this call.
+        rooted = one.rooted and other.rooted
+        exact = rooted and (low == 1 or agree(one, other, low - 1))
         return low, exact
     # Agreed at low, differ at high. Marks stand at multiples of 1024: probe there first.
     while high - low > 1:

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from ncclscope.analysis.align import Parting, align_windows, compare, part
 from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.habit import follows, kept_habit
 from ncclscope.analysis.waits import Waits
 from ncclscope.model import Call, CallLog, Communicator, Rank, Run
 
@@ -36,7 +37,7 @@ class Difference:
         peer_call: What the others posted there.
         edits: How the odd sequence differs from there on.
         basis: Why they and not the others are held to be odd: ``majority``,
-            ``other communicators``, ``same kind``, or nothing.
+            ``other communicators``, ``same kind``, ``habit``, or nothing.
     """
 
     comm: Communicator
@@ -167,6 +168,12 @@ class Case:
                 if group != usual:
                     yield self._difference(parting, group, usual, "same kind")
             return
+        kept = [group for group in parting.groups if self._kept_habit(parting, group)]
+        broke = [group for group in parting.groups if self._kept_habit(parting, group) is False]
+        if len(kept) == 1 and len(broke) == len(parting.groups) - 1:
+            for group in broke:
+                yield self._difference(parting, group, kept[0], "habit")
+            return
         one, other = parting.groups[:2]
         yield replace(
             self._difference(parting, other, one, ""),
@@ -214,8 +221,10 @@ class Case:
         if not found:  # they differ in what has been overwritten
             found = [Edit(0, 1, 0, 1, 0)]
         edit = found[0]
-        if len(found) == 1 and edit.put == edit.left == 1 and not edit.met:
-            found = [self._by_habit(odd_log, peer_log, parting.seq) or edit]
+        alone = len(found) == 1 and edit.put == edit.left == 1 and not edit.met
+        if alone and follows(peer_log, parting.seq, odd_log.call(parting.seq)):
+            # All stopped here, but what the odd rank posted is what its peers post next.
+            found = [Edit(0, 0, 0, 1, 0)]
         return Difference(
             comm=parting.comm,
             seq=parting.seq,
@@ -228,29 +237,8 @@ class Case:
             basis=basis,
         )
 
-    def _by_habit(self, odd: CallLog, peer: CallLog, seq: int) -> Edit | None:
-        """Reads a last call as a skip when it is what the peers usually post next.
-
-        Where everything stops at the first difference, the two sequences have nothing after
-        it to compare. But programs repeat themselves: if the odd call is what followed the
-        peers' call each time before, the peers' call was left out.
-        """
-        start = max(peer.first, seq - 2 * HABIT)
-        past = [(call.op, call.dtype, call.redop, call.root) for call in peer.span(start, seq + 1)]
-        call = odd.call(seq)
-        wanted = (call.op, call.dtype, call.redop, call.root)
-        if not past or past[-1] == wanted:
-            return None
-        for length in range(min(8, len(past) - 1), 1, -1):
-            context = past[-length:]
-            following = {
-                past[place + length]
-                for place in range(len(past) - length)
-                if past[place : place + length] == context
-            }
-            if following:
-                return Edit(0, 0, 0, 1, 0) if following == {wanted} else None
-        return None
+    def _kept_habit(self, parting: Parting, group: tuple[int, ...]) -> bool | None:
+        return kept_habit(self._log(parting, group[0]), parting.seq)
 
     def _log(self, parting: Parting, rank: int) -> CallLog:
         return self.logs(parting.comm.key)[rank]
@@ -364,7 +352,3 @@ class Case:
     def kinds(self) -> Sequence[str]:
         """Kinds of communicators, in order of appearance."""
         return list(dict.fromkeys(comm.kind for comm in self.run.communicators.values()))
-
-
-HABIT = 2048
-"""Calls of the past that are looked through for what usually follows."""

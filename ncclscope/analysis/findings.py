@@ -10,6 +10,7 @@ __all__ = ["from_difference", "subject"]
 
 _BASIS = {
     "other communicators": "the odd side was told by another communicator, which has a majority",
+    "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
     "same kind": "the odd side was told by what the other communicators of its kind did",
 }
 
@@ -76,7 +77,7 @@ def from_difference(
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif difference.basis == "same kind" or inferred or not difference.exact:
+    elif difference.basis in ("same kind", "habit") or inferred or not difference.exact:
         confidence = "likely"
     later = len(difference.edits) - 1
     if later and decided:

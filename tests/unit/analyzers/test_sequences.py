@@ -81,6 +81,36 @@ def test_missing_call_is_seen_where_all_stops_at_once(cluster_of: ClusterOf) -> 
     assert cause.confidence == "likely"
 
 
+def test_in_a_pair_the_one_that_breaks_its_rhythm_is_odd(cluster_of: ClusterOf) -> None:
+    """Equal calls, one of them skipped: two ranks of tensor parallelism have no majority."""
+    cluster = cluster_of(2)
+    for _ in range(4):
+        cluster.post([0, 1], "tp:0", "all_reduce")
+        cluster.post([0, 1], "tp:0", "all_reduce")
+        cluster.post([0, 1], "tp:0", "all_gather")
+    cluster.post([0, 1], "tp:0", "all_reduce")
+    cluster.post([0], "tp:0", "all_reduce", done=False)
+    cluster.post([1], "tp:0", "all_gather", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("missing_call", (1,))
+    assert cause.confidence == "likely"
+
+
+def test_a_pair_without_a_rhythm_blames_nobody(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.post([0, 1], "tp:0", "broadcast", root=0)
+    cluster.post([0], "tp:0", "all_reduce", done=False)
+    cluster.post([1], "tp:0", "all_gather", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 1))
+
+
 def test_a_rank_that_is_behind_has_missed_nothing(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history(count=20)

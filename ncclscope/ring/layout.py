@@ -18,9 +18,10 @@ records    ``capacity`` x 96             the calls, a circle: record n is in slo
 
 A reader never trusts a length without holding it against the size of the file.
 
-**Record**, 96 bytes. It is whole when ``begin`` and ``end`` agree with the slot; a
-writer killed in between leaves them different, since ``begin`` is stored first and
-``end`` last.
+**Record**, 96 bytes. It is whole when ``begin`` and ``end`` agree with the slot. The writer
+clears the slot and then stores the fields in the order given here, all of it in one call
+that no other thread can interrupt. Where it is killed in between, ``begin`` and ``end`` are
+different, and the record is the newest of the ring: no later one has been made.
 
 ====== ====== ===== ===========================================================
 offset field  type  meaning
@@ -112,10 +113,12 @@ HEADER_EXITED = 144
 # generation, length, crc32 of the JSON, zero
 ABOUT = struct.Struct("<QIII")
 
-RECORD = struct.Struct("<QQQQ48sIIHBBI")
-"""begin, time, hash, seq, the 48 bytes of FIXED, group, graph, flags, state, spare, end"""
+RECORD = struct.Struct("<QQQQ48s12sI")
+"""begin, time, hash, seq, the 48 bytes of FIXED, the 12 of MOMENT, end"""
 FIXED = struct.Struct("<Q4IHHBBBBiIII")
 """numel, shape, comm, op, dtype, redop, ndim, fixed, root, sizes, site, out"""
+MOMENT = struct.Struct("<IIHBB")
+"""group, graph, flags, state, spare"""
 STATE_OFFSET = 90
 
 FIXED_P2P = 1

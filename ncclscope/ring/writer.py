@@ -14,11 +14,12 @@ import json
 import mmap
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ from ncclscope.signature import BASE, MASK
 __all__ = ["Channel", "RingWriter"]
 
 _pack_record = layout.RECORD.pack_into
+_pack_moment = layout.MOMENT.pack
 _time_ns = time.time_ns
+_PLAIN = bytes(layout.MOMENT.size)
+"""The moment of a call outside groups and graphs that is yet to start."""
 
 SHARE = 8
 """A ring is made only where it takes at most one part in so many of the free space."""
@@ -58,10 +62,10 @@ class RingWriter:
     """One process's ring.
 
     Methods that record take no lock. CPython hands over the GIL, and runs signal handlers,
-    only at calls and at jumps backwards, so the few assignments that give a call its
-    position, seq and running hash cannot be torn apart; each thread then fills a slot that is
-    its own. (A free-threaded interpreter gives no such promise: :class:`~ncclscope.Tracer`
-    puts a lock around them there.)
+    only after calls and at jumps, so the few assignments that give a call its position, seq
+    and running hash, and the one call that stores the record, cannot be torn apart: a number
+    that was given has its record, whenever the process dies. (A free-threaded interpreter
+    makes no such promise; there a lock is put around them.)
 
     Args:
         directory: Where the file goes; made with mode 0700 when absent.
@@ -94,6 +98,9 @@ class RingWriter:
         self.position = 0
         self._base = self.geometry.records
         self._channels: list[Channel] = []
+        self._post_lock = threading.RLock()
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self._guard_posts()
         # For what is written once in a while; re-entered only by a signal handler.
         self._lock = threading.RLock()
         self._interning = False
@@ -150,27 +157,30 @@ class RingWriter:
         Returns:
             The position, by which :meth:`advance` finds the record again.
         """
-        # No call between here and the mark: see the class's docstring.
+        moment = _PLAIN
+        if state or flags or group or graph:
+            moment = _pack_moment(group, graph, flags, state, 0)
+        now = _time_ns()
+        # From here until the record is stored, no call and no jump: see the class's docstring.
         position = self.position
-        self.position = begin = position + 1
-        channel.seq = seq = channel.seq + 1
-        channel.hash = running = (channel.hash * BASE + signature) & MASK
-        # ---
+        begin = position + 1
+        seq = channel.seq + 1
+        running = (channel.hash * BASE + signature) & MASK
+        self.position = begin
+        channel.seq = seq
+        channel.hash = running
         _pack_record(
             self._buffer,
             self._base + position % self.capacity * 96,
             begin,
-            _time_ns(),
+            now,
             running,
             seq,
             fixed,
-            group,
-            graph,
-            flags,
-            state,
-            0,
+            moment,
             begin & 0xFFFFFFFF,
         )
+        # ---
         if not seq & 1023:
             self._mark(channel.index, position, seq, running)
         if not begin & 1023:
@@ -187,26 +197,59 @@ class RingWriter:
         graph: int = 0,
     ) -> int:
         """Records a send or a receive, which is no part of the common sequence."""
+        moment = _PLAIN
+        if state or flags or group or graph:
+            moment = _pack_moment(group, graph, flags, state, 0)
+        now = _time_ns()
+        # As in post().
         position = self.position
-        self.position = begin = position + 1
-        channel.p2p = seq = channel.p2p + 1
+        begin = position + 1
+        seq = channel.p2p + 1
         running = channel.hash
-        self._store(position, running, seq, fixed, state, flags, group, graph)
+        self.position = begin
+        channel.p2p = seq
+        _pack_record(
+            self._buffer,
+            self._base + position % self.capacity * 96,
+            begin,
+            now,
+            running,
+            seq,
+            fixed,
+            moment,
+            begin & 0xFFFFFFFF,
+        )
+        # ---
         if not begin & 1023:
             self._write_table()
         return position
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
         """Records that the calls from here on belong to another step of the engine."""
-        position = self.position
-        self.position = begin = position + 1
+        seq = number & MASK
         fixed = layout.FIXED.pack(
-            0 if tokens is None else tokens + 1,
+            0 if tokens is None else (tokens + 1) & MASK,
             *(0, 0, 0, 0, 0, 0, 0, 0, layout.NO_SHAPE),
             layout.FIXED_STEP | (layout.FIXED_DUMMY if dummy else 0),
             *(-1, 0, 0, 0),
         )
-        self._store(position, 0, number, fixed, 0, 0, 0, 0)
+        now = _time_ns()
+        # As in post().
+        position = self.position
+        begin = position + 1
+        self.position = begin
+        _pack_record(
+            self._buffer,
+            self._base + position % self.capacity * 96,
+            begin,
+            now,
+            0,
+            seq,
+            fixed,
+            _PLAIN,
+            begin & 0xFFFFFFFF,
+        )
+        # ---
         if not begin & 1023:
             self._write_table()
         return position
@@ -216,24 +259,17 @@ class RingWriter:
         if self.position - position <= self.capacity:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
 
-    def _store(
-        self,
-        position: int,
-        running: int,
-        seq: int,
-        fixed: bytes,
-        state: int,
-        flags: int,
-        group: int,
-        graph: int,
-    ) -> None:
-        begin = position + 1
-        slot = self._base + position % self.capacity * layout.RECORD.size
-        now = _time_ns()
-        end = begin & 0xFFFFFFFF
-        _pack_record(
-            self._buffer, slot, begin, now, running, seq, fixed, group, graph, flags, state, 0, end
-        )
+    def _guard_posts(self) -> None:
+        """Puts a lock around what records, for an interpreter without a GIL."""
+        for name in ("post", "post_p2p", "post_step"):
+            setattr(self, name, self._guarded(getattr(self, name)))
+
+    def _guarded(self, method: Callable[..., int]) -> Callable[..., int]:
+        def guarded(*arguments: Any, **named: Any) -> int:
+            with self._post_lock:
+                return method(*arguments, **named)
+
+        return guarded
 
     # --- what the calls refer to -----------------------------------------------------------
 
@@ -419,6 +455,7 @@ class RingWriter:
         self.capacity = 1
         # A lock may have been held by a thread that does not exist here.
         self._lock = threading.RLock()
+        self._post_lock = threading.RLock()
         for name in ("_mark", "_write_table", "_append_text", "_append_sizes", "_write_about"):
             setattr(self, name, _nothing)
 

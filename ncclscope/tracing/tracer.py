@@ -99,8 +99,6 @@ class Tracer:
         self._stop = threading.Event()
         self.post = self.ring.post
         """:meth:`RingWriter.post`, bound once: the probes' way in."""
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            self._guard_posts()
         if heartbeat:
             threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
@@ -311,16 +309,6 @@ class Tracer:
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self.ring.detach()
-
-    def _guard_posts(self) -> None:
-        lock = threading.Lock()
-        post = self.ring.post
-
-        def guarded(*arguments: Any) -> int:
-            with lock:
-                return post(*arguments)
-
-        self.post = guarded
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:

@@ -1,0 +1,31 @@
+"""What every test may rely on: no tracing unless it asks for it, and a place for rings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SHARED_MEMORY = Path("/dev/shm")
+VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
+
+
+@pytest.fixture(autouse=True)
+def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> Iterator[Path]:
+    """A directory where rings really live: shared memory, where there is some."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    directory = Path(tempfile.mkdtemp(prefix="ncclscope-test-", dir=SHARED_MEMORY))
+    yield directory
+    shutil.rmtree(directory)

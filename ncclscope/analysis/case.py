@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ncclscope.analysis.align import Parting, align_windows, compare, part
 from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.habit import follows, kept_habit
+from ncclscope.analysis.habit import follows, habit_of
 from ncclscope.analysis.waits import Waits
 from ncclscope.model import Call, CallLog, Communicator, Rank, Run
 
@@ -168,11 +168,10 @@ class Case:
                 if group != usual:
                     yield self._difference(parting, group, usual, "same kind")
             return
-        kept = [group for group in parting.groups if self._kept_habit(parting, group)]
-        broke = [group for group in parting.groups if self._kept_habit(parting, group) is False]
-        if len(kept) == 1 and len(broke) == len(parting.groups) - 1:
-            for group in broke:
-                yield self._difference(parting, group, kept[0], "habit")
+        kept = self._habitual_group(parting)
+        if kept is not None:
+            odd = next(group for group in parting.groups if group != kept)
+            yield self._difference(parting, odd, kept, "habit")
             return
         one, other = parting.groups[:2]
         yield replace(
@@ -222,9 +221,11 @@ class Case:
             found = [Edit(0, 1, 0, 1, 0)]
         edit = found[0]
         alone = len(found) == 1 and edit.put == edit.left == 1 and not edit.met
-        if alone and follows(peer_log, parting.seq, odd_log.call(parting.seq)):
-            # All stopped here, but what the odd rank posted is what its peers post next.
-            found = [Edit(0, 0, 0, 1, 0)]
+        if alone:
+            one, other = odd_log.call(parting.seq), peer_log.call(parting.seq)
+            if follows(peer_log, parting.seq + 1, one, other) == habit_of(one):
+                # All stopped here, but what the odd rank posted is what its peers post next.
+                found = [Edit(0, 0, 0, 1, 0)]
         return Difference(
             comm=parting.comm,
             seq=parting.seq,
@@ -237,8 +238,16 @@ class Case:
             basis=basis,
         )
 
-    def _kept_habit(self, parting: Parting, group: tuple[int, ...]) -> bool | None:
-        return kept_habit(self._log(parting, group[0]), parting.seq)
+    def _habitual_group(self, parting: Parting) -> tuple[int, ...] | None:
+        """In a pair, the rank that did what both have always done at this place."""
+        if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
+            return None
+        logs = [self._log(parting, group[0]) for group in parting.groups]
+        one, other = (log.call(parting.seq) for log in logs)
+        usual = {follows(log, parting.seq, one, other) for log in logs}
+        if len(usual) != 1 or None in usual:
+            return None
+        return parting.groups[0 if habit_of(one) in usual else 1]
 
     def _log(self, parting: Parting, rank: int) -> CallLog:
         return self.logs(parting.comm.key)[rank]

@@ -1,9 +1,13 @@
 """What a rank usually posts next.
 
 Programs repeat themselves: a step of a model posts the same calls as the step before, on
-other sizes. Where two ranks part and nothing else tells them apart, the one that kept to its
-own rhythm is the peer, and the one that broke it is odd. That is a conclusion and no record,
-and verdicts that rest on it say so.
+other sizes. Where the two members of a pair part and nothing else tells them apart, the one
+that kept to the rhythm of both is the peer, and the one that broke it is odd. That is a
+conclusion and no record, and verdicts that rest on it say so.
+
+A rhythm is more than a row of equal calls: both calls in question must have been posted
+before, and whatever has been posted since the rarer of them was last must have been followed
+by the same call at least twice.
 """
 
 from __future__ import annotations
@@ -12,14 +16,10 @@ from collections.abc import Sequence
 
 from ncclscope.model import Call, CallLog
 
-__all__ = ["Habit", "expected_next", "follows", "kept_habit"]
+__all__ = ["Habit", "expected_next", "follows", "habit_of"]
 
 PAST = 2048
 """Calls of the past that are looked through."""
-LONGEST = 256
-"""Longest stretch of them that is compared."""
-SHORTEST = 3
-"""Fewer equal calls in a row are no rhythm."""
 
 Habit = tuple[str, str | None, str | None, int | None]
 """A call without its sizes, which change from step to step."""
@@ -30,45 +30,36 @@ def habit_of(call: Call) -> Habit:
     return call.op, call.dtype, call.redop, call.root
 
 
-def expected_next(past: Sequence[Habit]) -> Habit | None:
-    """Returns what followed, each time before, after the longest stretch like the last one.
+def expected_next(past: Sequence[Habit], one: Habit, other: Habit) -> Habit | None:
+    """Tells which of two calls is to be expected after others.
 
     Args:
         past: A rank's calls, oldest first.
+        one: What may follow.
+        other: What may follow instead.
 
     Returns:
-        None when there is no such stretch, or not always the same after it.
+        The call that has followed on the same stretch at least twice, and each time; None
+        when there is none, or it is neither of the two.
     """
-    longest, following = SHORTEST - 1, set()
-    for place in range(len(past) - 1, 0, -1):
-        length = 0
-        while (
-            length < LONGEST
-            and length < place
-            and past[place - 1 - length] == past[len(past) - 1 - length]
-        ):
-            length += 1
-        if length > longest:
-            longest, following = length, {past[place]}
-        elif length == longest:
-            following.add(past[place])
-    return following.pop() if len(following) == 1 else None
+    counts = {habit: past.count(habit) for habit in (one, other)}
+    if one == other or not all(counts.values()):
+        return None
+    rarer = min(counts, key=lambda habit: counts[habit])
+    start = max(place for place, habit in enumerate(past) if habit == rarer)
+    stretch = list(past[start:])
+    length = len(stretch)
+    following = [
+        past[place + length]
+        for place in range(start)
+        if place + length < len(past) and list(past[place : place + length]) == stretch
+    ]
+    if len(following) < 2 or len(set(following)) > 1 or following[0] not in counts:
+        return None
+    return following[0]
 
 
-def kept_habit(log: CallLog, seq: int) -> bool | None:
-    """Whether the call number ``seq`` is what the rank usually posts after those before it.
-
-    Returns:
-        None when its past shows no rhythm.
-    """
+def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
+    """Returns which of two calls usually stands as number ``seq``, after those before it."""
     past = [habit_of(call) for call in log.span(max(log.first, seq - PAST), seq)]
-    usual = expected_next(past)
-    return None if usual is None else usual == habit_of(log.call(seq))
-
-
-def follows(log: CallLog, seq: int, call: Call) -> bool:
-    """Whether ``call`` is of another kind than the call number ``seq``, and usually follows it."""
-    if habit_of(call) == habit_of(log.call(seq)):
-        return False
-    past = [habit_of(kept) for kept in log.span(max(log.first, seq - PAST), seq + 1)]
-    return expected_next(past) == habit_of(call)
+    return expected_next(past, habit_of(one), habit_of(other))

@@ -62,7 +62,7 @@ class Laboratory:
         statuses: Exit statuses of the ranks that have ended; a signal is negative.
 
     Raises:
-        LaboratoryError: On entering, or from :meth:`watch`: the ranks could not be started.
+        LaboratoryError: On entering, or from :meth:`watch`: the ranks could not be run.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Laboratory:
             interval: Seconds between two looks.
 
         Raises:
-            LaboratoryError: The ranks could not be started.
+            LaboratoryError: A rank could not be started, or ended with an error of its own.
         """
         last = self.progress()
         moved = time.monotonic()
@@ -138,9 +138,8 @@ class Laboratory:
             if progress.ranks != last.ranks:
                 moved = now
             last = progress
-            if progress.ready < len(progress.ranks):
-                self._check_start(progress)
-            else:
+            self._check(progress)
+            if progress.ready == len(progress.ranks):
                 self.outcome = self._judge(now - moved, stall_after)
             yield progress
 
@@ -177,11 +176,18 @@ class Laboratory:
             else:
                 self.statuses[message["rank"]] = message["status"]
 
-    def _check_start(self, progress: Progress) -> None:
+    def _check(self, progress: Progress) -> None:
+        """Looks for what no fault does.
+
+        Raises:
+            LaboratoryError: A rank could not start, or ended with an error of its own.
+        """
         for rank, status in self.statuses.items():
             if progress.ranks[rank].phase is Phase.STARTING:
                 raise self._failure(f"rank {rank} could not start", rank, status)
-        if progress.elapsed > _START_SECONDS:
+            if status > 0:
+                raise self._failure(f"rank {rank} failed", rank, status)
+        if progress.ready < len(progress.ranks) and progress.elapsed > _START_SECONDS:
             raise self._failure(f"the ranks were not ready after {_START_SECONDS:.0f} s")
 
     def _judge(self, quiet: float, stall_after: float) -> Outcome:

@@ -35,13 +35,20 @@ def run_rank(assignment: Assignment, rank: int, board: Board) -> int:
     try:
         tracer = _open_tracer(assignment, rank)
         engine = _join(assignment, rank, tracer, progress)
+        progress.enter(Phase.RUNNING)
+        _run(engine, tracer, progress)
     except Exception as error:
         told = isinstance(error, NcclscopeError)
         text = str(error) if told else f"{type(error).__name__}: {error}"
         assignment.error_file(rank).write_text(f"{text.splitlines()[0]}\n")
         traceback.print_exc()
         return 1
-    progress.enter(Phase.RUNNING)
+    tracer.close()
+    progress.enter(Phase.FINISHED)
+    return 0
+
+
+def _run(engine: Engine, tracer: Tracer, progress: Entry) -> None:
     try:
         engine.run()
     except RuntimeError as error:
@@ -49,9 +56,6 @@ def run_rank(assignment: Assignment, rank: int, board: Board) -> int:
         traceback.print_exc()
         progress.enter(Phase.BROKEN)
         _stay()
-    tracer.close()
-    progress.enter(Phase.FINISHED)
-    return 0
 
 
 def _open_tracer(assignment: Assignment, rank: int) -> Tracer:

@@ -33,6 +33,8 @@ Signatures = NDArray[np.uint64]
 
 ALIKE = 0.9
 """Part of the calls that two ranks must have in common to belong to one crew."""
+ENOUGH = 0.25
+"""Part of the shorter window in which they must be seen to have them."""
 CREWS_TRIED = 16
 CANDIDATES = 256
 """Shifts that are examined call by call."""
@@ -219,7 +221,7 @@ class _Crew:
         shift = best_shift(first.whole, stream.whole)
         if shift is None or shift.agreeing < ALIKE * shift.overlap:
             return False
-        if 2 * shift.overlap < min(len(first.whole), len(stream.whole)):
+        if shift.overlap < ENOUGH * min(len(first.whole), len(stream.whole)):
             return False
         self.members.append(stream)
         self.offsets.append(

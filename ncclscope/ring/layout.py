@@ -61,8 +61,9 @@ then ``length`` times i64, so that an entry which has been overwritten is recogn
 
 **Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
 point-to-point calls, u32 end. ``begin`` is the number of records made when the entry was
-written, plus one, and ``end`` its low 32 bits. Written every TABLE_EVERY records for all
-communicators, so that a communicator none of whose records is left still has its count.
+written, plus one, and ``end`` its low 32 bits. Written for all communicators every
+TABLE_EVERY records, in a small ring more often, so that a communicator none of whose records
+is left still has its count.
 
 **Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the
 position of the record with that seq, plus one, ``end`` its low 32 bits. Marks of a
@@ -98,6 +99,7 @@ MOVED_SUFFIX = ".moved"
 PAGE = 4096
 DEFAULT_CAPACITY = 65_536
 MAX_COMMS = 512
+MIN_CAPACITY = 1024
 TABLE_EVERY = 1024
 MARK_EVERY = 1024
 
@@ -136,6 +138,15 @@ KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPD
 HEAP_ENTRY = struct.Struct("<QII")
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
+
+
+def table_every(capacity: int) -> int:
+    """Records between two tables in a ring of this capacity, a power of two.
+
+    A thread that is about to write one can be put aside while others go on. What has been
+    recorded since the table before must still be there then, so a circle has four of them.
+    """
+    return min(TABLE_EVERY, 1 << max(capacity // 4, 1).bit_length() - 1)
 
 
 def _pages(size: int) -> int:

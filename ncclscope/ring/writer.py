@@ -83,10 +83,10 @@ class RingWriter:
         capacity: int = layout.DEFAULT_CAPACITY,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        if capacity < layout.TABLE_EVERY:
+        if capacity < layout.MIN_CAPACITY:
             raise RingError(
                 f"a ring of {capacity} records is too small",
-                f"give at least {layout.TABLE_EVERY}",
+                f"give at least {layout.MIN_CAPACITY}",
             )
         self.geometry = layout.Geometry.for_capacity(capacity)
         self.path, descriptor = _create(Path(directory), self.geometry.total)
@@ -97,6 +97,7 @@ class RingWriter:
         self.capacity = capacity
         self.position = 0
         self._base = self.geometry.records
+        self._table_mask = layout.table_every(capacity) - 1
         self._channels: list[Channel] = []
         self._post_lock = threading.RLock()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -183,7 +184,7 @@ class RingWriter:
         # ---
         if not seq & 1023:
             self._mark(channel.index, position, seq, running)
-        if not begin & 1023:
+        if not begin & self._table_mask:
             self._write_table()
         return position
 
@@ -220,7 +221,7 @@ class RingWriter:
             begin & 0xFFFFFFFF,
         )
         # ---
-        if not begin & 1023:
+        if not begin & self._table_mask:
             self._write_table()
         return position
 
@@ -250,7 +251,7 @@ class RingWriter:
             begin & 0xFFFFFFFF,
         )
         # ---
-        if not begin & 1023:
+        if not begin & self._table_mask:
             self._write_table()
         return position
 
@@ -472,6 +473,7 @@ class RingWriter:
         self._tables += 1
         half = self._tables % 2 * layout.MAX_COMMS
         size = layout.TABLE_ENTRY.size
+        self.beat()
         for channel in list(self._channels):
             begin = self.position + 1
             seq, running, p2p = channel.seq, channel.hash, channel.p2p

@@ -89,7 +89,7 @@ def _capacity() -> int:
     if not text:
         return layout.DEFAULT_CAPACITY
     try:
-        return max(layout.TABLE_EVERY, min(int(text), 1 << 28))
+        return max(layout.MIN_CAPACITY, min(int(text), 1 << 28))
     except ValueError:
         warn_once("capacity", f"NCCLSCOPE_RECORDS={text!r} is no number; the default is taken")
         return layout.DEFAULT_CAPACITY

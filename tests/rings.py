@@ -1,0 +1,111 @@
+"""What tests of rings share: content that can be told from any other, and a look at the bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ncclscope import Call, Rank, open_run
+from ncclscope.model import CallLog
+from ncclscope.ring import layout
+from ncclscope.ring.writer import RingWriter
+from ncclscope.signature import extend, sign
+from ncclscope.tracing.tracer import Comm, Tracer
+
+SMALL = layout.MIN_CAPACITY
+
+_OPS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("all_reduce", {"redop": "sum", "dtype": "bfloat16"}),
+    ("all_gather", {"dtype": "float32"}),
+    ("broadcast", {"dtype": "int64", "root": 1}),
+    ("reduce_scatter", {"redop": "avg", "dtype": "float16"}),
+    ("barrier", {}),
+)
+
+
+def tracer_in(directory: Path, *, capacity: int = SMALL, **fields: Any) -> Tracer:
+    """Returns a tracer without a heartbeat thread."""
+    fields = {"rank": 0, "world_size": 1, "heartbeat": False} | fields
+    return Tracer(directory, capacity=capacity, **fields)
+
+
+def parameters(number: int) -> tuple[str, dict[str, Any]]:
+    """Returns operation and parameters of call ``number``: no two neighbours are alike."""
+    op, fields = _OPS[number % len(_OPS)]
+    return op, {"shape": (number, 1 + number % 3), **fields}
+
+
+def signature(number: int) -> int:
+    """Returns what members must agree in for call ``number``."""
+    op, fields = parameters(number)
+    return sign(op, **fields)
+
+
+def post(tracer: Tracer, comm: Comm, number: int) -> int:
+    """Records call ``number``."""
+    op, fields = parameters(number)
+    return tracer.record(comm, op, site=f"test.py:{number % 7} f", **fields)
+
+
+def fill(tracer: Tracer, comm: Comm, start: int, stop: int) -> None:
+    """Records calls ``start`` to ``stop - 1``."""
+    for number in range(start, stop):
+        post(tracer, comm, number)
+
+
+def is_call(call: Call, number: int) -> bool:
+    """Whether a call that was read is call ``number``, in all that was recorded of it."""
+    op, fields = parameters(number)
+    return call.signature == signature(number) and (
+        call.op,
+        call.shape,
+        call.dtype,
+        call.redop,
+        call.root,
+        call.site,
+    ) == (
+        op,
+        fields["shape"],
+        fields.get("dtype"),
+        fields.get("redop"),
+        fields.get("root"),
+        f"test.py:{number % 7} f",
+    )
+
+
+def running(numbers: range) -> int:
+    """Returns the running hash after these calls."""
+    value = 0
+    for number in numbers:
+        value = extend(value, signature(number))
+    return value
+
+
+def read(path: str | Path) -> Rank:
+    """Reads a ring with one rank in it."""
+    (rank,) = open_run(path).ranks
+    return rank
+
+
+def check_log(log: CallLog, first: int, calls: int) -> None:
+    """Holds a log against calls number 1, 2, 3, ... that were recorded with :func:`post`."""
+    assert (log.first, log.calls) == (first, calls)
+    span = log.span(1, calls + 1)
+    assert [call.seq for call in span] == list(range(first, calls + 1))
+    assert all(is_call(call, call.seq) for call in span)
+    assert list(log.signatures(first, calls + 1)) == [
+        signature(number) for number in range(first, calls + 1)
+    ]
+    value = running(range(1, first))
+    assert log.fingerprint(first - 1) == value
+    for number in range(first, calls + 1):
+        value = extend(value, signature(number))
+        assert log.fingerprint(number) == value
+    for number in {first, calls} - {first - 1}:
+        assert is_call(log.call(number), number)
+
+
+def slot(ring: RingWriter, position: int) -> slice:
+    """Returns where in the file a record stands."""
+    offset = ring.geometry.records + position % ring.capacity * layout.RECORD.size
+    return slice(offset, offset + layout.RECORD.size)

@@ -1,0 +1,102 @@
+"""A ring that has gone round: what is kept, what is lost, and what is still known of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclscope import open_run
+from ncclscope.ring import layout
+from ncclscope.signature import sign
+from tests.rings import SMALL, check_log, fill, is_call, post, read, running, tracer_in
+
+EVERY = layout.table_every(SMALL)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [1, EVERY, SMALL - 1, SMALL, SMALL + 1, SMALL + EVERY - 1, 2 * SMALL, 5 * SMALL + 77],
+)
+def test_first_calls_and_lost_count(rings: Path, calls: int) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("k", "tp:0", [0])
+    fill(tracer, comm, 1, calls + 1)
+
+    rank = read(tracer.path)
+
+    lost = max(0, calls - SMALL)
+    assert (rank.records, rank.lost) == (calls - lost, lost)
+    check_log(rank.logs["k"], lost + 1, calls)
+
+
+@pytest.mark.parametrize("capacity", [1500, 2048, 5000])
+def test_capacities_that_are_no_multiple_of_anything(rings: Path, capacity: int) -> None:
+    tracer = tracer_in(rings, capacity=capacity)
+    comm = tracer.communicator("k", "tp:0", [0])
+    fill(tracer, comm, 1, capacity)
+    # A table is written here, so that the end is looked for from the last slot on.
+    tracer.communicator("other")
+    check_log(read(tracer.path).logs["k"], 1, capacity - 1)
+    fill(tracer, comm, capacity, 3 * capacity + 11)
+
+    check_log(read(tracer.path).logs["k"], 2 * capacity + 11, 3 * capacity + 10)
+
+
+def test_each_communicator_has_its_own_range(rings: Path) -> None:
+    tracer = tracer_in(rings)
+    often, seldom = tracer.communicator("often"), tracer.communicator("seldom")
+    numbers = {"often": 0, "seldom": 0}
+    for position in range(3 * SMALL):
+        comm = seldom if position % 50 == 7 else often
+        numbers[comm.key] += 1
+        post(tracer, comm, numbers[comm.key])
+
+    rank = read(tracer.path)
+
+    kept = sum(1 for position in range(2 * SMALL, 3 * SMALL) if position % 50 == 7)
+    check_log(rank.logs["seldom"], numbers["seldom"] - kept + 1, numbers["seldom"])
+    check_log(rank.logs["often"], numbers["often"] - (SMALL - kept) + 1, numbers["often"])
+
+
+@pytest.mark.parametrize("laps", [1, 2, 7])
+def test_a_communicator_without_a_record_left_keeps_its_count_and_hash(
+    rings: Path, laps: int
+) -> None:
+    tracer = tracer_in(rings)
+    early, busy = tracer.communicator("early"), tracer.communicator("busy")
+    never = tracer.communicator("never")
+    fill(tracer, early, 1, 41)
+    fill(tracer, busy, 1, laps * SMALL + 1)
+
+    logs = read(tracer.path).logs
+
+    assert (logs["early"].calls, logs["early"].first) == (40, 41)
+    assert logs["early"].fingerprint(40) == running(range(1, 41))
+    assert list(logs["early"].span(1, 41)) == []
+    assert list(logs["early"].signatures(41, 41)) == []
+    assert (logs[never.key].calls, logs[never.key].fingerprint(0)) == (0, 0)
+    check_log(logs["busy"], (laps - 1) * SMALL + 1, laps * SMALL)
+
+
+def test_a_table_that_was_never_written_is_made_up_for(rings: Path) -> None:
+    # The thread whose turn it was had been put aside, and the process was killed then.
+    tracer = tracer_in(rings)
+    rare, busy = tracer.communicator("rare"), tracer.communicator("busy")
+    fill(tracer, busy, 1, 3 * SMALL + EVERY // 2 + 1)
+    fill(tracer, rare, 1, 6)
+    fill(tracer, busy, 3 * SMALL + EVERY // 2 + 1, 3 * SMALL + EVERY // 2 + EVERY + 9)
+    path = Path(tracer.path)
+    data = bytearray(path.read_bytes())
+    table = tracer.ring.geometry.table
+    half = layout.MAX_COMMS * layout.TABLE_ENTRY.size
+    begins = [layout.TABLE_ENTRY.unpack_from(data, table + number * half)[0] for number in range(2)]
+    newest = table + begins.index(max(begins)) * half
+    data[newest : newest + half] = bytes(half)
+    path.write_bytes(data)
+
+    logs = read(path).logs
+
+    assert (logs["rare"].calls, logs["rare"].fingerprint(5)) == (5, running(range(1, 6)))
+    check_log(logs["busy"], logs["busy"].first, 3 * SMALL + EVERY // 2 + EVERY + 8)
+    assert logs["busy"].first == 3 * SMALL + EVERY // 2 + EVERY + 8 - (SMALL - 5) + 1

@@ -1,0 +1,127 @@
+"""``ncclscope run``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ncclscope.errors import UsageError
+from ncclscope.ring import layout
+from ncclscope.tracing import session
+
+__all__ = ["RunCommand"]
+
+_PASSED_ON = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class RunCommand:
+    """Start a program with tracing on, one ring file per process."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.usage = "%(prog)s [--dir DIR] -- COMMAND ..."
+        parser.add_argument(
+            "--dir", metavar="DIR", help="where the rings go (default: a new folder in /dev/shm)"
+        )
+        parser.add_argument(
+            "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, as it is"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Runs the program and returns its exit status, as a shell would."""
+        command = list(arguments.program)
+        if command[:1] == ["--"]:
+            del command[0]
+        if not command:
+            raise UsageError("no command to run", "give one after --, as in: run -- torchrun ...")
+        directory = Path(arguments.dir).resolve() if arguments.dir else _default_directory()
+        before = set(_rings(directory))
+        _say(f"rings go to {directory}")
+        if os.environ.get("NCCLSCOPE") == "0":
+            _say("NCCLSCOPE=0 is set: nothing will be traced")
+        status = _supervise(command, _environment(directory))
+        written = len(set(_rings(directory)) - before)
+        if written:
+            _say(f"{written} ring{'s' * (written > 1)} written")
+            _say(f"ncclscope diagnose {shlex.quote(str(directory))}")
+        else:
+            _say("no ring was written: no Python process made a process group of two or more")
+        return status
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Returns ours with what has every Python of the program install the patches."""
+    bootstrap = Path(session.__file__).parent / "bootstrap"
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "NCCLSCOPE_DIR": str(directory),
+        "NCCL_SCOPE_DIR": str(directory),
+        "NCCLSCOPE_RUN": uuid.uuid4().hex[:16],
+        "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else str(bootstrap),
+    }
+
+
+def _default_directory() -> Path:
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    for base in (_SHARED_MEMORY, Path(tempfile.gettempdir())):
+        home = base / f"ncclscope-{os.getuid()}"
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                home.mkdir(mode=0o700)
+            # The folder above is everybody's: this one may have been put there for us.
+            found = home.lstat()
+            if home.is_symlink() or found.st_uid != os.getuid():
+                continue
+            directory = home / name
+            directory.mkdir(mode=0o700)
+            return directory.resolve()
+    raise UsageError("no folder can be made for the rings", "name one with --dir")
+
+
+def _rings(directory: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if name.endswith((layout.SUFFIX, layout.SUFFIX + layout.MOVED_SUFFIX)):
+                yield name
+
+
+def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Runs a program and passes signals on to it.
+
+    Signals are waited for, not handled, because only so can be seen where one comes from:
+    Ctrl-C reaches the program from the terminal, and must not reach it twice.
+    """
+    awaited = _PASSED_ON | {signal.SIGCHLD}
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        try:
+            pid = os.posix_spawnp(command[0], list(command), environment, setsigmask=previous)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"cannot run {command[0]}: {reason}") from error
+        while True:
+            received = signal.sigwaitinfo(awaited)
+            if received.si_signo == signal.SIGCHLD:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    code = os.waitstatus_to_exitcode(status)
+                    return code if code >= 0 else 128 - code
+            elif received.si_pid:  # a process sent it; the terminal has none
+                os.kill(pid, received.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _say(text: str) -> None:
+    print(f"ncclscope: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""Records what a program posts through torch.distributed, on any backend.
+
+The methods of ``ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
+every function ends there, also one that was imported by name before, and Dynamo, which
+knows the functions by identity, goes on to know them.
+
+What is recorded is what is posted: ``all_gather_object`` is the calls that it is made of,
+a coalescing manager one call over all of its tensors, ``numel`` being their sum.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ncclscope.tracing import scope, session
+from ncclscope_patches import process_groups, works
+from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, Read, note_redop, on_cpu
+from ncclscope_patches.probe import Before, Patch
+from ncclscope_patches.recording import NOBODY, record
+from ncclscope_patches.works import Posted
+
+__all__ = ["C10dProbe"]
+
+_getframe = sys._getframe
+_folding = scope.folding
+
+_CALLER = 2
+"""Frames from a ``before`` hook to the caller of the method that it guards."""
+
+_ALWAYS_WAITED = frozenset({"barrier", "monitored_barrier"})
+"""These hold the caller until all have come, on every backend."""
+
+
+class C10dProbe(Patch):
+    """Records the calls on process groups, and their completion where it can be known.
+
+    It is known where ``Work.wait()`` returns on a backend that waits (gloo), and where
+    ``Work.is_completed()`` says so. Waiting on NCCL only orders streams and tells nothing.
+    """
+
+    name = "c10d"
+    target = "torch.distributed.distributed_c10d"
+    supports = "torch 2.6 to 2.13"
+
+    def install(self, module: Any) -> None:
+        group = module.ProcessGroup
+        for name, read in READERS.items():
+            self.replace(group, name, _recording(read, name in _ALWAYS_WAITED), works.expect)
+        self.replace(module.Work, "wait", _find_work, _waited)
+        self.replace(module.Work, "is_completed", _find_work, _asked)
+        for name in REDOP_OPTIONS:
+            if hasattr(module, name):
+                self.watch_property(getattr(module, name), "reduceOp", note_redop)
+        self._number_groups(group)
+        self._declare_groups(module)
+
+    def _number_groups(self, group: Any) -> None:
+        def start(_token: Any, _result: Any) -> None:
+            scope.enter_group()
+
+        def leave(_token: Any) -> None:
+            scope.leave_group()
+
+        self.replace(group, "_start_coalescing", after=start)
+        if hasattr(group, "_end_coalescing"):
+            end = self.guard_scope(group._end_coalescing, lambda args, kwargs: True, leave)
+            self.put(group, "_end_coalescing", end)
+
+    def _declare_groups(self, module: Any) -> None:
+        """Makes each new group known, so that a rank which never posts has said it is there."""
+        helper = module._new_process_group_helper
+
+        def new_group(token: Any, result: Any) -> None:
+            size, rank, ranks = token
+            group = result[0]
+            if not isinstance(group, module.ProcessGroup):
+                return  # made by others; this process is no member
+            if not ranks:  # the group of all
+                tracer = session.current()
+                if tracer is not None:
+                    tracer.describe(rank=rank, world_size=size)
+            process_groups.declare(group, ranks or range(size))
+
+        def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            names = ("group_size", "group_rank", "global_ranks_in_group")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            return tuple(given[name] for name in names)
+
+        self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
+
+
+def _recording(read: Read, always_waited: bool) -> Before:
+    handles = process_groups.handles
+    known = handles.known
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+        group = args[0]
+        handle = known.get(id(group)) or handles.of(group)
+        if handle is NOBODY or (_folding and scope.is_folded()):
+            return None
+        position = record(handle, read(args, kwargs), _getframe(_CALLER))
+        waits = handle.waits
+        if waits is None:
+            waits = on_cpu(args)
+        return handle, position, waits or always_waited
+
+    return before
+
+
+def _find_work(args: tuple[Any, ...], _kwargs: Any) -> tuple[Posted, Any] | None:
+    posted = works.find(args[0])
+    return None if posted is None else (posted, args[0])
+
+
+def _waited(token: tuple[Posted, Any], _result: Any) -> None:
+    posted, work = token
+    if posted[2]:
+        works.settle(posted, work)
+
+
+def _asked(token: tuple[Posted, Any], result: Any) -> None:
+    posted, work = token
+    if result and _succeeded(work):
+        works.settle(posted, work)
+
+
+def _succeeded(work: Any) -> bool:
+    is_success: Callable[[], bool] = work.is_success
+    try:
+        return is_success()
+    except RuntimeError:  # NCCL no longer answers; a failed call ends the process there
+        return True

@@ -1,0 +1,125 @@
+"""Records what vLLM's CPU workers post through shared memory.
+
+Between the workers of one host, ``CpuCommunicator`` uses operators of its own instead of
+torch.distributed. They return when the call has completed, and spin without a time-out
+when it does not. Dynamo traces into the class, so that the operators are guarded, not its
+methods; see :mod:`ncclscope_patches.operators`.
+"""
+
+from __future__ import annotations
+
+import sys
+from hashlib import blake2b
+from typing import Any
+
+from ncclscope.tracing import session
+from ncclscope_patches.operators import guard_operator, is_real
+from ncclscope_patches.probe import Before, Patch
+from ncclscope_patches.recording import NOBODY, Handle, record
+from ncclscope_patches.works import Posted
+
+__all__ = ["CpuShmProbe", "handle_of"]
+
+_getframe = sys._getframe
+_CALLER = 2
+
+_handles: dict[int, Handle] = {}
+"""By the number that the operators know a communicator by."""
+session.on_reset(_handles.clear)
+
+
+class CpuShmProbe(Patch):
+    """Records the shared-memory collectives of vLLM's CPU communicator."""
+
+    name = "cpu_shm"
+    target = "vllm.distributed.device_communicators.cpu_communicator"
+    supports = "vllm 0.26 to 0.32, CPU build"
+
+    def install(self, module: Any) -> None:
+        operators = module.torch.ops._C
+        shm = getattr(module, "_CPUSHMDistributed", None)
+        if shm is None:
+            return
+
+        def made(token: Any, _result: Any) -> None:
+            _declare(token[0][0])
+            # Only now is it sure that the library with the operators has been loaded.
+            for name, before in _OPERATORS.items():
+                if hasattr(operators, name):
+                    guard_operator(self, getattr(operators, name), before, _returned)
+
+        self.replace(shm, "__init__", after=made)
+
+
+def handle_of(number: int) -> Handle:
+    """Returns the handle of a communicator by the number that the operators know it by."""
+    return _handles.get(number, NOBODY)
+
+
+def _declare(shm: Any) -> None:
+    tracer = session.current()
+    communicator = shm.communicator
+    if tracer is None or communicator.world_size < 2:
+        return
+    # vLLM makes sure that all members have the same name, the instance's identity in it.
+    digest = blake2b(shm.group_name.encode(), digest_size=16).hexdigest()
+    comm = tracer.communicator(
+        key=f"shm:{digest}",
+        label=communicator.unique_name,
+        ranks=communicator.ranks,
+        backend="shm",
+    )
+    _handles[shm.handle] = Handle(tracer, comm, waits=True)
+
+
+def _record(number: int, parameters: tuple[Any, ...]) -> Posted | None:
+    handle = handle_of(number)
+    if handle is NOBODY:
+        return None
+    return handle, record(handle, parameters, _getframe(_CALLER)), True
+
+
+def _all_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+    number, tensor = args
+    if not is_real(tensor):
+        return None
+    return _record(number, ("all_reduce", tensor.shape, tensor.dtype, "sum"))
+
+
+def _all_gather(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+    number, tensor, _output = args
+    if not is_real(tensor):
+        return None
+    return _record(number, ("all_gather", tensor.shape, tensor.dtype))
+
+
+def _gather(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+    number, tensor, _outputs, root = args
+    if not is_real(tensor):
+        return None
+    return _record(number, ("gather", tensor.shape, tensor.dtype, None, root))
+
+
+def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+    number, tensors, peer = args
+    numel = sum(tensor.numel() for tensor in tensors)
+    return _record(number, ("send", None, None, None, None, peer, numel))
+
+
+def _recv(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
+    number, peer = args
+    return _record(number, ("recv", None, None, None, None, peer))
+
+
+def _returned(token: Posted, _result: Any) -> None:
+    handle, position, _ = token
+    handle.complete(position)
+
+
+_OPERATORS: dict[str, Before] = {
+    "shm_all_gather": _all_gather,
+    "shm_allreduce": _all_reduce,
+    "shm_gather": _gather,
+    "shm_recv_tensor_list": _recv,
+    "shm_send_tensor_list": _send,
+}

@@ -1,0 +1,143 @@
+"""Gives communicators and processes the names that vLLM has for them.
+
+vLLM counts names in each process, so every replica calls its own group ``tp:0``. That is
+what a person wants to read; who is meant is told by the members. Where a group has several
+communicators, the one that carries the model's traffic has the plain name, and the others
+``tp:0/device`` and ``tp:0/cpu``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ncclscope.tracing import session
+from ncclscope_patches import process_groups
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY, Handle
+
+__all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames"]
+
+_LABELS = ("tp", "pp", "dp", "ep", "pcp", "dcp")
+_GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
+_DEVICE_SUFFIX = "/device"
+
+
+class VllmCommunicatorNames(Patch):
+    """Names a group's communicators before its device communicator connects.
+
+    That is where a rank may hang, and until then nobody has named anything.
+    """
+
+    name = "vllm_communicators"
+    target = "vllm.distributed.device_communicators.base_device_communicator"
+    supports = "vllm 0.26 to 0.32"
+
+    def install(self, module: Any) -> None:
+        def made(token: Any, _result: Any) -> None:
+            communicator = token[0][0]
+            _name_groups(communicator, communicator.unique_name, communicator.ranks)
+
+        self.replace(module.DeviceCommunicatorBase, "__init__", after=made)
+
+
+class VllmGroupNames(Patch):
+    """Names a group's communicators when all are there, and says which worker this is."""
+
+    name = "vllm_groups"
+    target = "vllm.distributed.parallel_state"
+    supports = "vllm 0.26 to 0.32"
+
+    def install(self, module: Any) -> None:
+        def made(token: Any, _result: Any) -> None:
+            _name_coordinator(token[0][0])
+
+        def all_made(_token: Any, _result: Any) -> None:
+            _describe_worker(module)
+
+        # A stateless coordinator is made without its parent's __init__: it is named last.
+        self.replace(module.GroupCoordinator, "__init__", after=made)
+        self.replace(module, "initialize_model_parallel", after=all_made)
+
+
+class VllmEngineNames(Patch):
+    """Says that a process is an engine core, and names the group of engines.
+
+    Only the engines of one data-parallel deployment have such a group; they are no ranks.
+    """
+
+    name = "vllm_engines"
+    target = "vllm.v1.engine.core"
+    supports = "vllm 0.26 to 0.32"
+
+    def install(self, module: Any) -> None:
+        def begins(args: tuple[Any, ...], _kwargs: Any) -> None:
+            engine = args[0]
+            group = getattr(engine, "dp_group", None)
+            tracer = session.current() if group is not None and group.size() > 1 else None
+            if tracer is not None:
+                tracer.describe(role="engine", labels={"engine": str(engine.dp_rank)})
+                process_groups.name(group, "engines")
+
+        engines = getattr(module, "DPEngineCoreProc", None)
+        if engines is not None:
+            self.replace(engines, "run_busy_loop", begins)
+
+
+def _name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:
+    """Names the process groups of a coordinator or of its device communicator."""
+    if not name or len(ranks) < 2:
+        return
+    if owner.device_group is not None:
+        process_groups.name(owner.device_group, name + device_suffix, ranks)
+    if owner.cpu_group is not None:
+        process_groups.name(owner.cpu_group, name + process_groups.CPU_SUFFIX, ranks)
+
+
+def _name_coordinator(coordinator: Any) -> None:
+    name, ranks = coordinator.unique_name, list(coordinator.ranks)
+    fast = _fast_communicator(coordinator.device_communicator)
+    if fast is not NOBODY:
+        fast.rename(name, ranks)
+    _name_groups(coordinator, name, ranks, "" if fast is NOBODY else _DEVICE_SUFFIX)
+
+
+def _fast_communicator(device_communicator: Any) -> Handle:
+    """Returns what vLLM uses in the place of torch.distributed, where it does."""
+    from ncclscope_patches import cpu_shm, pynccl
+
+    direct = getattr(device_communicator, "pynccl_comm", None)
+    if direct is not None and not direct.disabled:
+        return pynccl.handles.of(direct)
+    shared: Any = getattr(device_communicator, "dist_module", None)
+    if hasattr(shared, "handle"):
+        return cpu_shm.handle_of(shared.handle)
+    return NOBODY
+
+
+def _describe_worker(module: Any) -> None:
+    tracer = session.current()
+    if tracer is None:
+        return
+    labels = {}
+    for name in _GROUPS:
+        group = getattr(module, f"_{name.upper()}", None)
+        if group is not None:
+            _name_coordinator(group)
+            if group.world_size > 1 and name in _LABELS:
+                labels[name] = str(group.rank_in_group)
+    engine = _engine_index()
+    if engine is not None:
+        labels["engine"] = str(engine)
+    tracer.describe(labels=labels, role="worker")
+
+
+def _engine_index() -> int | None:
+    """Tells the replicas of a dense model apart, whose ranks all count from 0."""
+    config = sys.modules.get("vllm.config")
+    current = getattr(config, "get_current_vllm_config_or_none", lambda: None)()
+    if current is None:
+        return None
+    parallel = current.parallel_config
+    index: int = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    return index

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope import open_run
 from ncclscope.ring import layout
-from ncclscope.signature import sign
-from tests.rings import SMALL, check_log, fill, is_call, post, read, running, tracer_in
+from tests.rings import SMALL, check_log, fill, post, read, running, tracer_in
 
 EVERY = layout.table_every(SMALL)
 
@@ -80,17 +78,19 @@ def test_a_communicator_without_a_record_left_keeps_its_count_and_hash(
 
 
 def test_a_table_that_was_never_written_is_made_up_for(rings: Path) -> None:
-    # The thread whose turn it was had been put aside, and the process was killed then.
+    # The thread whose turn it was had been put aside, and the process was killed just before
+    # another one's turn came.
     tracer = tracer_in(rings)
     rare, busy = tracer.communicator("rare"), tracer.communicator("busy")
-    fill(tracer, busy, 1, 3 * SMALL + EVERY // 2 + 1)
+    fill(tracer, busy, 1, 3 * SMALL + 1)
     fill(tracer, rare, 1, 6)
-    fill(tracer, busy, 3 * SMALL + EVERY // 2 + 1, 3 * SMALL + EVERY // 2 + EVERY + 9)
+    fill(tracer, busy, 3 * SMALL + 1, 3 * SMALL + 2 * EVERY - 5)
     path = Path(tracer.path)
     data = bytearray(path.read_bytes())
     table = tracer.ring.geometry.table
     half = layout.MAX_COMMS * layout.TABLE_ENTRY.size
     begins = [layout.TABLE_ENTRY.unpack_from(data, table + number * half)[0] for number in range(2)]
+    assert sorted(begins) == [3 * SMALL + 1, 3 * SMALL + EVERY + 1]
     newest = table + begins.index(max(begins)) * half
     data[newest : newest + half] = bytes(half)
     path.write_bytes(data)
@@ -98,5 +98,5 @@ def test_a_table_that_was_never_written_is_made_up_for(rings: Path) -> None:
     logs = read(path).logs
 
     assert (logs["rare"].calls, logs["rare"].fingerprint(5)) == (5, running(range(1, 6)))
-    check_log(logs["busy"], logs["busy"].first, 3 * SMALL + EVERY // 2 + EVERY + 8)
-    assert logs["busy"].first == 3 * SMALL + EVERY // 2 + EVERY + 8 - (SMALL - 5) + 1
+    calls = 3 * SMALL + 2 * EVERY - 6
+    check_log(logs["busy"], calls - (SMALL - 5) + 1, calls)

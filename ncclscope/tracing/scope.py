@@ -11,12 +11,20 @@ import itertools
 import threading
 from collections.abc import Iterator
 
-__all__ = ["enter_group", "folded", "folding", "group_number", "is_folded", "leave_group"]
+__all__ = [
+    "enter_group",
+    "folded",
+    "folding",
+    "group_number",
+    "groups",
+    "is_folded",
+    "leave_group",
+]
 
 folding: dict[int, int] = {}
 """Thread identity -> depth of :func:`folded` blocks."""
 
-_groups: dict[int, list[int]] = {}
+groups: dict[int, list[int]] = {}
 """Thread identity -> [depth, number] of the open NCCL group."""
 
 _group_numbers = itertools.count(1)
@@ -43,11 +51,11 @@ def is_folded() -> bool:
 
 
 def enter_group() -> None:
-    """Notes that ncclGroupStart was called on this thread. Groups nest; only the outermost counts."""
+    """Notes that ncclGroupStart was called on this thread; only the outermost group counts."""
     thread = threading.get_ident()
-    state = _groups.get(thread)
+    state = groups.get(thread)
     if state is None:
-        _groups[thread] = [1, next(_group_numbers)]
+        groups[thread] = [1, next(_group_numbers)]
     else:
         state[0] += 1
 
@@ -55,16 +63,16 @@ def enter_group() -> None:
 def leave_group() -> None:
     """Notes that ncclGroupEnd was called on this thread."""
     thread = threading.get_ident()
-    state = _groups.get(thread)
+    state = groups.get(thread)
     if state is not None:
         state[0] -= 1
         if state[0] <= 0:
-            del _groups[thread]
+            del groups[thread]
 
 
 def group_number() -> int:
     """Number of the group that is open on this thread; 0 when none is."""
-    if not _groups:
+    if not groups:
         return 0
-    state = _groups.get(threading.get_ident())
+    state = groups.get(threading.get_ident())
     return state[1] if state else 0

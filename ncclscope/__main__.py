@@ -16,6 +16,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "demo": "ncclscope.commands.demo:DemoCommand",
+    "run": "ncclscope.commands.run:RunCommand",
     "diagnose": "ncclscope.commands.diagnose:DiagnoseCommand",
 }
 

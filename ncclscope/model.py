@@ -10,6 +10,7 @@ objects. Analyzers turn a run into :class:`Finding` objects; a
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ __all__ = [
     "State",
     "Step",
 ]
+
+_NUMBER = re.compile(r":\d+")
 
 
 class State(enum.IntEnum):
@@ -58,8 +61,11 @@ class Communicator:
 
     @property
     def kind(self) -> str:
-        """The label without its number: ``tp`` of ``tp:0``; what peers of one kind share."""
-        return self.label.partition(":")[0] or self.label
+        """The label without its number: ``tp`` of ``tp:0``, ``tp/cpu`` of ``tp:0/cpu``.
+
+        It is what the communicators share that play the same part in different replicas.
+        """
+        return _NUMBER.sub("", self.label)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the communicator in the terms of the JSON verdict."""

@@ -107,6 +107,7 @@ def _stands(verdict: Verdict, width: int) -> RenderableType:
     rows = verdict.table
     if not rows:
         return Text()
+    rows = [_with_calls(row) for row in rows]
     folded: list[tuple[tuple[Row, ...], Row]] = [((row,), row) for row in rows]
     if len(rows) > MANY:
         folded = _fold(rows)
@@ -133,9 +134,15 @@ def _window_text(verdict: Verdict) -> Text:
     )
 
 
+def _with_calls(row: Row) -> Row:
+    """Leaves out what a rank has never used, unless its peers have."""
+    used = {label: cell for label, cell in row.cells.items() if cell.calls or cell.delta}
+    return Row(row.rank, used)
+
+
 def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
     table = _plain_table()
-    labels = _labels(verdict.table)
+    labels = _labels(row for _, row in folded)
     for heading in ("rank", "host", "pid"):
         table.add_column(heading, justify="right" if heading != "host" else "left")
     names = _label_names(verdict.table)

@@ -1,25 +1,132 @@
-"""Real vLLM workers on the CPU: `make test-vllm`."""
+"""Real vLLM workers on the CPU, traced with no change to vLLM: `make test-vllm`."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+NCCLSCOPE = Path(sys.executable).with_name("ncclscope")
+FAULT_PLUGIN = Path(__file__).with_name("vllm_fault")
+PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
+
+
+class TracedServer:
+    """A server under `ncclscope run`, and the switch that makes one worker diverge."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rings = directory / "rings"
+        self.switch = directory / "fault"
+        self.server = VllmServer(
+            directory,
+            prefix=[str(NCCLSCOPE), "run", "--dir", str(self.rings), "--"],
+            environment={
+                "NCCLSCOPE_TEST_FAULT": str(self.switch),
+                "PYTHONPATH": str(FAULT_PLUGIN),
+            },
+        )
+
+    def plant(self, fault: str) -> None:
+        """Has worker 1 do it to the next collective; the switch appears at once and whole."""
+        draft = self.switch.with_suffix(".draft")
+        draft.write_text(fault)
+        draft.rename(self.switch)
+
+    def diagnose(self, *options: str) -> tuple[int, dict[str, Any]]:
+        """Returns exit status and document of `ncclscope diagnose --json`."""
+        command = [str(NCCLSCOPE), "diagnose", str(self.rings), "--json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    def kill_workers(self) -> list[int]:
+        """Sends SIGKILL to the workers and waits for their end."""
+        pids = self.server.worker_pids()
+        workers = [psutil.Process(pid) for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs(workers, timeout=10)
+        return pids
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    with VllmServer(tmp_path_factory.mktemp("vllm")) as server:
-        yield server
+def untraced_tokens(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What the server answers when nothing is traced."""
+    directory = tmp_path_factory.mktemp("untraced")
+    with VllmServer(directory) as server:
+        assert len(set(server.worker_pids())) == 2
+        return [server.complete(prompt, max_tokens=12) for prompt in PROMPTS]
 
 
-def test_server_returns_tokens_from_two_workers(server: VllmServer) -> None:
-    tokens = server.complete([1, 2, 3, 4, 5], max_tokens=12)
+@pytest.fixture
+def traced(tmp_path: Path) -> Iterator[TracedServer]:
+    traced = TracedServer(tmp_path)
+    with traced.server:
+        yield traced
+    shutil.rmtree(traced.rings)
 
-    assert len(tokens) == 12
-    assert all(0 <= token < VOCABULARY_SIZE for token in tokens)
-    assert len(set(server.worker_pids())) == 2
+
+def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
+    untraced_tokens: list[list[int]], traced: TracedServer
+) -> None:
+    # GIVEN a traced server that serves
+    tokens = [traced.server.complete(prompt, max_tokens=12) for prompt in PROMPTS]
+
+    # THEN it answers as an untraced one, one ring a worker, and the workers agree
+    assert tokens == untraced_tokens
+    assert all(0 <= token < VOCABULARY_SIZE for answer in tokens for token in answer)
+    assert len(list(traced.rings.glob("*.ring"))) == 2
+    status, document = traced.diagnose()
+    assert (status, document["status"]) == (0, "ok")
+    assert document["ranks"] == {"expected": 2, "read": 2, "missing": []}
+    assert [row["pid"] for row in document["table"]] == traced.server.worker_pids()
+    assert all(row["comms"]["tp:0"]["calls"] > 0 for row in document["table"])
+    assert all(row["labels"]["tp"] == str(row["rank"]) for row in document["table"])
+
+    # WHEN one worker skips one all_reduce, and the engine stands still
+    traced.plant("skip")
+    with pytest.raises(TimeoutError):
+        traced.server.complete(PROMPTS[0], max_tokens=12, timeout=8)
+
+    # THEN the worker is named, while all live and after SIGKILL
+    _, alive = traced.diagnose()
+    pids = traced.kill_workers()
+    status, dead = traced.diagnose()
+    assert status == 1
+    for document in (alive, dead):
+        verdict = document["verdict"]
+        assert document["status"] == "diverged"
+        assert verdict["kind"] == "missing_call"
+        assert verdict["diverging_ranks"] == [1]
+        assert verdict["comm"]["label"] == "tp:0"
+        assert verdict["comm"]["backend"] == "shm"
+        assert verdict["peers"]["op"] == "all_reduce"
+    assert document["table"][1]["pid"] == pids[1]
+
+
+def test_a_replaced_call_is_named_though_nothing_hangs(traced: TracedServer) -> None:
+    """The shared-memory operators do not check what the other side is at: wrong data, no hang."""
+    traced.server.complete(PROMPTS[0], max_tokens=12)
+    assert traced.diagnose()[1]["status"] == "ok"
+
+    traced.plant("replace")
+    traced.server.complete(PROMPTS[0], max_tokens=12)
+
+    status, document = traced.diagnose()
+    assert (status, document["status"]) == (1, "diverged")
+    assert document["verdict"]["kind"] == "op_mismatch"
+    assert document["verdict"]["diverging_ranks"] == [1]
+    assert document["verdict"]["odd"]["op"] == "all_gather"

@@ -21,7 +21,9 @@ _PLUMBING = tuple(
         "/torch/_functorch/",
         "/torch/_higher_order_ops/",
         "/torch/_inductor/",
+        "/torch/_library/",
         "/torch/_ops.py",
+        "/torch/_tensor.py",
         "/torch/autograd/",
         "/torch/fx/",
         "/torch/nn/modules/module.py",
@@ -33,6 +35,8 @@ _PLUMBING = tuple(
         "/ncclscope_patches/",
         "/contextlib.py",
         "/functools.py",
+        "/typing_extensions.py",  # its @deprecated, on names that torch gives up
+        "/warnings.py",
     )
 )
 

@@ -1,0 +1,124 @@
+"""Ranks of a torch program, as real processes over gloo, with probes that write real rings.
+
+A test module is its own program: started with the name of one of its functions, it runs that
+function as one rank. What the ranks recorded is then read back by the test:
+
+    def exchange(rank: int) -> None: ...
+
+    def test_exchange(rings: Path) -> None:
+        run = run_ranks(__file__, "exchange", rings)
+
+    if __name__ == "__main__":
+        main(globals())
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ncclscope import open_run
+from ncclscope.model import Call, Rank, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = 2
+
+
+def run_ranks(
+    file: str,
+    function: str,
+    rings: Path,
+    *,
+    size: int = SIZE,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 100.0,
+) -> Run:
+    """Run a function of a test module on all ranks at once, and read what they recorded.
+
+    Raises:
+        AssertionError: A rank failed; the message is what it wrote.
+    """
+    processes = [
+        start(
+            file,
+            function,
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MEETING_POINT": str(rings / "store"),
+                "NCCLSCOPE_DIR": str(rings),
+                **(environment or {}),
+            },
+        )
+        for rank in range(size)
+    ]
+    try:
+        said = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text
+    return open_run(rings)
+
+
+def start(file: str, function: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start one process that runs a function of a test module."""
+    path = [str(ROOT), str(ROOT / "patches"), str(ROOT / "analyzers")]
+    return subprocess.Popen(
+        [sys.executable, file, function],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def main(functions: Mapping[str, Callable[[int], None]]) -> None:
+    """Run the function that the command line names, with the probes waiting for torch."""
+    from ncclscope_patches import registry
+
+    registry.install_all()
+    functions[sys.argv[1]](int(os.environ.get("RANK", "0")))
+
+
+def join() -> Any:
+    """Import torch, join the group of all ranks, and return ``torch.distributed``."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['MEETING_POINT']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    return dist
+
+
+def calls(rank: Rank, label: str = "world") -> Sequence[Call]:
+    """Return the collectives that a rank recorded on the communicator of that name."""
+    (log,) = [log for log in rank.logs.values() if log.communicator.label == label]
+    return log.span(1, log.calls + 1)
+
+
+def messages(rank: Rank, label: str = "world") -> Sequence[Call]:
+    """Return the sends and receives that a rank recorded on the communicator of that name."""
+    (key,) = [key for key, log in rank.logs.items() if log.communicator.label == label]
+    return rank.p2p.get(key, ())
+
+
+def fields(call: Call, *names: str) -> tuple[Any, ...]:
+    """Return some fields of a call."""
+    return tuple(getattr(call, name) for name in names)

@@ -184,7 +184,7 @@ class Case:
         """The group that did what most communicators of the same kind did at this call.
 
         Replicas of a model run the same program, though not on the same data: signatures
-        are compared first, the operation alone where those decide nothing.
+        are compared first, and single parameters but the size where those decide nothing.
         """
         calls = []
         for key, comm in self.run.communicators.items():
@@ -198,7 +198,7 @@ class Case:
             }
             if len(posted) == 1:
                 calls.append(next(iter(posted.values())).call(parting.seq))
-        for aspect in ("signature", "op"):
+        for aspect in ("signature", "op", "dtype", "redop", "root"):
             usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
             if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
                 continue

@@ -106,7 +106,12 @@ def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
     comm = planted["comm"]
     if comm is None:
         return True
-    return cause.comm is not None and [*cause.comm.ranks] == comm["ranks"]
+    if cause.comm is None:
+        return False
+    if cause.kind in ("not_joined", "dead_rank"):
+        # A rank that is gone is missed on every communicator that it is a member of.
+        return cause.diverging_ranks[0] in cause.comm.ranks
+    return [*cause.comm.ranks] == comm["ranks"]
 
 
 def _memory() -> str | None:

@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
+from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
-NCCLSCOPE = Path(sys.executable).with_name("ncclscope")
-FAULT_PLUGIN = Path(__file__).with_name("vllm_fault")
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
-
-
-class TracedServer:
-    """A server under `ncclscope run`, and the switch that makes one worker diverge."""
-
-    def __init__(self, directory: Path) -> None:
-        self.rings = directory / "rings"
-        self.switch = directory / "fault"
-        self.server = VllmServer(
-            directory,
-            prefix=[str(NCCLSCOPE), "run", "--dir", str(self.rings), "--"],
-            environment={
-                "NCCLSCOPE_TEST_FAULT": str(self.switch),
-                "PYTHONPATH": str(FAULT_PLUGIN),
-            },
-        )
-
-    def plant(self, fault: str) -> None:
-        """Has worker 1 do it to the next collective; the switch appears at once and whole."""
-        draft = self.switch.with_suffix(".draft")
-        draft.write_text(fault)
-        draft.rename(self.switch)
-
-    def diagnose(self, *options: str) -> tuple[int, dict[str, Any]]:
-        """Returns exit status and document of `ncclscope diagnose --json`."""
-        command = [str(NCCLSCOPE), "diagnose", str(self.rings), "--json", *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stderr == ""
-        return done.returncode, json.loads(done.stdout)
-
-    def kill_workers(self) -> list[int]:
-        """Sends SIGKILL to the workers and waits for their end."""
-        pids = self.server.worker_pids()
-        workers = [psutil.Process(pid) for pid in pids]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs(workers, timeout=10)
-        return pids
 
 
 @pytest.fixture(scope="module")

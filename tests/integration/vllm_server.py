@@ -74,7 +74,8 @@ class VllmServer:
         eager: False for vLLM's default, torch.compile, which takes some 10 to 40 s longer to start.
         prefix: A command to run the server under, such as `["ncclscope", "run", "--"]`.
         environment: Variables set for the server on top of the test's own.
-        arguments: Further options for the server.
+        arguments: Further options for the server; they win over those it is given anyway.
+        config: The model's configuration.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class VllmServer:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
+        config: Mapping[str, Any] = TINY_QWEN3_MOE,
     ) -> None:
+        self._config = config
         self.log_path = directory / "server.log"
         self._model = directory / "tiny-moe"
         self._port = _free_port()
@@ -126,7 +129,7 @@ class VllmServer:
             TimeoutError: It was not healthy in time; likewise.
         """
         self._model.mkdir(exist_ok=True)
-        (self._model / "config.json").write_text(json.dumps(TINY_QWEN3_MOE, indent=2))
+        (self._model / "config.json").write_text(json.dumps(self._config, indent=2))
         self._shared_memory_before = frozenset(SHARED_MEMORY.iterdir())
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(

@@ -1,13 +1,15 @@
 """A vLLM plugin for tests: one worker leaves the common sequence when it is told to.
 
 The file that NCCLSCOPE_TEST_FAULT names holds the fault, ``skip`` or ``replace``. As soon
-as it is there, the worker of tensor-parallel rank 1 takes it away and does that to the next
-all_reduce of the model: above the probe, so that what is recorded is what is posted.
+as it is there, rank 1 of a group takes it away and does that to its next collective: an
+all_reduce of tensor parallelism on the CPU, a reduce_scatter of expert parallelism on GPUs.
+It sits above the probes, so that what is recorded is what is posted.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +21,44 @@ def register() -> None:
     order = os.environ.get("NCCLSCOPE_TEST_FAULT")
     if not order:
         return
-    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    from vllm.platforms import current_platform
 
-    usual = CpuCommunicator.all_reduce
+    if current_platform.is_cpu():
+        from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+        _replace(CpuCommunicator, "all_reduce", _on_cpu, Path(order))
+    else:
+        from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
+
+        _replace(CudaCommunicator, "reduce_scatterv", _on_gpu, Path(order))
+
+
+def _on_cpu(fault: str, communicator: Any, input_: Any) -> Any:
+    if fault == "replace":
+        communicator.all_gather(input_)
+    return input_
+
+
+def _on_gpu(fault: str, communicator: Any, input_: Any, *_: Any, **options: Any) -> Any:
+    sizes = options.get("sizes")
+    rows = sizes[DIVERGING_RANK] if sizes else input_.shape[0] // communicator.world_size
+    if fault == "replace":
+        communicator.all_gather(input_[:rows].contiguous(), 0)
+    return input_[:rows].clone()
+
+
+def _replace(owner: Any, name: str, instead: Callable[..., Any], order: Path) -> None:
+    usual = getattr(owner, name)
     if getattr(usual, "planted", False):
         return
 
-    def all_reduce(self: Any, input_: Any) -> Any:
-        fault = _take(Path(order)) if self.rank_in_group == DIVERGING_RANK else ""
-        if fault == "skip":
-            return input_
-        if fault == "replace":
-            self.all_gather(input_)
-            return input_
-        return usual(self, input_)
+    def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.rank_in_group == DIVERGING_RANK and (fault := _take(order)):
+            return instead(fault, self, *args, **kwargs)
+        return usual(self, *args, **kwargs)
 
-    all_reduce.planted = True  # type: ignore[attr-defined]
-    CpuCommunicator.all_reduce = all_reduce
+    planted.planted = True  # type: ignore[attr-defined]
+    setattr(owner, name, planted)
 
 
 def _take(order: Path) -> str:

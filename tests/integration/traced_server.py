@@ -1,0 +1,68 @@
+"""A vLLM server under `ncclscope run`, and the switch that makes one worker diverge."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.integration.vllm_server import VllmServer
+
+NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
+FAULT_PLUGIN = Path(__file__).with_name("vllm_fault")
+
+
+class TracedServer:
+    """One traced server.
+
+    Args:
+        directory: Where its files and rings go.
+        environment: Variables for the server.
+        **options: Those of :class:`VllmServer`.
+    """
+
+    def __init__(
+        self, directory: Path, *, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self.rings = directory / "rings"
+        self.switch = directory / "fault"
+        search = [str(FAULT_PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.server = VllmServer(
+            directory,
+            prefix=[*NCCLSCOPE, "run", "--dir", str(self.rings), "--"],
+            environment={
+                "NCCLSCOPE_TEST_FAULT": str(self.switch),
+                "PYTHONPATH": os.pathsep.join(search),
+                **(environment or {}),
+            },
+            **options,
+        )
+
+    def plant(self, fault: str) -> None:
+        """Has one worker do it to its next collective; the switch appears at once and whole."""
+        draft = self.switch.with_suffix(".draft")
+        draft.write_text(fault)
+        draft.rename(self.switch)
+
+    def diagnose(self) -> tuple[int, dict[str, Any]]:
+        """Returns exit status and document of `ncclscope diagnose --json`."""
+        command = [*NCCLSCOPE, "diagnose", str(self.rings), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    def kill_workers(self) -> list[int]:
+        """Sends SIGKILL to the workers and waits for their end; returns their process ids."""
+        pids = self.server.worker_pids()
+        workers = [psutil.Process(pid) for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        psutil.wait_procs(workers, timeout=10)
+        return pids

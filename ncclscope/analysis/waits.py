@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.model import Call, CallLog, Communicator, Rank, Run, State
 
 __all__ = ["Stand", "Waits"]
 
 PENDING = 512
 """Calls at the end of a log that are looked at for their state."""
+NEAR = 8
+"""Those that are looked at first. In most logs they say enough, and each costs time."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Waits:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._ranks = run.by_rank
+        self._least: dict[str, int] = {}
 
     @cached_property
     def stands(self) -> Mapping[int, Stand]:
@@ -129,34 +132,25 @@ class Waits:
         """The first call of a rank's stream that is not known to have completed."""
         heads = []
         for key, log in rank.logs.items():
-            pending = None
-            reported = False
-            for call in reversed(log.span(max(log.first, log.calls - PENDING), log.calls + 1)):
-                if call.state is State.COMPLETED:
-                    reported = True
-                    break
-                pending = call
-            if pending is None:
-                continue
-            if not reported:
+            pending, told = _pending(log)
+            if pending is not None and not told:
                 # A backend that does not tell: what all have posted is taken for done.
-                pending = self._first_not_posted_by_all(key, rank)
+                seq = max(self._posted_by_all(key) + 1, log.first)
+                pending = log.call(seq) if seq <= log.calls else None
             if pending is not None:
                 heads.append(pending)
         return min(heads, key=lambda call: call.position, default=None)
 
-    def _first_not_posted_by_all(self, key: str, rank: Rank) -> Call | None:
-        log = rank.logs[key]
-        least = min(
-            (
-                self._ranks[member].logs[key].calls
-                if member in self._ranks and key in self._ranks[member].logs
-                else 0
-            )
-            for member in self._run.communicators[key].ranks or (rank.rank,)
-        )
-        seq = max(least + 1, log.first)
-        return log.call(seq) if seq <= log.calls else None
+    def _posted_by_all(self, key: str) -> int:
+        """How many calls every member of a communicator has posted."""
+        least = self._least.get(key)
+        if least is None:
+            members = self._run.communicators[key].ranks or self._ranks.keys()
+            logs = [self._ranks[member].logs for member in members if member in self._ranks]
+            known = [own[key].calls for own in logs if key in own]
+            silent = len(known) < len(self._run.communicators[key].ranks)
+            least = self._least[key] = 0 if silent else min(known, default=0)
+        return least
 
     def _stands_before(self, member: int, head: Call | None, call: Call) -> bool:
         """Whether a member stands in a call that it posted before the one in question."""
@@ -167,3 +161,22 @@ class Waits:
             return False
         posted = log.call(call.seq)
         return posted.state is not State.COMPLETED and head.position < posted.position
+
+
+def _pending(log: CallLog) -> tuple[Call | None, bool]:
+    """Returns the first call after the last that completed, and whether any is known to have."""
+    lowest = max(log.first, log.calls - PENDING)
+    stop, size = log.calls + 1, NEAR
+    pending: Call | None = None
+    while stop > lowest:
+        start = max(lowest, stop - size)
+        for call in reversed(log.span(start, stop)):
+            if call.state is State.COMPLETED:
+                return pending, True
+            pending = call
+        if size == NEAR and not any(
+            log.call(seq).state is State.COMPLETED for seq in {lowest, (lowest + start) // 2}
+        ):
+            break  # nor does any of the many before it
+        stop, size = start, 4 * size
+    return pending, False

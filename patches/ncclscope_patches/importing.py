@@ -71,17 +71,23 @@ class ImportHook(importlib.abc.MetaPathFinder):
         return None
 
     def _follow(self, spec: ModuleSpec) -> None:
-        """Makes this one loader call back. It is the module's own, or of a zip's modules."""
+        """Makes this one loader call back. It is the module's own, or shared with others."""
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None or isinstance(loader, type):
             return
+        before = getattr(loader, "__dict__", {}).get("exec_module")
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if module.__name__ == spec.name:
-                for action in self._on_end.pop(spec.name, ()):
-                    action()
+            if module.__name__ != spec.name:
+                return
+            if before is not None:
+                loader.exec_module = before
+            elif vars(loader).get("exec_module") is exec_module:
+                del loader.exec_module
+            for action in self._on_end.pop(spec.name, ()):
+                action()
 
         try:
             loader.exec_module = exec_module

@@ -56,12 +56,9 @@ def _all_reduce(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
 
 def _reduce(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
     tensor = _one(args[1] if len(args) > 1 else _named(kwargs, "tensors", "tensor"))
-    options = args[2] if len(args) > 2 else _named(kwargs, "opts", "root")
-    if hasattr(options, "rootRank"):
-        root, redop = options.rootRank, _redop(args, kwargs)
-    else:
-        root, redop = int(options), _redop(args, kwargs, 3)
-    return "reduce", tensor.shape, tensor.dtype, redop, root
+    has_options = "opts" in kwargs or (len(args) > 2 and not isinstance(args[2], int))
+    redop = _redop(args, kwargs, 2 if has_options else 3)
+    return "reduce", tensor.shape, tensor.dtype, redop, _root(args, kwargs, 2)
 
 
 def _broadcast(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:

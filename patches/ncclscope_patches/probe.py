@@ -43,7 +43,7 @@ class Patch:
 
     def __init__(self) -> None:
         self.active = False
-        self._failed = False
+        self._applied = False
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def install(self, module: Any) -> None:
@@ -53,9 +53,9 @@ class Patch:
     def apply(self) -> None:
         """Installs the patch where its target has been imported; a second time does nothing."""
         module: ModuleType | None = sys.modules.get(self.target)
-        if module is None or self._replaced or self._failed:
+        if module is None or self._applied:
             return
-        self.active = True
+        self._applied = self.active = True
         try:
             self.install(module)
         except Exception as error:
@@ -83,7 +83,6 @@ class Patch:
         A rank whose probe has ended looks as if it had stopped; a reader must know.
         """
         self.active = False
-        self._failed = True
         try:
             reason = f"{type(error).__name__}: {error}"
             session.warn_once(
@@ -221,7 +220,4 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _dressed(guarded: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    functools.update_wrapper(guarded, function)
-    # Should Dynamo meet it, it must step over it as over the original, not trace into it.
-    guarded._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return guarded
+    return functools.update_wrapper(guarded, function)

@@ -322,6 +322,8 @@ class Finding:
         inferred: Statements that do not stand in the records but follow from them.
         extent: How many calls are concerned, such as the 17 of a swap; 0 where it has no
             meaning.
+        aligned: Calls around the first difference side by side, a peer's and the diverging
+            rank's, with None where one of them has no counterpart.
     """
 
     kind: str
@@ -338,6 +340,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     extent: int = 0
+    aligned: tuple[tuple[Call | None, Call | None], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of the JSON verdict."""

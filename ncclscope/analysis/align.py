@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ncclscope.analysis.edits import Edit, edits
-from ncclscope.model import CallLog, Communicator
+from ncclscope.model import Call, CallLog, Communicator
 from ncclscope.signature import stretch
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.windows import PlacedLog, best_shift
 
-__all__ = ["Parting", "align_windows", "first_difference", "part"]
+__all__ = ["Parting", "align_windows", "first_difference", "part", "side_by_side"]
 
 LOOKAHEAD = 4096
 """Calls after the first difference that are read to tell what kind of difference it is."""
@@ -143,6 +143,44 @@ def compare(odd: CallLog, peer: CallLog, seq: int) -> list[Edit]:
         odd.signatures(seq, min(odd.calls + 1, seq + LOOKAHEAD)),
         peer.signatures(seq, min(peer.calls + 1, seq + LOOKAHEAD)),
     )
+
+
+def side_by_side(
+    odd: CallLog, peer: CallLog, seq: int, found: Sequence[Edit], around: int = 3
+) -> list[tuple[Call | None, Call | None]]:
+    """Returns a peer's and the odd rank's calls around the first difference, in pairs.
+
+    Args:
+        odd: The odd rank's calls.
+        peer: A peer's.
+        seq: The first differing call.
+        found: How they differ from there on.
+        around: Pairs before that call, and after it.
+
+    Returns:
+        Pairs of equal or replaced calls; where one has no counterpart, None in its place.
+    """
+    before = range(max(odd.first, peer.first, seq - around), seq)
+    pairs: list[tuple[Call | None, Call | None]] = [
+        (peer.call(number), odd.call(number)) for number in before
+    ]
+    i = j = seq
+    steps = list(found)
+    end = len(pairs) + 1 + around
+    while len(pairs) < end and (i <= odd.calls or j <= peer.calls):
+        if steps and (i, j) == (seq + steps[0].start, seq + steps[0].peer_start):
+            edit = steps.pop(0)
+            for number in range(max(edit.put, edit.left)):
+                theirs = peer.call(j + number) if number < edit.left else None
+                own = odd.call(i + number) if number < edit.put else None
+                pairs.append((theirs, own))
+            i, j = i + edit.put, j + edit.left
+        else:
+            theirs = peer.call(j) if j <= peer.calls else None
+            own = odd.call(i) if i <= odd.calls else None
+            pairs.append((theirs, own))
+            i, j = i + 1, j + 1
+    return pairs[:end]
 
 
 def align_windows(logs: Mapping[int, CallLog]) -> dict[int, CallLog]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ncclscope.analysis.align import Parting, align_windows, compare, part
+from ncclscope.analysis.align import Parting, align_windows, compare, part, side_by_side
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import follows, habit_of
 from ncclscope.analysis.waits import Waits
@@ -36,6 +36,7 @@ class Difference:
         odd_call: What the odd ranks posted at ``seq``.
         peer_call: What the others posted there.
         edits: How the odd sequence differs from there on.
+        aligned: A peer's calls and the odd rank's around it, side by side.
         basis: Why they and not the others are held to be odd: ``majority``,
             ``other communicators``, ``same kind``, ``habit``, or nothing.
     """
@@ -48,6 +49,7 @@ class Difference:
     odd_call: Call
     peer_call: Call
     edits: tuple[Edit, ...]
+    aligned: tuple[tuple[Call | None, Call | None], ...]
     basis: str
 
     @property
@@ -235,6 +237,7 @@ class Case:
             odd_call=odd_log.call(parting.seq),
             peer_call=peer_log.call(parting.seq),
             edits=tuple(found),
+            aligned=tuple(side_by_side(odd_log, peer_log, parting.seq, found)),
             basis=basis,
         )
 

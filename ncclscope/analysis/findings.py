@@ -97,6 +97,7 @@ def from_difference(
         evidence=tuple(facts),
         inferred=tuple(thoughts),
         extent=extent,
+        aligned=difference.aligned,
     )
 
 

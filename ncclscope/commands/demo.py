@@ -101,7 +101,7 @@ def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
         return verdict.status == "ok"
     if cause is None or cause.kind != planted["kind"]:
         return False
-    if list(cause.diverging_ranks) != planted["diverging_ranks"]:
+    if list(cause.diverging_ranks) != list(planted["diverging_ranks"]):
         return False
     comm = planted["comm"]
     if comm is None:
@@ -111,7 +111,7 @@ def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
     if cause.kind in ("not_joined", "dead_rank"):
         # A rank that is gone is missed on every communicator that it is a member of.
         return cause.diverging_ranks[0] in cause.comm.ranks
-    return [*cause.comm.ranks] == comm["ranks"]
+    return list(cause.comm.ranks) == list(comm["ranks"])
 
 
 def _memory() -> str | None:

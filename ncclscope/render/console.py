@@ -21,7 +21,9 @@ from ncclscope.model import Call, Finding
 __all__ = ["print_verdict", "render_verdict"]
 
 WIDE = 120
-"""Columns from which all communicators of a rank stand in one row."""
+"""Columns from which a call's place in the program stands beside it."""
+NAME_COLUMNS, COMM_COLUMNS = 48, 56
+"""Columns that a rank and each of its communicators take where they stand in one row."""
 MANY = 16
 """Ranks above which those that stand alike share a row."""
 
@@ -104,14 +106,15 @@ def _no_cause(verdict: Verdict) -> str:
 
 
 def _stands(verdict: Verdict, width: int) -> RenderableType:
-    rows = verdict.table
+    rows = [_with_calls(row) for row in verdict.table]
     if not rows:
         return Text()
-    rows = [_with_calls(row) for row in rows]
     folded: list[tuple[tuple[Row, ...], Row]] = [((row,), row) for row in rows]
     if len(rows) > MANY:
         folded = _fold(rows)
-    table = _wide_table(verdict, folded) if width >= WIDE else _narrow_table(verdict, folded)
+    labels = _labels(row for _, row in folded)
+    fits = NAME_COLUMNS + COMM_COLUMNS * len(labels) <= width
+    table = _wide_table(verdict, folded) if fits else _narrow_table(verdict, folded)
     parts: list[RenderableType] = [_section("where each rank stands", "recorded"), table]
     if verdict.run.window:
         parts.append(_window_text(verdict))
@@ -183,46 +186,76 @@ def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -
 
 
 def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
+    where = near.comm.label or near.comm.key[:12]
+    heading = _section(f"around call {near.seq} on {where}", "recorded")
+    if cause.aligned:
+        return Group(heading, _aligned(cause, width))
+    return Group(heading, _rank_by_rank(near, cause, width))
+
+
+def _aligned(cause: Finding, width: int) -> RenderableType:
+    """Two columns, equal calls in one line."""
+    assert cause.comm is not None
+    assert cause.seq is not None
+    odd = cause.diverging_ranks or cause.candidate_ranks[-1:]
+    peers = [rank for rank in cause.comm.ranks if rank not in odd]
+    table = _plain_table()
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column(ranks_text(peers), overflow="fold", ratio=1)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column(ranks_text(odd), overflow="fold", ratio=1)
+    for theirs, own in cause.aligned:
+        same = theirs and own and theirs.signature == own.signature
+        first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
+        table.add_row(
+            _number(theirs, mark=first),
+            _near_text(theirs, show_site=first, width=width),
+            _number(own),
+            _near_text(own, show_site=first, width=width),
+            style="" if same else "red",
+        )
+    return table
+
+
+def _number(call: Call | None, *, mark: bool = False) -> str:
+    number = f"#{call.seq}" if call is not None else ""
+    return f"> {number}" if mark else number
+
+
+def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
+    """A column for each group of ranks that posted the same."""
     columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
         alike = tuple((seq, call.signature) for seq, call in calls.items())
         columns.setdefault(alike, []).append(rank)
-    seqs = sorted({seq for calls in near.calls.values() for seq in calls})
     groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
     most = 2 if width < WIDE else 4
-    shown, hidden = groups[:most], groups[most:]
-    odd = next((ranks for ranks in groups if ranks[0] in cause.diverging_ranks), None)
-    if odd is not None and odd not in shown:
-        hidden.append(shown.pop())
-        hidden.remove(odd)
-        shown.append(odd)
+    shown = groups[: most - 1] + groups[-1:] if len(groups) > most else groups
     table = _plain_table()
-    table.add_column("", justify="right")
+    table.add_column("", justify="right", no_wrap=True)
     for ranks in shown:
         table.add_column(ranks_text(ranks), overflow="fold", ratio=1)
-    for seq in seqs:
-        calls_here = [near.calls[ranks[0]].get(seq) for ranks in shown]
-        signatures = {call.signature for call in calls_here if call is not None}
-        differs = len(signatures) > 1
-        mark = ">" if seq == near.seq else " "
-        cells = [_near_text(call, show_site=seq == near.seq) for call in calls_here]
-        table.add_row(f"{mark} #{seq}", *cells, style="red" if differs else "")
-    parts: list[RenderableType] = [
-        _section(f"around call {near.seq} on {near.comm.label or near.comm.key[:12]}", "recorded"),
-        table,
-    ]
-    if hidden:
-        others = sorted(rank for ranks in hidden for rank in ranks)
-        parts.append(Text(f"  not shown: {ranks_text(others)}", style="dim"))
-    return Group(*parts)
+    for seq in sorted({seq for calls in near.calls.values() for seq in calls}):
+        here = seq == near.seq
+        cells = [
+            _near_text(near.calls[ranks[0]].get(seq), show_site=here, width=width)
+            for ranks in shown
+        ]
+        table.add_row(f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
+    hidden = sorted(rank for ranks in groups if ranks not in shown for rank in ranks)
+    if not hidden:
+        return table
+    return Group(table, Text(f"  not shown: {ranks_text(hidden)}", style="dim"))
 
 
-def _near_text(call: Call | None, *, show_site: bool) -> str:
+def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     if call is None:
         return "-"
     text = call_text(call)
     if show_site:
-        text += f" ({call.state.word}{f', {call.site}' if call.site else ''})"
+        text += f", {call.state.word}"
+        if call.site:
+            text += f"{' ' if width >= WIDE else chr(10)}at {call.site}"
     return text
 
 

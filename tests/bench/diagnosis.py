@@ -1,0 +1,66 @@
+"""What it takes to diagnose many rings, in a process of its own: for ``tests.bench``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Cost", "measure"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One diagnosis.
+
+    Attributes:
+        seconds: From the first file that is opened to the verdict.
+        memory: Most bytes that the process had in use.
+        before: Those that it had before the first file.
+        named: The ranks that the verdict names.
+    """
+
+    seconds: float
+    memory: int
+    before: int
+    named: tuple[int, ...]
+
+
+def measure(directory: Path) -> Cost:
+    """Diagnoses all rings below a directory in a fresh process."""
+    command = [sys.executable, "-m", __name__, str(directory)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    said = json.loads(done.stdout)
+    return Cost(said["seconds"], said["memory"], said["before"], tuple(said["named"]))
+
+
+def main(directory: str) -> None:
+    """Diagnoses and prints the cost."""
+    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.sources import open_run
+
+    before = _most_memory()
+    start = time.perf_counter()
+    verdict = diagnose(open_run(directory))
+    verdict.to_dict()
+    cost = {
+        "seconds": time.perf_counter() - start,
+        "memory": _most_memory(),
+        "before": before,
+        "named": verdict.cause.diverging_ranks if verdict.cause else (),
+    }
+    json.dump(cost, sys.stdout)
+
+
+def _most_memory() -> int:
+    """The most bytes in use so far; in ru_maxrss the parent's would count as well."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,96 @@
+"""torch's Flight Recorder, and ncclscope beside it, on one gloo program of two ranks.
+
+The recorder can only be switched when a process starts. The program is therefore started once
+for each variant, and its ranks run when it is their turn while the others sleep.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.bench.timing import Rounds
+
+__all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure"]
+
+PLAIN, RECORDER, NCCLSCOPE = "plain", "Flight Recorder", "ncclscope"
+RANKS = 2
+
+Ranks = list[subprocess.Popen[str]]
+
+
+def measure(directory: Path, *, rounds: int) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
+    """Measures in turns.
+
+    Args:
+        directory: For rings and for what the ranks meet in.
+        rounds: How often each variant has its turn.
+
+    Returns:
+        Nanoseconds of processor time of one all_reduce, on the thread that posts it. First of
+        calls that are posted one after the other and waited for later, as on a GPU; then of
+        calls that are waited for one by one, where the processor has forgotten the code each
+        time the next one is made.
+    """
+    settings = {
+        PLAIN: {"TORCH_FR_BUFFER_SIZE": "0"},
+        RECORDER: {"TORCH_FR_BUFFER_SIZE": "2000"},
+        NCCLSCOPE: {"TORCH_FR_BUFFER_SIZE": "0", "NCCLSCOPE_DIR": str(directory / "gloo")},
+    }
+    with ExitStack() as stack:
+        variants = {
+            name: stack.enter_context(_program(directory / f"store-{place}", setting))
+            for place, (name, setting) in enumerate(settings.items())
+        }
+        return _turns(variants, "together 50", rounds), _turns(variants, "single 50", rounds)
+
+
+def _turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:
+    for ranks in variants.values():
+        _turn(ranks, order)
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, ranks in variants.items():
+            taken[name].append(_turn(ranks, order))
+    return {name: Rounds(own) for name, own in taken.items()}
+
+
+def _turn(ranks: Ranks, order: str) -> float:
+    for process in ranks:
+        assert process.stdin is not None
+        process.stdin.write(f"{order}\n")
+        process.stdin.flush()
+    answers = []
+    for process in ranks:
+        assert process.stdout is not None
+        answers.append(process.stdout.readline())
+    if not all(answers):
+        raise RuntimeError("a rank of the gloo program has ended; what it said is above")
+    return min(map(float, answers))
+
+
+@contextmanager
+def _program(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
+    inherited = {name: value for name, value in os.environ.items() if "NCCL" not in name}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.program", str(store), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**inherited, **setting},
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        yield ranks
+        for process in ranks:
+            process.communicate(timeout=30)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()

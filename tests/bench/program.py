@@ -1,0 +1,58 @@
+"""One rank of a gloo program, which says how long its collectives took: for gloo.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+RANKS = 2
+SETTLE = 0.01
+"""Seconds in which a batch of calls completes, so that waiting for them is no waiting."""
+
+
+def main(store: str, rank: int) -> None:
+    """Joins the other rank, then runs as many calls as each line of stdin asks for.
+
+    Args:
+        store: A file that the ranks meet in.
+        rank: This one.
+    """
+    torch.set_num_threads(1)
+    if os.environ.get("NCCLSCOPE_DIR"):
+        from ncclscope_patches.c10d import C10dProbe
+
+        C10dProbe().apply()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    tensor = torch.zeros(15, 2)
+    for line in sys.stdin:
+        word, count = line.split()
+        run = post_then_wait if word == "together" else post_and_wait
+        print(run(tensor, int(count)), flush=True)
+
+
+def post_and_wait(tensor: torch.Tensor, count: int) -> float:
+    """Returns nanoseconds of processor time of a call that is waited for before the next."""
+    start = time.thread_time_ns()
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    return (time.thread_time_ns() - start) / count
+
+
+def post_then_wait(tensor: torch.Tensor, count: int) -> float:
+    """Returns the same of calls that are all posted first, and all waited for afterwards."""
+    start = time.thread_time_ns()
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(count)]
+    posted = time.thread_time_ns() - start
+    time.sleep(SETTLE)
+    start = time.thread_time_ns()
+    for work in works:
+        work.wait()
+    return (posted + time.thread_time_ns() - start) / count
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

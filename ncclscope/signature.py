@@ -116,7 +116,10 @@ def sign(
     elif op in _EQUAL_OUTPUT_OPS:
         agreed = "" if out_shape is None else str(prod(out_shape))
     text = f"{op}|{dtype or ''}|{redop or ''}|{'' if root is None else root}|{agreed}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+    return (
+        int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+        | 1
+    )
 
 
 def extend(running: int, signature: int) -> int:

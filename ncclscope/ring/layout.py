@@ -34,8 +34,8 @@ offset field  type  meaning
 40     shape  4xu32 dimensions of the input; a dimension of 2**32 or more reads 2**32 - 1
 56     comm   u16   communicator, a number of the strings part
 58     op     u16   operation, a number of the strings part
-60     dtype  u8    element type, a number of the strings part; 0 for none
-61     redop  u8    reduction, a number of the strings part; 0 for none
+60     dtype  u8    element type, a number of the strings part; 0: none, 255: no room for it
+61     redop  u8    reduction, a number of the strings part; 0: none, 255: no room for it
 62     ndim   u8    dimensions used in ``shape``; 255 when the shape is not known
 63     fixed  u8    flags that come with the call: see FIXED_*
 64     root   i32   root or peer as a rank of the communicator; -1 for none
@@ -52,12 +52,14 @@ offset field  type  meaning
 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
-a kind, in order of appearance. A communicator's text is a JSON object with ``key``,
-``label``, ``ranks`` and ``backend``; later entries of kind COMM_UPDATE carry ``comm``
-(the number) and what has changed.
+a kind, in order of appearance; 0 also stands for what there was no room for. Output shapes,
+of which a program may have any number, take at most half of the part. A communicator's text
+is a JSON object with ``key``, ``label``, ``ranks`` and ``backend``; later entries of kind
+COMM_UPDATE carry ``comm`` (the number) and what has changed.
 
-**Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 zero,
-then ``length`` times i64, so that an entry which has been overwritten is recognised.
+**Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 CRC of
+the numbers, then ``length`` times i64, so that an entry which has been overwritten is
+recognised. At HEAP_END, rounded down to whole circles, places count from 0 again.
 
 **Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
 point-to-point calls, u32 end. ``begin`` is the number of records made when the entry was
@@ -131,11 +133,15 @@ FIXED_DUMMY = 4
 FLAG_CAPTURED = 1
 
 NO_SHAPE = 255
+NO_ROOM = 255
+"""Number of an element type or a reduction that could not be interned."""
 
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
 
 HEAP_ENTRY = struct.Struct("<QII")
+HEAP_END = 8 << 32
+"""As many bytes as the 32 bits in a record can tell apart."""
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
 

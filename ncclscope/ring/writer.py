@@ -1,30 +1,28 @@
 """Writes one ring; see :mod:`ncclscope.ring.layout` for the bytes.
 
 Stores into a shared map survive SIGKILL, abort and the OOM killer without any flush: the
-pages belong to the kernel. Two things make that safe for the job. The space is reserved
-when the file is made, since a store into a full file system is a SIGBUS; and the writer
-takes only a small part of what a file system has left, since the job may need the rest.
+pages belong to the kernel. That the space is there is seen to in :mod:`ncclscope.ring.place`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import mmap
 import os
-import socket
 import sys
-import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ncclscope.errors import RingError
 from ncclscope.ring import layout
+from ncclscope.ring.channel import Channel
+from ncclscope.ring.intern import Interner
+from ncclscope.ring.place import leave_pointer, make_file
 from ncclscope.signature import BASE, MASK
 
 __all__ = ["Channel", "RingWriter"]
@@ -34,28 +32,6 @@ _pack_moment = layout.MOMENT.pack
 _time_ns = time.time_ns
 _PLAIN = bytes(layout.MOMENT.size)
 """The moment of a call outside groups and graphs that is yet to start."""
-
-SHARE = 8
-"""A ring is made only where it takes at most one part in so many of the free space."""
-
-
-class Channel:
-    """The writing end of one communicator in one ring.
-
-    Attributes:
-        index: Number of the communicator in the file.
-        seq: Collectives recorded so far.
-        hash: Running hash after them.
-        p2p: Point-to-point calls recorded so far.
-    """
-
-    __slots__ = ("hash", "index", "p2p", "seq")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.seq = 0
-        self.hash = 0
-        self.p2p = 0
 
 
 class RingWriter:
@@ -71,6 +47,11 @@ class RingWriter:
         directory: Where the file goes; made with mode 0700 when absent.
         capacity: Records kept.
         about: Self-description, anything that JSON can hold.
+
+    Attributes:
+        path: The file.
+        moved: Why it is not in the directory that was asked for; empty when it is.
+        pointed: Whether a note in that directory then says where it is.
 
     Raises:
         RingError: No directory could take the ring.
@@ -89,30 +70,37 @@ class RingWriter:
                 f"give at least {layout.MIN_CAPACITY}",
             )
         self.geometry = layout.Geometry.for_capacity(capacity)
-        self.path, descriptor = _create(Path(directory), self.geometry.total)
+        place = make_file(Path(directory), self.geometry.total)
+        self.path = place.path
         try:
-            self._buffer: mmap.mmap | bytearray = mmap.mmap(descriptor, self.geometry.total)
+            buffer = mmap.mmap(place.descriptor, self.geometry.total)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(place.path)
+            raise
         finally:
-            os.close(descriptor)
+            os.close(place.descriptor)
+        self.moved = place.reason
+        self.pointed = bool(place.reason) and leave_pointer(Path(directory), place.path)
+        self._buffer: mmap.mmap | bytearray = buffer
+        self._interner = Interner(buffer, self.geometry)
+        self.fixed = self._interner.fixed
+        """:meth:`Interner.fixed`, which packs the part of a record that repeats."""
+        self.holds_sizes = self._interner.holds_sizes
+        """:meth:`Interner.holds_sizes`, which says whether it can be used again."""
         self.capacity = capacity
         self.position = 0
         self._base = self.geometry.records
         self._table_mask = layout.table_every(capacity) - 1
+        self._detached = False
         self._channels: list[Channel] = []
         self._post_lock = threading.RLock()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self._guard_posts()
         # For what is written once in a while; re-entered only by a signal handler.
         self._lock = threading.RLock()
-        self._interning = False
         self._about: dict[str, Any] = dict(about or {})
         self._about_generation = 0
-        self._strings_used = 0
-        self._numbers: dict[int, dict[str, int]] = {
-            kind: {} for kind in range(1, layout.KIND_COMM_UPDATE + 1)
-        }
-        self._sizes: dict[tuple[int, ...], int] = {}
-        self._heap_used = 0
         self._tables = 0
         self._marks = 0
         self.describe()
@@ -283,7 +271,9 @@ class RingWriter:
         with self._lock:
             if len(self._channels) >= layout.MAX_COMMS:
                 raise RingError(f"a ring holds {layout.MAX_COMMS} communicators at most")
-            number = self._intern(layout.KIND_COMM, json.dumps(about))
+            if self._detached:
+                return Channel(1)
+            number = self._interner.text(layout.KIND_COMM, json.dumps(about))
             if number != len(self._channels) + 1:
                 raise RingError("the ring has no room for another communicator")
             channel = Channel(number)
@@ -293,125 +283,7 @@ class RingWriter:
 
     def update_channel(self, channel: Channel, changed: Mapping[str, Any]) -> None:
         """Adds to a communicator's description, such as the label that became known later."""
-        self._intern(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
-
-    def fixed(
-        self,
-        channel: Channel,
-        op: str,
-        *,
-        dtype: str | None = None,
-        redop: str | None = None,
-        root: int | None = None,
-        numel: int = 0,
-        shape: Sequence[int] | None = None,
-        sizes: Sequence[int] | None = None,
-        out_shape: Sequence[int] | None = None,
-        site: str | None = None,
-        p2p: bool = False,
-    ) -> bytes:
-        """Packs the part of a record that repeats from call to call, interning its text.
-
-        Callers keep the result for the next call with the same parameters; of a call with
-        ``sizes`` not for long, since the heap is a circle (see :meth:`holds_sizes`).
-        """
-        number = self._number
-        dims = [0, 0, 0, 0]
-        ndim = layout.NO_SHAPE
-        if shape is not None:
-            ndim = min(len(shape), 4)
-            for place, size in enumerate(shape):
-                dims[min(place, 3)] = size if place <= 3 else dims[3] * size
-        return layout.FIXED.pack(
-            numel,
-            *(min(size, 0xFFFFFFFF) for size in dims),
-            channel.index,
-            min(number(layout.KIND_OP, op), 0xFFFF),
-            min(number(layout.KIND_DTYPE, dtype), 0xFF),
-            min(number(layout.KIND_REDOP, redop), 0xFF),
-            ndim,
-            layout.FIXED_P2P if p2p else 0,
-            -1 if root is None else root,
-            0 if sizes is None else self._intern_sizes(tuple(sizes)),
-            number(layout.KIND_SITE, site),
-            0
-            if out_shape is None
-            else number(layout.KIND_SHAPE, ",".join(map(str, out_shape)) or "()"),
-        )
-
-    def holds_sizes(self, fixed: bytes) -> bool:
-        """Whether the sizes list that packed parameters refer to is safe for a while yet."""
-        place = int.from_bytes(fixed[36:40], "little")
-        return not place or self._heap_used - (place - 1) * 8 < self.geometry.heap_size // 2
-
-    def _number(self, kind: int, text: str | None) -> int:
-        return 0 if text is None else self._intern(kind, text)
-
-    def _intern(self, kind: int, text: str) -> int:
-        """Returns the number of a text within its kind; 0 when there is no room for it."""
-        known = self._numbers[kind].get(text)
-        if known is not None:
-            return known
-        with self._lock:
-            if self._interning:
-                return 0
-            self._interning = True
-            try:
-                return self._append_text(kind, text)
-            finally:
-                self._interning = False
-
-    def _append_text(self, kind: int, text: str) -> int:
-        numbers = self._numbers[kind]
-        if text in numbers:  # another thread was faster
-            return numbers[text]
-        data = text.encode("utf-8", "replace")
-        size = -(-(layout.TEXT_ENTRY.size + len(data)) // 8) * 8
-        if self._strings_used + size > self.geometry.strings_size:
-            return 0
-        offset = self.geometry.strings + self._strings_used
-        layout.TEXT_ENTRY.pack_into(self._buffer, offset, len(data), kind, 0, 0)
-        start = offset + layout.TEXT_ENTRY.size
-        self._buffer[start : start + len(data)] = data
-        self._strings_used += size
-        numbers[text] = number = len(numbers) + 1
-        self._put_u64(layout.HEADER_STRINGS_USED, self._strings_used)
-        return number
-
-    def _intern_sizes(self, sizes: tuple[int, ...]) -> int:
-        known = self._sizes.get(sizes)
-        if known is not None and self._heap_used - known < self.geometry.heap_size // 2:
-            return known // 8 + 1
-        with self._lock:
-            if self._interning:
-                return 0
-            self._interning = True
-            try:
-                return self._append_sizes(sizes)
-            finally:
-                self._interning = False
-
-    def _append_sizes(self, sizes: tuple[int, ...]) -> int:
-        heap_size = self.geometry.heap_size
-        size = layout.HEAP_ENTRY.size + 8 * len(sizes)
-        if size > heap_size // 4:
-            return 0
-        place = self._heap_used
-        if place % heap_size + size > heap_size:  # entries do not run over the end
-            place += heap_size - place % heap_size
-        offset = self.geometry.heap + place % heap_size
-        self._heap_used = place + size
-        if len(self._sizes) >= 4096:
-            self._sizes.clear()
-        self._sizes[sizes] = place
-        # Unmarked while it is written: the old entry here must not show through.
-        layout.HEAP_ENTRY.pack_into(self._buffer, offset, 0, len(sizes), 0)
-        start = offset + layout.HEAP_ENTRY.size
-        self._buffer[start : start + 8 * len(sizes)] = b"".join(
-            value.to_bytes(8, "little", signed=True) for value in sizes
-        )
-        self._put_u64(offset, place + 1)
-        return place // 8 + 1
+        self._interner.text(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
 
     # --- what the process says of itself -----------------------------------------------------
 
@@ -423,11 +295,11 @@ class RingWriter:
     def _write_about(self, fields: Mapping[str, Any]) -> None:
         self._about.update(fields)
         self._about_generation += 1
-        data = json.dumps(self._about, default=str).encode()
-        room = self.geometry.about_size - layout.ABOUT.size
-        if len(data) > room:
-            kept = {key: value for key, value in self._about.items() if len(str(value)) < 512}
-            data = json.dumps(kept, default=str).encode()[:room]
+        kept = dict(self._about)
+        data = json.dumps(kept, default=str).encode()
+        while len(data) > self.geometry.about_size - layout.ABOUT.size:
+            del kept[max(kept, key=lambda name: len(json.dumps(kept[name], default=str)))]
+            data = json.dumps(kept, default=str).encode()
         offset = self.geometry.about + self._about_generation % 2 * self.geometry.about_size
         self._put_u64(offset, 0)
         start = offset + layout.ABOUT.size
@@ -451,13 +323,15 @@ class RingWriter:
 
         For the child after a fork, whose map is its parent's ring.
         """
+        self._detached = True
         self._buffer = bytearray(layout.PAGE)
         self._base = 0
         self.capacity = 1
         # A lock may have been held by a thread that does not exist here.
         self._lock = threading.RLock()
         self._post_lock = threading.RLock()
-        for name in ("_mark", "_write_table", "_append_text", "_append_sizes", "_write_about"):
+        self._interner.detach()
+        for name in ("_mark", "_write_table", "_write_about"):
             setattr(self, name, _nothing)
 
     # --- circles beside the records ----------------------------------------------------------
@@ -476,7 +350,7 @@ class RingWriter:
         self.beat()
         for channel in list(self._channels):
             begin = self.position + 1
-            seq, running, p2p = channel.seq, channel.hash, channel.p2p
+            seq, running, p2p = channel.seq, channel.hash, channel.p2p & 0xFFFFFFFF
             offset = self.geometry.table + (half + channel.index - 1) * size
             layout.TABLE_ENTRY.pack_into(
                 self._buffer, offset, begin, seq, running, p2p, begin & 0xFFFFFFFF
@@ -488,57 +362,3 @@ class RingWriter:
 
 def _nothing(*_arguments: object) -> int:
     return 0
-
-
-def _create(directory: Path, size: int) -> tuple[Path, int]:
-    """Makes a file with its space reserved, in the directory or else on disk.
-
-    Returns:
-        The path and an open descriptor.
-    """
-    name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000:x}{layout.SUFFIX}"
-    try:
-        return _create_in(directory, name, size)
-    except OSError as error:
-        first = error
-    fallback = Path(tempfile.gettempdir(), f"ncclscope-{os.getuid()}", directory.name)
-    try:
-        path, descriptor = _create_in(fallback, name, size)
-    except OSError as second:
-        raise RingError(
-            f"no ring can be made in {directory} ({_reason(first)}) "
-            f"nor in {fallback} ({_reason(second)})",
-            f"set NCCLSCOPE_DIR to a directory with {size * SHARE >> 20} MB free",
-        ) from second
-    with contextlib.suppress(OSError):
-        # A directory that is full can often still take one short file.
-        directory.joinpath(name + layout.MOVED_SUFFIX).write_text(f"{path}\n")
-    return path, descriptor
-
-
-def _create_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
-    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        system = os.fstatvfs(folder)
-        if system.f_bavail * system.f_frsize < size * SHARE:
-            raise OSError(errno.ENOSPC, "too little space left")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError:
-            os.close(descriptor)
-            os.unlink(name, dir_fd=folder)
-            raise
-    finally:
-        os.close(folder)
-    return directory / name, descriptor
-
-
-def _reason(error: OSError) -> str:
-    if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return "it is a symbolic link or no directory"
-    return (error.strerror or str(error)).lower()

@@ -1,0 +1,24 @@
+"""The writing end of a communicator."""
+
+from __future__ import annotations
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """The writing end of one communicator in one ring.
+
+    Attributes:
+        index: Number of the communicator in the file.
+        seq: Collectives recorded so far.
+        hash: Running hash after them.
+        p2p: Point-to-point calls recorded so far.
+    """
+
+    __slots__ = ("hash", "index", "p2p", "seq")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.seq = 0
+        self.hash = 0
+        self.p2p = 0

@@ -1,0 +1,183 @@
+"""Texts and sizes lists of a ring: each is stored once and has a number."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import zlib
+from collections.abc import Sequence
+
+from ncclscope.ring import layout
+from ncclscope.ring.channel import Channel
+
+__all__ = ["Interner"]
+
+_SIZES_KEPT = 4096
+
+
+class Interner:
+    """Writes the strings part and the heap of one ring.
+
+    What is known already is looked up without a lock, by any thread. It must therefore be on
+    the file before it can be looked up: a record that speaks of it may be the last one before
+    the process is killed.
+
+    Args:
+        buffer: The map of the file.
+        geometry: Where its parts are.
+    """
+
+    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
+        self._buffer: mmap.mmap | None = buffer
+        self._geometry = geometry
+        # Re-entered only by a signal handler or a finalizer, which then finds `_busy`.
+        self._lock = threading.RLock()
+        self._busy = False
+        self._used = 0
+        self._numbers: dict[int, dict[str, int]] = {
+            kind: {} for kind in range(1, layout.KIND_COMM_UPDATE + 1)
+        }
+        self._sizes: dict[tuple[int, ...], int] = {}
+        self._heap_used = 0
+
+    def fixed(
+        self,
+        channel: Channel,
+        op: str,
+        *,
+        dtype: str | None = None,
+        redop: str | None = None,
+        root: int | None = None,
+        numel: int = 0,
+        shape: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+        out_shape: Sequence[int] | None = None,
+        site: str | None = None,
+        p2p: bool = False,
+    ) -> bytes:
+        """Packs the part of a record that repeats from call to call, interning its text.
+
+        Callers keep the result for the next call with the same parameters; of a call with
+        ``sizes`` not for long, since the heap is a circle (see :meth:`holds_sizes`).
+        """
+        text, small = self.text, self._small
+        dims = [0, 0, 0, 0]
+        ndim = layout.NO_SHAPE
+        if shape is not None:
+            ndim = min(len(shape), 4)
+            for place, size in enumerate(shape):
+                dims[min(place, 3)] = size if place <= 3 else dims[3] * size
+        spelled = None if out_shape is None else ",".join(map(str, out_shape)) or "()"
+        return layout.FIXED.pack(
+            numel,
+            *(min(size, 0xFFFFFFFF) for size in dims),
+            channel.index,
+            text(layout.KIND_OP, op),
+            small(layout.KIND_DTYPE, dtype),
+            small(layout.KIND_REDOP, redop),
+            ndim,
+            layout.FIXED_P2P if p2p else 0,
+            -1 if root is None else root,
+            0 if sizes is None else self.sizes(tuple(sizes)),
+            text(layout.KIND_SITE, site),
+            text(layout.KIND_SHAPE, spelled),
+        )
+
+    def holds_sizes(self, fixed: bytes) -> bool:
+        """Whether the sizes list that packed parameters refer to is safe for a while yet."""
+        return self._holds(int.from_bytes(fixed[36:40], "little"))
+
+    def text(self, kind: int, text: str | None) -> int:
+        """Returns the number of a text within its kind; 0 for None and when there is no room."""
+        if text is None:
+            return 0
+        known = self._numbers[kind].get(text)
+        if known is not None:
+            return known
+        with self._lock:
+            if self._busy or self._buffer is None:
+                return 0
+            self._busy = True
+            try:
+                return self._append_text(self._buffer, kind, text)
+            finally:
+                self._busy = False
+
+    def sizes(self, sizes: tuple[int, ...]) -> int:
+        """Returns the place of a sizes list as a record has it; 0 when there is no room."""
+        known = self._sizes.get(sizes)
+        if known is not None and self._holds(known):
+            return known
+        with self._lock:
+            if self._busy or self._buffer is None:
+                return 0
+            self._busy = True
+            try:
+                return self._append_sizes(self._buffer, sizes)
+            finally:
+                self._busy = False
+
+    def detach(self) -> None:
+        """Lets go of the file; what is not known now never will be."""
+        self._buffer = None
+        # The lock may have been held by a thread that does not exist after a fork.
+        self._lock = threading.RLock()
+
+    def _small(self, kind: int, text: str | None) -> int:
+        """Returns the number of a text, where a record has eight bits for it."""
+        number = self.text(kind, text)
+        if text is not None and not 0 < number < layout.NO_ROOM:
+            return layout.NO_ROOM
+        return number
+
+    def _holds(self, place: int) -> bool:
+        """Whether a sizes list is safe for a while yet; the heap is a circle."""
+        return not place or 0 <= self._heap_used - (place - 1) * 8 < self._geometry.heap_size // 2
+
+    def _append_text(self, buffer: mmap.mmap, kind: int, text: str) -> int:
+        numbers = self._numbers[kind]
+        if text in numbers:  # another thread was faster
+            return numbers[text]
+        data = text.encode("utf-8", "replace")
+        size = -(-(layout.TEXT_ENTRY.size + len(data)) // 8) * 8
+        room = self._geometry.strings_size
+        if kind == layout.KIND_SHAPE:
+            room //= 2  # or they would take the place of what is needed more
+        if self._used + size > room:
+            return 0
+        offset = self._geometry.strings + self._used
+        layout.TEXT_ENTRY.pack_into(buffer, offset, len(data), kind, 0, 0)
+        start = offset + layout.TEXT_ENTRY.size
+        buffer[start : start + len(data)] = data
+        self._used += size
+        buffer[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = self._used.to_bytes(
+            8, "little"
+        )
+        number = len(numbers) + 1
+        numbers[text] = number
+        return number
+
+    def _append_sizes(self, buffer: mmap.mmap, sizes: tuple[int, ...]) -> int:
+        heap_size = self._geometry.heap_size
+        data = b"".join(value.to_bytes(8, "little", signed=True) for value in sizes)
+        size = layout.HEAP_ENTRY.size + len(data)
+        if size > heap_size // 4:
+            return 0
+        start = self._heap_used
+        if start % heap_size + size > heap_size:  # entries do not run over the end
+            start += heap_size - start % heap_size
+        if start >= layout.HEAP_END // heap_size * heap_size:
+            start = 0
+            self._sizes.clear()
+        offset = self._geometry.heap + start % heap_size
+        self._heap_used = start + size
+        # Unmarked while it is written: the old entry here must not show through.
+        layout.HEAP_ENTRY.pack_into(buffer, offset, 0, len(sizes), zlib.crc32(data))
+        begin = offset + layout.HEAP_ENTRY.size
+        buffer[begin : begin + len(data)] = data
+        buffer[offset : offset + 8] = (start + 1).to_bytes(8, "little")
+        if len(self._sizes) >= _SIZES_KEPT:
+            self._sizes.clear()
+        place = start // 8 + 1
+        self._sizes[sizes] = place
+        return place

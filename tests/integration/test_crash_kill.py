@@ -33,11 +33,8 @@ def identify(call: Call) -> Posted:
     assert (call.comm, call.op) == (name, op)
     assert call.signature == (0 if op in P2P_OPS else expected_signature((thread, counter)))
     assert (call.dtype, call.site) == (fields["dtype"], fields["site"])
-    assert (call.redop, call.root, call.peer) == (
-        fields.get("redop"),
-        fields.get("root"),
-        fields.get("peer"),
-    )
+    for name in ("redop", "root", "peer", "sizes", "out_shape"):
+        assert getattr(call, name) == fields.get(name), name
     return thread, counter
 
 

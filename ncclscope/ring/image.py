@@ -1,0 +1,274 @@
+"""Bytes of a ring file, read with care; see :mod:`ncclscope.ring.layout` for their meaning.
+
+Files are read, never mapped, since a map of a file that is being cut short kills the reader;
+and no length in a file is believed without a look at its size.
+
+A ring may be written while it is read. What is copied then can be a mixture: the copy runs
+from the first byte to the last, as the writer does, so either can overtake the other. What
+may still change is therefore read three times. A record is taken from the second copy when
+it had ended in the first and had not begun again in the third.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import open_regular, parse
+from ncclscope.ring import layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CIRCLE_DTYPE", "RECORD_DTYPE", "Circle", "Records", "RingImage", "whole"]
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("begin", "<u8"),
+        ("time", "<u8"),
+        ("hash", "<u8"),
+        ("seq", "<u8"),
+        ("numel", "<u8"),
+        ("shape", "<u4", 4),
+        ("comm", "<u2"),
+        ("op", "<u2"),
+        ("dtype", "u1"),
+        ("redop", "u1"),
+        ("ndim", "u1"),
+        ("fixed", "u1"),
+        ("root", "<i4"),
+        ("sizes", "<u4"),
+        ("site", "<u4"),
+        ("out", "<u4"),
+        ("group", "<u4"),
+        ("graph", "<u4"),
+        ("flags", "<u2"),
+        ("state", "u1"),
+        ("spare", "u1"),
+        ("end", "<u4"),
+    ]
+)
+CIRCLE_DTYPE = np.dtype(
+    [("begin", "<u8"), ("seq", "<u8"), ("hash", "<u8"), ("word", "<u4"), ("end", "<u4")]
+)
+"""Of table entries, where ``word`` counts point-to-point calls, and of marks (communicator)."""
+
+Records = NDArray[np.void]
+Circle = NDArray[np.void]
+
+_MOST_ABOUT = 1 << 20
+_MOST_STRINGS = 1 << 26
+_MOST_MARKS = 1 << 20
+_MOST = np.uint64(1 << 62)
+"""No position and no seq is as large as this; sums of two of them are still in range."""
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+class RingImage:
+    """One ring, opened for reading.
+
+    Args:
+        path: The file. Symbolic links are not followed.
+
+    Attributes:
+        geometry: Where its parts are.
+        texts: Interned texts by kind, in the order of their numbers.
+
+    Raises:
+        DamagedFileError: It is no ring, or its header contradicts its size.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.texts: dict[int, list[str]] = {}
+        self._descriptor = open_regular(path, follow=False)
+        try:
+            self._size = os.fstat(self._descriptor).st_size
+            self.geometry = self._read_geometry()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the file; what has been read stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):  # it may not have come as far
+            self.close()
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """Host clock at the last sign of life."""
+        return self._u64(layout.HEADER_HEARTBEAT)
+
+    @property
+    def exited_ns(self) -> int:
+        """Host clock when the process ended in order; 0 when it did not say so."""
+        return self._u64(layout.HEADER_EXITED)
+
+    # --- parts ---
+
+    def read_slots(self, start: int, stop: int) -> tuple[Records, NDArray[np.uint64]]:
+        """Reads the slots of these positions; of more than a whole circle, the newest.
+
+        Returns:
+            What stands in them, whatever that is, and the ``begin`` that should.
+        """
+        capacity, size = self.geometry.capacity, layout.RECORD.size
+        start = max(start, stop - capacity, 0)
+        slot, count = start % capacity, stop - start
+        first = min(count, capacity - slot)
+        data = self._read(self.geometry.records + slot * size, first * size)
+        if first < count and len(data) == first * size:
+            data += self._read(self.geometry.records, (count - first) * size)
+        # The file may have been cut short since it was opened.
+        records: Records = np.frombuffer(data[: len(data) // size * size], RECORD_DTYPE)
+        return records, np.arange(start + 1, start + 1 + len(records), dtype=np.uint64)
+
+    def read_stable(self, start: int, stop: int) -> Records:
+        """Returns the whole records at these positions of a ring that may be written now."""
+        before, _ = self.read_slots(start, stop)
+        records, wanted = self.read_slots(start, stop)
+        after, _ = self.read_slots(start, stop)
+        count = min(len(before), len(records), len(after))
+        records, wanted = records[:count], wanted[:count]
+        stable = whole(records, wanted)
+        stable &= before["end"][:count] == wanted & _LOW
+        stable &= after["begin"][:count] == wanted
+        found: Records = records[stable]
+        return found
+
+    def sizes(self, place: int) -> tuple[int, ...] | None:
+        """Returns a sizes list, or None when it has been overwritten."""
+        heap_size = self.geometry.heap_size
+        absolute = (place - 1) * 8
+        offset = absolute % heap_size
+        if offset + layout.HEAP_ENTRY.size > heap_size:
+            return None
+        head = self._read(self.geometry.heap + offset, layout.HEAP_ENTRY.size)
+        if len(head) < layout.HEAP_ENTRY.size:
+            return None
+        begin, length, checksum = layout.HEAP_ENTRY.unpack(head)
+        size = length * 8
+        if begin != absolute + 1 or offset + layout.HEAP_ENTRY.size + size > heap_size:
+            return None
+        data = self._read(self.geometry.heap + offset + layout.HEAP_ENTRY.size, size)
+        if len(data) < size or zlib.crc32(data) != checksum:
+            return None
+        return tuple(np.frombuffer(data, "<i8").tolist())
+
+    def text(self, kind: int, number: int) -> str | None:
+        """Returns an interned text; None for number 0 or one that is not there."""
+        texts = self.texts.get(kind, [])
+        return texts[number - 1] if 0 < number <= len(texts) else None
+
+    def read_texts(self) -> dict[int, list[str]]:
+        used = min(self._u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
+        data = self._read(self.geometry.strings, used)
+        texts: dict[int, list[str]] = {}
+        offset = 0
+        while offset + layout.TEXT_ENTRY.size <= len(data):
+            length, kind, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
+            start = offset + layout.TEXT_ENTRY.size
+            if kind == 0 or start + length > len(data):
+                break
+            texts.setdefault(kind, []).append(
+                data[start : start + length].decode("utf-8", "replace")
+            )
+            offset = -(-(start + length) // 8) * 8
+        return texts
+
+    def read_about(self) -> dict[str, Any]:
+        size = self.geometry.about_size
+        best: tuple[int, dict[str, Any]] = (0, {})
+        for copy in (0, 1):
+            data = self._read(self.geometry.about + copy * size, size)
+            if len(data) < layout.ABOUT.size:
+                continue
+            generation, length, checksum, _ = layout.ABOUT.unpack_from(data)
+            text = data[layout.ABOUT.size : layout.ABOUT.size + length]
+            if generation <= best[0] or len(text) < length or zlib.crc32(text) != checksum:
+                continue
+            try:
+                about = parse(text)
+            except ValueError:
+                continue
+            if isinstance(about, dict):
+                best = (generation, about)
+        return best[1]
+
+    def read_circle(self, offset: int, count: int) -> Circle:
+        """Returns the entries of the table or of the marks, which may be written now.
+
+        Args:
+            offset: Where they begin.
+            count: How many there are.
+
+        Returns:
+            All, and those that are not whole with ``begin`` zero.
+        """
+        size = count * CIRCLE_DTYPE.itemsize
+        copies = [self._read(offset, size) for _ in range(3)]
+        size = min(len(data) for data in copies) // CIRCLE_DTYPE.itemsize * CIRCLE_DTYPE.itemsize
+        before, copy, after = (np.frombuffer(data[:size], CIRCLE_DTYPE) for data in copies)
+        entries: Circle = copy.copy()
+        begins = entries["begin"]
+        low = begins & _LOW
+        stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
+        begins[~stable | (begins >= _MOST) | (entries["seq"] >= _MOST)] = 0
+        return entries
+
+    # --- bytes ---
+
+    def _read_geometry(self) -> layout.Geometry:
+        header = self._read(0, layout.PAGE)
+        if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
+            raise DamagedFileError(f"{self.path} is not a ring", "its first bytes are not ours")
+        _, version, record_size, *sizes = layout.HEADER.unpack_from(header)
+        if version != layout.VERSION or record_size != layout.RECORD.size:
+            raise DamagedFileError(
+                f"{self.path} is a ring of version {version}",
+                f"this ncclscope reads version {layout.VERSION}",
+            )
+        geometry = layout.Geometry(*sizes)
+        most = (1 << 32, _MOST_ABOUT, _MOST_STRINGS, self._size, _MOST_MARKS)
+        if (
+            min(sizes) < 1
+            or any(size > limit for size, limit in zip(sizes, most, strict=True))
+            or geometry.total > self._size
+        ):
+            raise DamagedFileError(
+                f"{self.path} is cut short or damaged: its header speaks of "
+                f"{geometry.total} bytes, the file has {self._size}"
+            )
+        return geometry
+
+    def _read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+    def _u64(self, offset: int) -> int:
+        return int.from_bytes(self._read(offset, 8), "little")
+
+
+def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Returns which records are the ones that were wanted, from first byte to last."""
+    found: NDArray[np.bool_] = records["begin"] == wanted
+    found &= records["end"] == wanted & _LOW
+    found &= records["seq"] < _MOST
+    return found

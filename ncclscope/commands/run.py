@@ -124,4 +124,6 @@ def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"ncclscope: {text}", file=sys.stderr, flush=True)
+    # Nobody may be listening any more; the program's exit status counts for more.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"ncclscope: {text}", file=sys.stderr, flush=True)

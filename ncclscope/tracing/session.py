@@ -6,6 +6,7 @@ themselves: a forked child has none until it records something of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -65,6 +66,10 @@ def current() -> Tracer | None:
         except (NcclscopeError, OSError, ValueError) as error:
             _failed = True
             warn_once("session", f"tracing is off in this process: {error}")
+            return None
+        ring = _tracer.ring
+        if ring.moved and not ring.pointed:
+            warn_once("session", f"the ring is {ring.path}, not in {where}: {ring.moved}")
         return _tracer
 
 
@@ -75,8 +80,9 @@ def warn_once(topic: str, message: str) -> None:
     _warned.add(topic)
     if log.hasHandlers():
         log.warning(message)
-    else:
-        print(f"ncclscope: {message}", file=sys.stderr)
+    elif sys.stderr is not None:  # it is None where the descriptor is closed
+        with contextlib.suppress(OSError, ValueError):
+            print(f"ncclscope: {message}", file=sys.stderr)
 
 
 def on_reset(action: Callable[[], None]) -> None:

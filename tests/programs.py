@@ -1,0 +1,40 @@
+"""Small programs that tests run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_program(
+    source: str,
+    *arguments: object,
+    prefix: tuple[str, ...] = (),
+    timeout: float = 30,
+    **environment: object,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program and returns how it ended and what it said.
+
+    Args:
+        source: The program.
+        *arguments: Its command line.
+        prefix: A command that runs it, such as ``unshare``.
+        timeout: Seconds after which it is killed and the test fails.
+        **environment: Variables on top of the test's own; None takes one away.
+    """
+    variables = {name: str(value) for name, value in environment.items() if value is not None}
+    inherited = {name: value for name, value in os.environ.items() if name not in environment}
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
+        env=inherited | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

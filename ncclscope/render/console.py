@@ -156,12 +156,12 @@ def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> 
         table.add_column("last call", overflow="fold")
     odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group, row in folded:
-        cells: list[str | Text] = [_group_text(group), *_who(group)]
+        cells = [_group_text(group), *_who(group)]
         cells += [row.rank.labels.get(name, "") if len(group) == 1 else "" for name in names]
         for label in labels:
             cell = row.cells.get(label)
             cells += [_count(cell), _last(cell)]
-        table.add_row(*cells, style="bold red" if row.rank.rank in odd else "")
+        _add_row(table, *cells, style="bold red" if row.rank.rank in odd else "")
     return table
 
 
@@ -178,10 +178,10 @@ def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -
         first = True
         for label, cell in row.cells.items():
             name = [_group_text(group), _who(group)[1]] if first else ["", ""]
-            table.add_row(*name, label, _count(cell), _last(cell), style=style)
+            _add_row(table, *name, label, _count(cell), _last(cell), style=style)
             first = False
         if first:
-            table.add_row(_group_text(group), _who(group)[1], "", "", "no calls", style=style)
+            _add_row(table, _group_text(group), _who(group)[1], "", "", "no calls", style=style)
     return table
 
 
@@ -207,7 +207,8 @@ def _aligned(cause: Finding, width: int) -> RenderableType:
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
         first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
-        table.add_row(
+        _add_row(
+            table,
             _number(theirs, mark=first),
             _near_text(theirs, show_site=first, width=width),
             _number(own),
@@ -241,7 +242,7 @@ def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> Renderable
             _near_text(near.calls[ranks[0]].get(seq), show_site=here, width=width)
             for ranks in shown
         ]
-        table.add_row(f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
+        _add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
     hidden = sorted(rank for ranks in groups if ranks not in shown for rank in ranks)
     if not hidden:
         return table
@@ -296,6 +297,11 @@ def _item(text: str) -> Table:
     grid.add_column()
     grid.add_row("-", Text(text))
     return grid
+
+
+def _add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Adds cells as they are: file and function names are foreign text, and no markup."""
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
 
 
 def _plain_table() -> Table:

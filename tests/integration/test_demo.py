@@ -1,0 +1,85 @@
+"""`ncclscope demo`: for every fault the verdict names what was planted, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ncclscope.lab.faults import FAULTS
+from tests.integration.test_command_line import NCCLSCOPE
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*NCCLSCOPE, "demo", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def _leftovers() -> set[str]:
+    """What a demonstration could leave: its shared memory, and processes without a parent."""
+    found = {name for name in os.listdir("/dev/shm") if name.startswith("ncclscope-demo-")}
+    for process in psutil.process_iter(["cmdline", "pid", "ppid"]):
+        laboratory = any("ncclscope.lab" in word for word in process.info["cmdline"] or ())
+        if laboratory and process.info["ppid"] == 1:
+            found.add(f"pid {process.info['pid']}")
+    return found
+
+
+@pytest.mark.parametrize(("fault", "seed"), [(name, seed) for seed, name in enumerate(FAULTS)])
+def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
+    before = _leftovers()
+
+    done = _demo("--fault", fault, "--seed", str(seed), "--json")
+
+    document = json.loads(done.stdout)
+    assert document["agrees"], (document["verdict"], document["planted"])
+    assert done.returncode == 0
+    assert document["planted"]["fault"] == fault
+    assert _leftovers() <= before
+
+
+def test_the_screen_shows_verdict_and_plan(tmp_path: Path) -> None:
+    done = _demo("--dir", str(tmp_path / "rings"))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "comm swap" in done.stdout
+    assert "(+17)" in done.stdout
+    assert "divergent_dispatch: rank" in done.stdout
+    assert "The verdict names it." in done.stdout
+    assert "SIGKILL" in done.stderr
+    # The rings stay where they were asked for, and say the same again.
+    again = subprocess.run(
+        [*NCCLSCOPE, "diagnose", str(tmp_path / "rings")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert "comm swap" in again.stdout
+
+
+HIDE_TORCH = """\
+import importlib.util as util
+find = util.find_spec
+util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+from ncclscope.__main__ import main
+raise SystemExit(main(["demo"]))
+"""
+
+
+def test_a_demo_without_torch_says_what_to_install() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HIDE_TORCH], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "pip install torch" in done.stderr
+    assert "Traceback" not in done.stderr

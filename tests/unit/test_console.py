@@ -1,0 +1,114 @@
+"""The verdict screen, as rich draws it on terminals of two widths."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.render.console import print_verdict
+from tests.cluster import Cluster
+
+
+def _screen(verdict: Verdict, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=False)
+    print_verdict(verdict, console)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+@pytest.fixture
+def cluster_of(tmp_path: Path) -> Callable[[int], Cluster]:
+    return lambda size: Cluster(tmp_path / "rings", size)
+
+
+@pytest.fixture
+def skipped(cluster_of: Callable[[int], Cluster]) -> Verdict:
+    cluster = cluster_of(4)
+    cluster.history(count=4)
+    for rank in cluster.everybody:
+        if rank != 2:
+            cluster.post([rank], "tp:0", shape=(77, 2))
+        cluster.post([rank], "tp:0", "all_gather", done=False)
+    return cluster.verdict()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_nothing_is_wider_than_the_terminal(skipped: Verdict, width: int) -> None:
+    assert max(len(line) for line in _screen(skipped, width).splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_answer_stands_in_the_frame(skipped: Verdict, width: int) -> None:
+    screen = _screen(skipped, width)
+    frame = " ".join(line.strip("│ ") for line in screen.splitlines() if line.startswith("│"))
+
+    assert "DIVERGED · missing call · rank 2" in screen
+    assert "Rank 2 (node-0, pid 1002) skipped 1 call on tp:0 of ranks 0-3" in frame
+    assert "no progress for 60 s" in screen
+
+
+def test_equal_calls_stand_in_one_line(skipped: Verdict) -> None:
+    lines = _screen(skipped, 160).splitlines()
+
+    missing = next(line for line in lines if line.strip().startswith("> #5"))
+    gathers = next(line for line in lines if "#6" in line and "all_gather" in line)
+    assert missing.rstrip().endswith("-")
+    assert gathers.count("all_gather") == 2
+    assert "#5" in gathers
+
+
+def test_recorded_and_inferred_are_told_apart(cluster_of: Callable[[int], Cluster]) -> None:
+    cluster = cluster_of(4)
+    for pair in ((0, 1), (2, 3)):
+        cluster.history("tp:0", members=pair)
+    for rank in cluster.everybody:
+        members = (0, 1) if rank < 2 else (2, 3)
+        op = "broadcast" if rank == 3 else "all_reduce"
+        cluster.post([rank], "tp:0", op, members=members, done=False)
+
+    screen = _screen(cluster.verdict(), 80)
+
+    recorded, _, inferred = screen.partition("WHAT FOLLOWS FROM IT")
+    assert "recorded" in recorded
+    assert "inferred, not recorded" in inferred
+    assert "communicators of its kind" in inferred
+    assert "communicators of its kind" not in recorded
+
+
+def test_healthy_ranks_are_said_to_agree(cluster_of: Callable[[int], Cluster]) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+
+    screen = _screen(cluster.verdict(), 80)
+
+    assert " OK " in screen
+    assert "All ranks agree" in screen
+    assert "HOW IT IS KNOWN" not in screen
+
+
+def test_many_ranks_that_stand_alike_share_a_row(cluster_of: Callable[[int], Cluster]) -> None:
+    cluster = cluster_of(24)
+    cluster.history(count=2)
+    cluster.post([7], "tp:0", "all_gather", done=False)
+    cluster.post([r for r in cluster.everybody if r != 7], "tp:0", done=False)
+
+    screen = _screen(cluster.verdict(), 80)
+
+    assert "0-6 8-23" in screen
+    table = screen.partition("AROUND")[0].splitlines()
+    assert sum(" tp:0 " in line and "scheduled" in line for line in table) == 2
+
+
+def test_text_from_files_is_no_markup(cluster_of: Callable[[int], Cluster]) -> None:
+    cluster = cluster_of(2)
+    cluster.history(site="[red]evil[/red].py:1 [bold]f")
+    cluster.post([0], "tp:0", done=False, site="[link=http://x]a.py:1 f")
+    cluster.post([1], "tp:0", "all_gather", done=False)
+
+    assert "[link=http://x]a.py:1 f" in _screen(cluster.verdict(), 160)

@@ -15,8 +15,9 @@ from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text,
 from ncclscope.model import Call, Communicator, Rank, State, Step
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records
-from ncclscope.ring.reader import CHUNK, RingFile, bracket, hash_before
+from ncclscope.ring.reader import CHUNK, RingFile, hash_before
 from ncclscope.signature import BASE, VECTOR_OPS, sign
+from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
 
 __all__ = ["RingLog", "read_ring"]
@@ -78,10 +79,8 @@ class RingLog:
     def __init__(self, ring: RingFile, number: int, communicator: Communicator) -> None:
         self.communicator = communicator
         self._ring = ring
-        self._number = number
+        self._strand = Strand(ring, number)
         self._state = ring.states[number]
-        self._seqs, self._positions, self._hashes = ring.marks(number)
-        self._blocks: dict[int, Records] = {}
         self._beginning: tuple[int, int] | None = None
 
     @property
@@ -100,9 +99,9 @@ class RingLog:
             return self._state.hash
         if seq == 0:
             return 0
-        place, _ = bracket(self._seqs, seq)
-        if place >= 0 and self._seqs[place] == seq:
-            return self._hashes[place]
+        marked = self._strand.mark(seq)
+        if marked is not None:
+            return marked
         first, before = self._begin()
         return before if seq == first - 1 else int(self._records(seq, seq + 1)["hash"][0])
 
@@ -149,20 +148,15 @@ class RingLog:
         kept, the hash before it has been overwritten: if it cannot be signed again either,
         it serves the one after it.
         """
-        ring = self._ring
-        for start in range(ring.oldest, ring.head, CHUNK):
-            oldest = self._mine(ring.window(start, start + CHUNK))[:1]
-            if not len(oldest):
-                continue
-            seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
-            if seq > self.calls:
-                break
-            if seq == 1:
-                return 1, 0
-            if _is_signable(ring, oldest):
-                return seq, hash_before(running, _sign(_decode(ring, oldest, "")[0]))
-            return seq + 1, running
-        return self._end, self._state.hash
+        oldest = self._strand.oldest()
+        if not len(oldest) or oldest["seq"][0] > self.calls:
+            return self._end, self._state.hash
+        seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
+        if seq == 1:
+            return 1, 0
+        if _is_signable(self._ring, oldest):
+            return seq, hash_before(running, _sign(_decode(self._ring, oldest, "")[0]))
+        return seq + 1, running
 
     @property
     def _end(self) -> int:
@@ -178,37 +172,19 @@ class RingLog:
         parts = []
         seq = start
         while seq < stop:
-            block = self._block(seq)
-            seqs = block["seq"]
+            found = self._strand.around(seq, self.first, self.calls)
+            seqs = found["seq"]
             low, high = np.searchsorted(seqs, np.array([seq, stop], np.uint64)).tolist()
             if high == low or seqs[low] != seq or seqs[high - 1] - seqs[low] != high - low - 1:
                 raise DamagedFileError(
                     f"{self._ring.path} is damaged: call {seq} of "
                     f"{self.communicator.label or self.communicator.key} is not in its place"
                 )
-            parts.append(block[low:high])
+            parts.append(found[low:high])
             seq = int(seqs[high - 1]) + 1
         if not parts:
             return np.empty(0, RECORD_DTYPE)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _block(self, seq: int) -> Records:
-        """This communicator's records between the two marks around a call."""
-        before, after = bracket(self._seqs, seq)
-        block = self._blocks.get(before)
-        if block is None:
-            start = self._positions[before] if before >= 0 else self._ring.oldest
-            stop = self._positions[after] if after < len(self._positions) else self._ring.head
-            block = self._mine(self._ring.window(start, stop))
-            if len(self._blocks) > 8:
-                self._blocks.clear()
-            self._blocks[before] = block
-        return block
-
-    def _mine(self, records: Records) -> Records:
-        other = layout.FIXED_P2P | layout.FIXED_STEP
-        mine: Records = records[(records["comm"] == self._number) & (records["fixed"] & other == 0)]
-        return mine
 
 
 class _LazyP2p(Mapping[str, Sequence[Call]]):

@@ -1,8 +1,8 @@
 """Which communicator a torch process group is.
 
 Its key is made of what its members share: the backend, the name that torch gives it in the
-same order on every rank, and the members' global ranks. Groups that torch does not know,
-which vLLM makes for itself, have their store's port in the place of the ranks.
+same order on every rank, the members' global ranks, and the port of their store, since the
+replicas of a dense model are jobs of their own with the same names and the same ranks.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def _handle(group: Any, ranks: Sequence[int]) -> Handle:
     if backends & _ON_CUDA:
         watch_captures()
     backend = ",".join(sorted(backends))
-    members = ",".join(map(str, ranks)) if ranks else f"{group.size()} at {_port(group)}"
-    digest = blake2b(f"{backend}|{group.group_name}|{members}".encode(), digest_size=16)
+    members = ",".join(map(str, ranks)) if ranks else str(group.size())
+    shared = f"{backend}|{group.group_name}|{members}|{_port(group)}"
+    digest = blake2b(shared.encode(), digest_size=16)
     comm = tracer.communicator(
         key=f"c10d:{digest.hexdigest()}", label=_label(group), ranks=ranks, backend=backend
     )
@@ -109,7 +110,11 @@ def _label(group: Any) -> str:
 
 
 def _port(group: Any) -> int:
-    store = group.get_group_store()
+    """Returns the port that all members met at; 0 where they met otherwise."""
+    try:
+        store = group.get_group_store()
+    except RuntimeError:  # a backend on its own, without a store
+        return 0
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "port", 0)

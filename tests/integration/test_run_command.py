@@ -195,19 +195,20 @@ def test_command_that_cannot_run_is_said_in_a_line(
 
 
 SIGNALLED_PROGRAM = """
-    import signal, sys, time
+    import signal, sys
 
     def handle(number, frame):
         seen.append(number)
         print(number, flush=True)
+        if len(seen) == 3:
+            sys.exit(5)
 
     seen = []
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     print("ready", flush=True)
-    while len(seen) < 3:
+    while True:
         signal.pause()
-    sys.exit(5)
 """
 
 
@@ -353,13 +354,17 @@ def test_ctrl_c_reaches_the_program_once(rings: Path, tmp_path: Path) -> None:
         "program.py",
         """
         import signal, sys
+
+        def interrupt(number, frame):
+            seen.append(number)
+            sys.stderr.write("seen\\n")
+
         seen = []
-        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(len(seen)))
         sys.stderr.write("ready\\n")
         while True:
             signal.pause()
-            sys.stderr.write("seen\\n")
         """,
     )
     terminal, other_end = pty.openpty()

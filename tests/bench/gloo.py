@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ncclscope.sources import open_run
 from tests.bench.timing import Rounds
 
 __all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure"]
@@ -46,7 +47,11 @@ def measure(directory: Path, *, rounds: int) -> tuple[dict[str, Rounds], dict[st
             name: stack.enter_context(_program(directory / f"store-{place}", setting))
             for place, (name, setting) in enumerate(settings.items())
         }
-        return _turns(variants, "together 50", rounds), _turns(variants, "single 50", rounds)
+        taken = _turns(variants, "together 50", rounds), _turns(variants, "single 50", rounds)
+    kept = [rank.records for rank in open_run(directory / "gloo").ranks]
+    if len(kept) != RANKS or min(kept) < 100 * rounds:
+        raise SystemExit("the gloo program was not recorded")
+    return taken
 
 
 def _turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,9 +14,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ncclscope.signature import sign
+from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.c10d import C10dProbe
-from ncclscope_patches.probe import Patch
 from ncclscope_patches.pynccl import PyNcclProbe
 from tests.bench.timing import Loop, Sample, in_turns
 
@@ -70,6 +69,7 @@ def measure(directory: Path, *, rounds: int, count: int) -> tuple[dict[str, Samp
         loops |= _pynccl(stack)
         loops |= _c10d(stack)
         taken = in_turns(loops, rounds=rounds, count=count)
+        _check(calls=rounds * count * sum("probe" in name for name in loops) // 2)
         size = bytes_of_a_record(tracer)
     empty = taken.pop("nothing")
     found = {}
@@ -81,6 +81,13 @@ def measure(directory: Path, *, rounds: int, count: int) -> tuple[dict[str, Samp
 
 
 PLAIN = ", not traced"
+
+
+def _check(calls: int) -> None:
+    """A probe that is off costs nothing, and must not be measured."""
+    tracer = session.current()
+    if tracer is None or tracer.ring.position < calls:
+        raise SystemExit("the probes did not record what they were measured with")
 
 
 def _nothing(count: int) -> None:
@@ -207,21 +214,20 @@ def _pynccl(stack: ExitStack) -> dict[str, Loop]:
 
 def _c10d(stack: ExitStack) -> dict[str, Loop]:
     """The functions of torch.distributed on torch's fake backend, which sends nothing."""
-    probe: Patch = C10dProbe()
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     stack.callback(dist.destroy_process_group)
-    stack.callback(probe.revert)
     tensor = torch.zeros(15, 2)
 
-    def sums(switch: Callable[[], None]) -> Loop:
-        def loop(count: int) -> None:
-            switch()
-            for _ in range(count):
-                dist.all_reduce(tensor)
+    def plain(count: int) -> None:
+        for _ in range(count):
+            dist.all_reduce(tensor)
 
-        return loop
+    def traced(count: int) -> None:
+        probe = C10dProbe()
+        probe.apply()
+        try:
+            plain(count)
+        finally:
+            probe.revert()
 
-    return {
-        "c10d probe, all_reduce": sums(probe.apply),
-        "c10d probe, all_reduce" + PLAIN: sums(probe.revert),
-    }
+    return {"c10d probe, all_reduce": traced, "c10d probe, all_reduce" + PLAIN: plain}

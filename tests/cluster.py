@@ -93,13 +93,17 @@ class Cluster:
         for number in range(count):
             self.post(ranks, label, shape=(10 + number, 2), **parameters)
 
-    def run(self, *, quiet: float | dict[int, float] = 60.0) -> Run:
+    def run(self, *, quiet: float | dict[int, float] | None = 60.0) -> Run:
         """Reads the rings.
 
         Args:
-            quiet: Seconds that the ranks lived on after their last call.
+            quiet: Seconds that the ranks lived on after their last call; None where the
+                input is to say nothing about that.
         """
         run = open_run(self.directory)
+        if quiet is None:
+            silent = [replace(rank, last_seen_ns=None, alive=None) for rank in run.ranks]
+            return replace(run, ranks=tuple(silent))
         ranks = []
         for rank in run.ranks:
             last = rank.last_call()
@@ -109,6 +113,6 @@ class Cluster:
             ranks.append(replace(rank, last_seen_ns=since + int(seconds * 1e9), alive=False))
         return replace(run, ranks=tuple(ranks))
 
-    def verdict(self, *, quiet: float | dict[int, float] = 60.0) -> Verdict:
+    def verdict(self, *, quiet: float | dict[int, float] | None = 60.0) -> Verdict:
         """Reads and compares."""
         return diagnose(self.run(quiet=quiet))

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
+from ncclscope.analysis.swaps import Swap
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+)
 from ncclscope.model import Finding
 
 __all__ = ["CommSwap"]
@@ -20,23 +28,46 @@ class CommSwap:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding where calls are too many here and as many too few there."""
         for swap in case.swaps:
-            more, count = swap.more, swap.count
-            here, there = comm_text(more.comm), comm_text(swap.fewer)
-            missed = f" instead of {call_text(swap.missed)}" if swap.missed else ""
-            yield from_difference(
-                case,
-                more,
+            here, there = comm_text(swap.comm), comm_text(swap.fewer)
+            name = swap.comm.label or "it"
+            told = swap.difference or swap.other
+            assert told is not None
+            yield Finding(
                 kind=self.name,
-                analyzer=self.name,
                 summary=(
-                    f"{subject(case, more)} made {plural(count, 'call')} on {here} that belong on "
-                    f"{there}: call {more.seq} on {more.comm.label or 'it'} is "
-                    f"{call_text(more.odd_call)} there, {call_text(more.peer_call)} on "
-                    f"{ranks_text(more.peers)}."
+                    f"{sentence(rank_text(case.run, swap.rank))} made {plural(swap.count, 'call')} "
+                    f"on {here} that belong on {there}: call {swap.seq} on {name} is "
+                    f"{call_text(swap.odd_call)} there, {_peers_text(swap)}."
                 ),
-                extent=count,
-                evidence=(
-                    f"{count} more on {here}, {count} fewer on {there}{missed}, "
-                    f"counted in order and not as totals",
-                ),
+                comm=swap.comm,
+                seq=swap.seq,
+                diverging_ranks=(swap.rank,),
+                odd=swap.odd_call,
+                peers=swap.peer_call,
+                confidence="certain" if told.certain else "likely",
+                analyzer=self.name,
+                evidence=tuple(self._evidence(swap)),
+                inferred=() if told.reason is None else (told.reason,),
+                extent=swap.count,
+                aligned=told.aligned if swap.difference is not None else (),
             )
+
+    def _evidence(self, swap: Swap) -> Iterable[str]:
+        here, there = comm_text(swap.comm), comm_text(swap.fewer)
+        yield f"{here}: all calls before #{swap.seq} agree"
+        yield (
+            f"#{swap.seq}: rank {swap.rank} posted {call_text(swap.odd_call)}"
+            f"{site_text(swap.odd_call)}, {_peers_text(swap)}"
+            + (site_text(swap.peer_call) if swap.peer_call is not None else "")
+        )
+        missed = f" instead of {call_text(swap.missed)}" if swap.missed else ""
+        yield (
+            f"{swap.count} more on {here}, {swap.count} fewer on {there}{missed}, counted in "
+            f"order and not as totals"
+        )
+
+
+def _peers_text(swap: Swap) -> str:
+    if swap.peer_call is None:
+        return f"and {ranks_text(swap.peers)} have not come so far"
+    return f"{call_text(swap.peer_call)} on {ranks_text(swap.peers)}"

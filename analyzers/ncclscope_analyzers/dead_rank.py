@@ -34,8 +34,10 @@ class DeadRank:
         """Whether all members that can wait for a rank without a record do."""
         if case.stalled:
             return True
-        if case.quiet is not None:
+        if not case.timeless:
             return False  # signs of life are recorded, and say that nobody waits for long
+        if not all(rank.details.get("stated", True) for rank in case.run.ranks):
+            return False  # nothing says that a call is still under way
         comm = case.waits.stands[waiting[0]].comm
         last = {log.calls for log in case.logs(comm.key).values()}
         return len(last) == 1 and len(waiting) == len(comm.ranks) - 1

@@ -19,9 +19,8 @@ class ExtraCall:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference that begins with a call put in."""
-        swapped = {id(swap.more) for swap in case.swaps}
         for difference in case.differences:
-            if not difference.odd or not difference.inserted or id(difference) in swapped:
+            if not difference.odd or not difference.inserted or case.is_half_of_a_swap(difference):
                 continue
             count = difference.first.put
             yield from_difference(

@@ -19,12 +19,11 @@ class MissingCall:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference that begins with a call left out."""
-        swaps = {(swap.fewer.key, rank) for swap in case.swaps for rank in swap.more.odd}
         for difference in case.differences:
             if not difference.odd or not difference.skipped:
                 continue
-            if any((difference.comm.key, rank) in swaps for rank in difference.odd):
-                continue  # they were made elsewhere: a swap
+            if case.is_half_of_a_swap(difference):
+                continue  # the calls were made, elsewhere
             count = difference.first.left
             proof = (
                 f"after leaving out {plural(count, 'call')}, "

@@ -25,10 +25,24 @@ class NotJoined:
             return
         if not case.stalled:
             return
+        yield from self._strayed(case)
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is not None and case.how_it_ended(rank) is None:
                 yield self._absent(case, number, _where_most_wait(case, waiting))
+
+    def _strayed(self, case: Case) -> Iterable[Finding]:
+        """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
+        cycle = case.waits.cycle
+        strays = [rank for rank in cycle if not case.is_usual(case.waits.stands[rank])]
+        if len(strays) == 1:
+            (number,) = strays
+            waiting = tuple(
+                rank
+                for rank, stand in case.waits.stands.items()
+                if number in stand.awaited and rank != number
+            )
+            yield self._absent(case, number, _where_most_wait(case, waiting))
 
     def _absent(self, case: Case, number: int, stand: Stand) -> Finding:
         rank = case.run.by_rank[number]

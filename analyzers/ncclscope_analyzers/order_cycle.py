@@ -24,6 +24,8 @@ class OrderCycle:
             return
         stands = case.waits.stands
         odd, against = self._odd(case, cycle)
+        if odd is not None and not case.is_usual(stands[odd]):
+            return  # it is in a call of its own, and not early in a common one
         here = stands[odd if odd is not None else cycle[0]]
         there = next(
             (stands[number] for number in cycle if stands[number].comm.key != here.comm.key), here
@@ -51,7 +53,7 @@ class OrderCycle:
             candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
             odd=here.call,
             peers=there.call,
-            confidence="ambiguous" if odd is None else "certain",
+            confidence="ambiguous" if odd is None else "likely" if case.timeless else "certain",
             analyzer=self.name,
             evidence=(*self._circle(cycle, stands), *against),
             extent=len(cycle),

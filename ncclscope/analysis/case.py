@@ -13,14 +13,22 @@ from functools import cached_property
 
 from ncclscope.analysis.align import Parting, align_windows, compare, part, side_by_side
 from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.habit import follows, habit_of
-from ncclscope.analysis.waits import Waits
+from ncclscope.analysis.habit import PAST, follows, habit_of
+from ncclscope.analysis.swaps import Swap, find_swaps
+from ncclscope.analysis.waits import Stand, Waits
 from ncclscope.model import Call, CallLog, Communicator, Rank, Run
 
-__all__ = ["Case", "Difference", "Swap"]
+__all__ = ["Case", "Difference"]
 
 DEAD_SECONDS = 2.0
 """A process whose signs of life end so much before its peers' is dead. Two beats."""
+
+
+_REASONS = {
+    "other communicators": "the odd side was told by another communicator, which has a majority",
+    "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
+    "same kind": "the odd side was told by what the other communicators of its kind did",
+}
 
 
 @dataclass(frozen=True)
@@ -73,26 +81,19 @@ class Difference:
         return self.first.put > 0 and self.first.left > 0
 
     @property
+    def reason(self) -> str | None:
+        """Why the odd side is held to be odd, where that is a conclusion; None for a majority."""
+        return _REASONS.get(self.basis)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the records alone say who is odd and since when."""
+        return bool(self.odd) and self.exact and self.basis not in ("same kind", "habit")
+
+    @property
     def surplus(self) -> int:
         """Calls the odd ranks have more (positive) or fewer, as far as both go."""
         return sum(edit.put - edit.left for edit in self.edits)
-
-
-@dataclass(frozen=True)
-class Swap:
-    """Calls that one rank made on another communicator than its peers.
-
-    Attributes:
-        more: The difference on the communicator that got them.
-        fewer: The communicator that misses them.
-        count: How many.
-        missed: The first call that is missing there, as a peer posted it, where known.
-    """
-
-    more: Difference
-    fewer: Communicator
-    count: int
-    missed: Call | None
 
 
 class Case:
@@ -260,57 +261,14 @@ class Case:
         undecided = 0 if difference.odd else 1
         return undecided, difference.odd_call.time_ns or 0, difference.odd_call.position
 
-    # --- calls on the wrong communicator -------------------------------------------------------
-
     @cached_property
     def swaps(self) -> list[Swap]:
         """Calls that went to another communicator: fewer here, as many more there."""
-        found = []
-        for more in self.differences:
-            if len(more.odd) != 1 or more.surplus <= 0:
-                continue
-            rank = self.run.by_rank[more.odd[0]]
-            # The last of the calls too many may have nothing after it to be told by.
-            surplus = {more.surplus, self._lead(more, rank)}
-            for key in rank.logs:
-                if key == more.comm.key:
-                    continue
-                count, missed = self._deficit(rank, key)
-                if count in surplus:
-                    found.append(Swap(more, self.run.communicators[key], count, missed))
-                    break
-        return found
+        return find_swaps(self)
 
-    def _lead(self, difference: Difference, rank: Rank) -> int:
-        """Calls a rank made more than its peers, where counts mean something."""
-        if self.run.window:
-            return difference.surplus
-        logs = self.logs(difference.comm.key)
-        return logs[rank.rank].calls - max(logs[peer].calls for peer in difference.peers)
-
-    def _deficit(self, rank: Rank, key: str) -> tuple[int, Call | None]:
-        """Returns how many calls a rank left out on a communicator, and the first of them.
-
-        Being behind is no omission. But a rank that is behind by just as many calls as it
-        made too many elsewhere, and by more than one, is no coincidence.
-        """
-        for difference in self.differences:
-            if difference.comm.key == key and rank.rank in difference.odd:
-                missed = difference.peer_call if difference.skipped else None
-                return -difference.surplus, missed
-        if self.run.window:
-            return 0, None
-        kind = self.run.communicators[key].kind
-        counts = Counter(
-            log.calls
-            for other in self.run.ranks
-            for other_key, log in other.logs.items()
-            if self.run.communicators[other_key].kind == kind and other.rank != rank.rank
-        )
-        if not counts:
-            return 0, None
-        behind = counts.most_common(1)[0][0] - rank.logs[key].calls
-        return (behind, None) if behind > 1 else (0, None)
+    def is_half_of_a_swap(self, difference: Difference) -> bool:
+        """Whether a difference is one side of a swap, and no finding of its own."""
+        return any(difference in (swap.difference, swap.other) for swap in self.swaps)
 
     # --- life and death ------------------------------------------------------------------------
 
@@ -324,16 +282,37 @@ class Case:
 
     @cached_property
     def stalled(self) -> bool:
-        """Whether ranks wait, and nothing has happened for so long that they wait in vain."""
+        """Whether ranks wait, and nothing has happened for so long that they wait in vain.
+
+        Input without signs of life does not tell how long anybody has waited. Even then a
+        circle of waiting ranks waits in vain.
+        """
         waiting = [self.run.by_rank[number] for number in self.waits.stands]
         if not waiting:
             return False
+        if self.timeless:
+            return bool(self.waits.cycle)
         for rank in waiting:
             quiet = self.quiet_seconds(rank)
             limit = self.live_stall_seconds if rank.alive else self.stall_seconds
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    def is_usual(self, stand: Stand) -> bool:
+        """Whether the call that a rank stands in is one that its communicator has seen before.
+
+        In a circle of waiting ranks this tells a call that came in the wrong order from one
+        that nobody else was ever going to make.
+        """
+        log = self.run.by_rank[stand.rank].logs[stand.comm.key]
+        past = log.span(max(log.first, stand.call.seq - PAST), stand.call.seq)
+        return any(habit_of(call) == habit_of(stand.call) for call in past)
+
+    @cached_property
+    def timeless(self) -> bool:
+        """Whether the input says nothing about how long the ranks lived on."""
+        return all(rank.last_seen_ns is None for rank in self.run.ranks)
 
     @cached_property
     def quiet(self) -> float | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from ncclscope.analysis.case import Case, Difference
-from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text, sentence
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+)
 from ncclscope.model import Finding
 
 __all__ = ["from_difference", "subject"]
-
-_BASIS = {
-    "other communicators": "the odd side was told by another communicator, which has a majority",
-    "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
-    "same kind": "the odd side was told by what the other communicators of its kind did",
-}
 
 
 def subject(case: Case, difference: Difference) -> str:
@@ -59,9 +61,9 @@ def from_difference(
     if decided:
         facts.append(
             f"#{difference.seq}: {ranks_text(difference.odd)} posted "
-            f"{call_text(difference.odd_call)}{_site(difference.odd_call.site)}, "
+            f"{call_text(difference.odd_call)}{site_text(difference.odd_call)}, "
             f"{ranks_text(difference.peers)} {call_text(difference.peer_call)}"
-            f"{_site(difference.peer_call.site)}"
+            f"{site_text(difference.peer_call)}"
         )
     else:
         facts.append(
@@ -70,14 +72,14 @@ def from_difference(
         )
     facts += evidence
     thoughts = list(inferred)
-    if difference.basis in _BASIS:
-        thoughts.append(_BASIS[difference.basis])
+    if difference.reason is not None:
+        thoughts.append(difference.reason)
     if not decided:
         thoughts.append("the records do not say which side is odd")
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
-    elif difference.basis in ("same kind", "habit") or inferred or not difference.exact:
+    elif inferred or not difference.certain:
         confidence = "likely"
     later = len(difference.edits) - 1
     if later and decided:
@@ -99,7 +101,3 @@ def from_difference(
         extent=extent,
         aligned=difference.aligned,
     )
-
-
-def _site(site: str | None) -> str:
-    return f" at {site}" if site else ""

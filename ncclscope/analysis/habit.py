@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ncclscope.model import Call, CallLog
 
-__all__ = ["Habit", "expected_next", "follows", "habit_of"]
+__all__ = ["PAST", "Habit", "expected_next", "follows", "habit_of"]
 
 PAST = 2048
 """Calls of the past that are looked through."""

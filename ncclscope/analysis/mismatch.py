@@ -29,13 +29,9 @@ class ParameterMismatch:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields one finding for each difference that is one of this parameter."""
-        swapped = {id(swap.more) for swap in case.swaps}
-        hidden = {(swap.fewer.key, rank) for swap in case.swaps for rank in swap.more.odd}
         for difference in case.differences:
-            if id(difference) in swapped or not self._concerns(difference):
+            if case.is_half_of_a_swap(difference) or not self._concerns(difference):
                 continue
-            if any((difference.comm.key, rank) in hidden for rank in difference.odd):
-                continue  # the other half of a swap
             yield from_difference(
                 case,
                 difference,

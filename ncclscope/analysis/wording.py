@@ -14,6 +14,7 @@ __all__ = [
     "ranks_text",
     "sentence",
     "shape_text",
+    "site_text",
 ]
 
 
@@ -87,3 +88,8 @@ def rank_text(run: Run, number: int) -> str:
 def sentence(text: str) -> str:
     """Returns a text as the beginning of a sentence; host names keep their case."""
     return text[:1].upper() + text[1:]
+
+
+def site_text(call: Call) -> str:
+    """Returns `` at file.py:120 function``, or nothing where it is not known."""
+    return f" at {call.site}" if call.site else ""

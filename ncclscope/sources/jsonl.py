@@ -26,7 +26,14 @@ from ncclscope.foreign import (
     texts,
 )
 from ncclscope.model import Call, Communicator, Rank, State, Step
-from ncclscope.signature import MASK, P2P_OPS, canonical_op, sign
+from ncclscope.signature import (
+    MASK,
+    P2P_OPS,
+    canonical_dtype,
+    canonical_op,
+    canonical_redop,
+    sign,
+)
 from ncclscope.sources.memory import ListLog
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
@@ -69,7 +76,7 @@ def read_trace(path: Path) -> Rank:
     calls: dict[str, list[Call]] = {}
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
-    numbered = False
+    numbered = stated = False
     position = 0
     for line in lines:
         key = text(line.get("comm"))
@@ -78,6 +85,7 @@ def read_trace(path: Path) -> Rank:
             call = _call(line, key, canonical_op(op), position)
             position += 1
             numbered = numbered or call.seq > 0
+            stated = stated or "state" in line
             target = p2p if call.op in P2P_OPS else calls
             target.setdefault(key, []).append(call)
         elif key is not None and "call" not in line:
@@ -113,6 +121,7 @@ def read_trace(path: Path) -> Rank:
         details={
             "format": "jsonl",
             "numbered": numbered,
+            "stated": stated,
             "run": text(header.get("run")) or "",
         },
     )
@@ -270,8 +279,8 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         comm=key,
         seq=seq if 0 < seq < MAX_SEQ else 0,
         position=position,
-        dtype=None if dtype is None else dtype.removeprefix("torch.").lower(),
-        redop=None if redop is None else redop.rpartition(".")[2].lower(),
+        dtype=None if dtype is None else canonical_dtype(dtype),
+        redop=None if redop is None else canonical_redop(redop),
         root=integer(line.get("root")),
         peer=integer(line.get("peer")),
         numel=numel,

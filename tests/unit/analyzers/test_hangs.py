@@ -120,3 +120,27 @@ def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> N
             cluster.post([rank], label)
 
     assert cluster.verdict().status == "ok"
+
+
+def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -> None:
+    """A circle, but no order: nobody else was ever going to make the call it is in."""
+    cluster = cluster_of(4)
+    cluster.history("tp:0")
+    cluster.history("dp:0")
+    cluster.post([0, 1, 2], "tp:0", done=False)
+    cluster.post([3], "dp:0", "barrier", shape=None, dtype=None, done=False)
+
+    for verdict in (cluster.verdict(), cluster.verdict(quiet=None)):
+        assert verdict.status == "hung"
+        assert verdict.cause is not None
+        assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
+        assert verdict.cause.comm is not None
+        assert verdict.cause.comm.label == "tp:0"
+
+
+def test_without_signs_of_life_only_a_circle_is_a_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("tp:0")
+    cluster.post([0, 1, 2], "tp:0", done=False)
+
+    assert cluster.verdict(quiet=None).status == "ok"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -156,6 +158,26 @@ def test_comm_swap_is_one_cause_with_both_communicators(cluster_of: ClusterOf) -
     assert [f.role for f in verdict.findings].count("cause") == 1
     row = next(row for row in verdict.table if row.rank.rank == 6)
     assert (row.cells["tp:0"].delta, row.cells["dp:0"].delta) == (4, -4)
+
+
+@pytest.mark.parametrize("op", ["all_gatherv", "all_reduce"])
+def test_calls_ahead_of_all_peers_are_a_swap_if_they_are_foreign(
+    cluster_of: ClusterOf, op: str
+) -> None:
+    """Nothing follows on tp:0, so that only their kind tells the swapped calls from a lead."""
+    cluster = cluster_of(4)
+    cluster.history("tp:0")
+    cluster.history("dp:0")
+    for layer in range(3):
+        cluster.post([0, 1, 3], "dp:0", op, shape=(3, 8), sizes=[3] * 4, done=False)
+        cluster.post([2], "tp:0", op, shape=(3, 8), sizes=[3] * 4, done=False)
+        cluster.post(cluster.everybody, "dp:0", "all_gather", shape=(layer + 1, 2), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.diverging_ranks == (2,)
+    assert cause.kind == ("comm_swap" if op == "all_gatherv" else "missing_call")
 
 
 def test_more_here_and_fewer_there_by_other_numbers_is_no_swap(cluster_of: ClusterOf) -> None:

@@ -1,0 +1,79 @@
+"""What vLLM calls in every process, and does not guard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PYTHONPATH": ":".join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+REGISTER = """
+    import sys
+    from ncclscope_patches.vllm_plugin import register
+    register()
+    register()
+    from ncclscope_patches.importing import ImportHook
+    print(sum(isinstance(finder, ImportHook) for finder in sys.meta_path))
+"""
+
+
+@pytest.mark.parametrize("variable", ["NCCLSCOPE_DIR", "NCCL_SCOPE_DIR"])
+def test_plugin_waits_for_what_it_patches(tmp_path: Path, variable: str) -> None:
+    completed = run(REGISTER, **{variable: str(tmp_path)})
+
+    assert (completed.stdout, completed.stderr, completed.returncode) == ("1\n", "", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("environment", [{}, {"NCCLSCOPE_DIR": "/rings", "NCCLSCOPE": "0"}])
+def test_plugin_does_nothing_when_tracing_is_off(environment: dict[str, str]) -> None:
+    completed = run(REGISTER, **environment)
+
+    assert (completed.stdout, completed.stderr, completed.returncode) == ("0\n", "", 0)
+
+
+@pytest.mark.parametrize("broken", ["ncclscope.tracing.session", "ncclscope_patches.registry"])
+def test_plugin_that_cannot_be_loaded_ends_nobody(tmp_path: Path, broken: str) -> None:
+    program = f"""
+        import sys
+        sys.modules["{broken}"] = None
+        from ncclscope_patches.vllm_plugin import register
+        register()
+        print("goes on")
+    """
+    completed = run(program, NCCLSCOPE_DIR=str(tmp_path))
+
+    assert completed.stdout == "goes on\n"
+    assert completed.returncode == 0
+    assert completed.stderr.count("\n") == 1
+    assert "tracing is off in this process" in completed.stderr
+
+
+def test_patches_that_cannot_be_found_end_nobody(tmp_path: Path) -> None:
+    program = """
+        import sys, types
+        from ncclscope_patches import registry
+        def find():
+            raise RuntimeError("no such thing")
+        registry.find = find
+        sys.modules["torch"] = types.ModuleType("torch")
+        registry.install_all()
+        print("goes on")
+    """
+    completed = run(program, NCCLSCOPE_DIR=str(tmp_path))
+
+    assert completed.stdout == "goes on\n"
+    assert "no such thing" in completed.stderr

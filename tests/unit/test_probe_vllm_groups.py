@@ -1,0 +1,107 @@
+"""vLLM's own groups, between two real processes, and the names that they give."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ncclscope.model import Run
+from tests.integration.c10d_ranks import main, run_ranks
+
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm")
+
+
+def make_model_groups(rank: int) -> None:
+    from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=2))
+    with set_current_vllm_config(config):
+        parallel_state.init_distributed_environment(
+            world_size=2,
+            rank=rank,
+            distributed_init_method=f"file://{os.environ['MEETING_POINT']}",
+            local_rank=rank,
+            backend="gloo",
+        )
+        parallel_state.ensure_model_parallel_initialized(2, 1)
+    os._exit(0)  # vLLM's own way to end would have to be told to more of it
+
+
+def join_engines(rank: int) -> None:
+    """What two engine cores of one data-parallel deployment do, without the engines."""
+    import torch
+    from vllm.config import ParallelConfig
+    from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    engine = DPEngineCoreProc.__new__(DPEngineCoreProc)
+    engine.dp_rank = rank
+    engine.dp_group = stateless_init_torch_distributed_process_group(
+        "127.0.0.1", int(os.environ["PORT"]), rank, 2, backend="gloo"
+    )
+    assert ParallelConfig.has_unfinished_dp(engine.dp_group, rank == 0)
+    engine._handle_shutdown = lambda: False
+    with pytest.raises(SystemExit):
+        engine.run_busy_loop()
+    torch.distributed.barrier(engine.dp_group)
+    os._exit(0)
+
+
+def test_communicators_have_the_names_of_their_groups(rings: Path) -> None:
+    ident = f"ncclscope-test-{os.getpid()}"
+    try:
+        run = run_ranks(
+            __file__, "make_model_groups", rings, environment={"VLLM_DIST_IDENT": ident}
+        )
+    finally:
+        for path in Path("/dev/shm").glob(f"{ident}*"):
+            path.unlink()
+
+    named = {(comm.label, comm.backend) for comm in run.communicators.values()}
+    assert {
+        ("world", "gloo"),
+        ("world:0", "gloo"),
+        ("world:0/cpu", "gloo"),
+        ("tp:0", "shm"),
+        ("tp:0/device", "gloo"),
+        ("tp:0/cpu", "gloo"),
+    } <= named
+    for rank in run.ranks:
+        assert (rank.rank, rank.world_size) == (int(rank.labels["tp"]), 2)
+        assert rank.labels["engine"] == "0"
+        assert rank.details["role"] == "worker"
+        assert "probe_failed" not in rank.details
+
+
+def test_engine_cores_are_no_ranks(rings: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    # No rank: RANK would be taken for the place in the job, which engine cores have none in.
+    run: Run = run_ranks(
+        __file__,
+        "join_engines",
+        rings,
+        environment={"PORT": str(port), "WORLD_SIZE": ""},
+    )
+
+    assert run.ranks == ()
+    engines = sorted(run.others, key=lambda process: process.labels["engine"])
+    assert [process.labels for process in engines] == [{"engine": "0"}, {"engine": "1"}]
+    assert {process.details["role"] for process in engines} == {"engine"}
+    (first,), (second,) = (process.logs.values() for process in engines)
+    assert first.communicator == second.communicator
+    assert (first.communicator.label, first.communicator.ranks) == ("engines", ())
+    assert first.signatures(1, 3) == second.signatures(1, 3)
+    assert [call.op for call in first.span(1, first.calls + 1)] == ["all_reduce", "barrier"]
+
+
+if __name__ == "__main__":
+    main(globals())

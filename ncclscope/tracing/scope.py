@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 
@@ -76,3 +77,14 @@ def group_number() -> int:
         return 0
     state = groups.get(threading.get_ident())
     return state[1] if state else 0
+
+
+def _forget_threads() -> None:
+    """Drops what the parent's other threads had open: a new one here may get their identity."""
+    here = threading.get_ident()
+    for table in (folding, groups):
+        for thread in [thread for thread in table if thread != here]:
+            del table[thread]
+
+
+os.register_at_fork(after_in_child=_forget_threads)

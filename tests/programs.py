@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -29,12 +31,19 @@ def run_program(
     """
     variables = {name: str(value) for name, value in environment.items() if value is not None}
     inherited = {name: value for name, value in os.environ.items() if name not in environment}
-    return subprocess.run(
+    with subprocess.Popen(
         [*prefix, sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)],
         env=inherited | variables,
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
-    )
+        start_new_session=True,
+    ) as program:
+        try:
+            said, complained = program.communicate(timeout=timeout)
+        finally:
+            # Whatever it has forked and not waited for is ended with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(program.args, program.returncode, said, complained)

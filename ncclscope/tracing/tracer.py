@@ -10,6 +10,7 @@ This is the public way in, used by the probes as by anyone else::
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -97,13 +98,23 @@ class Tracer:
         self._comms: dict[str, Comm] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
+        self._closed = False
         self.post = self.ring.post
         """:meth:`RingWriter.post`, bound once: the probes' way in."""
         if heartbeat:
-            threading.Thread(
+            beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
-            ).start()
-        _open_tracers.add(self)
+            )
+            # No thread is to be had at the process's limit, and none while it ends.
+            with contextlib.suppress(RuntimeError):
+                beat.start()
+        _tracers.add(self)
+        _end_with_multiprocessing()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process has said that it ends."""
+        return self._closed
 
     @property
     def path(self) -> str:
@@ -186,51 +197,60 @@ class Tracer:
             graph: Identifier of that graph.
 
         Returns:
-            The record's position, for :meth:`complete`.
+            The record's position, for :meth:`complete`; -1 when the interpreter is too far
+            gone to record.
         """
-        place = None
-        if site is None:
-            found = callsite.locate(sys._getframe(1))
-            if found is not None:
-                place, code = (found[0], found[1]), found[2]
-        parameters = (
-            op,
-            None if shape is None else tuple(shape),
-            dtype,
-            redop,
-            root,
-            peer,
-            numel,
-            None if sizes is None else tuple(sizes),
-            None if out_shape is None else tuple(out_shape),
-            site,
-            place,
-        )
-        template = comm.templates.get(parameters)
-        if template is None or (sizes is not None and not self.ring.holds_sizes(template.fixed)):
-            if place is not None:
-                site = callsite.describe(code, place[1])
-            template = self.template(
-                comm,
+        try:
+            place = None
+            if site is None:
+                found = callsite.locate(sys._getframe(1))
+                if found is not None:
+                    place, code = (found[0], found[1]), found[2]
+            parameters = (
                 op,
-                shape=shape,
-                dtype=dtype,
-                redop=redop,
-                root=root,
-                peer=peer,
-                numel=numel,
-                sizes=sizes,
-                out_shape=out_shape,
-                site=site,
+                None if shape is None else tuple(shape),
+                dtype,
+                redop,
+                root,
+                peer,
+                numel,
+                None if sizes is None else tuple(sizes),
+                None if out_shape is None else tuple(out_shape),
+                site,
+                place,
             )
-            keep(comm, parameters, template)
-        flags = layout.FLAG_CAPTURED if captured else 0
-        group = scope.group_number()
-        if template.signature:
-            return self.post(
-                comm.channel, template.fixed, template.signature, state, flags, group, graph
-            )
-        return self.ring.post_p2p(comm.channel, template.fixed, state, flags, group, graph)
+            template = comm.templates.get(parameters)
+            if template is None or (
+                sizes is not None and not self.ring.holds_sizes(template.fixed)
+            ):
+                if place is not None:
+                    site = callsite.describe(code, place[1])
+                template = self.template(
+                    comm,
+                    op,
+                    shape=shape,
+                    dtype=dtype,
+                    redop=redop,
+                    root=root,
+                    peer=peer,
+                    numel=numel,
+                    sizes=sizes,
+                    out_shape=out_shape,
+                    site=site,
+                )
+                keep(comm, parameters, template)
+            flags = layout.FLAG_CAPTURED if captured else 0
+            group = scope.group_number()
+            if template.signature:
+                return self.post(
+                    comm.channel, template.fixed, template.signature, state, flags, group, graph
+                )
+            return self.ring.post_p2p(comm.channel, template.fixed, state, flags, group, graph)
+        except Exception:
+            # While the interpreter is taken down, finalizers still run, and modules are empty.
+            if sys is None or sys.is_finalizing():
+                return -1
+            raise
 
     def template(
         self,
@@ -253,6 +273,8 @@ class Tracer:
         call and goes to :meth:`RingWriter.post_p2p`.
         """
         op = signature.canonical_op(op)
+        dtype = None if dtype is None else signature.canonical_dtype(dtype)
+        redop = None if redop is None else signature.canonical_redop(redop)
         if numel is None:
             numel = 0 if shape is None else prod(shape)
         signed = signature.sign(
@@ -302,7 +324,7 @@ class Tracer:
         """Notes that the process ends in order. Recording goes on to work."""
         self._stop.set()
         self.ring.finish()
-        _open_tracers.discard(self)
+        self._closed = True
 
     def detach(self) -> None:
         """Lets go of the ring without a trace in it; for the child after a fork."""
@@ -318,7 +340,8 @@ def keep(comm: Comm, parameters: Any, template: Template) -> None:
     comm.templates[parameters] = template
 
 
-_open_tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
+_tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
+"""All whose map is that of a file: a closed one still records."""
 
 
 def _beat(ring: RingWriter, stop: threading.Event) -> None:
@@ -327,17 +350,34 @@ def _beat(ring: RingWriter, stop: threading.Event) -> None:
 
 
 def _close_all() -> None:
-    error = getattr(sys, "last_value", None)
-    for tracer in list(_open_tracers):
-        if error is not None:
-            tracer.describe(ended_with=f"{type(error).__name__}: {error}"[:500])
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # a session goes on after its errors
+        error = getattr(sys, "last_value", None)
+    for tracer in list(_tracers):
+        if tracer.closed:
+            continue
+        try:
+            if error is not None and not isinstance(error, SystemExit):
+                tracer.describe(ended_with=f"{type(error).__name__}: {error}"[:500])
+        except Exception:  # an exception that cannot be printed
+            tracer.describe(ended_with=type(error).__name__)
         tracer.close()
 
 
 def _detach_all() -> None:
-    for tracer in list(_open_tracers):
+    for tracer in list(_tracers):
         tracer.detach()
-    _open_tracers.clear()
+    _tracers.clear()
+
+
+def _end_with_multiprocessing() -> None:
+    """Has processes that multiprocessing has forked say so when they end in order.
+
+    They end without what is registered with :mod:`atexit`, which only Python 3.14 calls there.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, _close_all, exitpriority=-100)
 
 
 atexit.register(_close_all)

@@ -21,7 +21,18 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import prod
 
-__all__ = ["BASE", "MASK", "P2P_OPS", "VECTOR_OPS", "canonical_op", "extend", "sign", "stretch"]
+__all__ = [
+    "BASE",
+    "MASK",
+    "P2P_OPS",
+    "VECTOR_OPS",
+    "canonical_dtype",
+    "canonical_op",
+    "canonical_redop",
+    "extend",
+    "sign",
+    "stretch",
+]
 
 BASE = 0x3A8F05C5
 """Odd, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that CPython
@@ -71,6 +82,16 @@ def canonical_op(name: str) -> str:
     """Returns torch's spelling of an operation, whatever spelling came in."""
     lowered = name.lower()
     return _ALIASES.get(lowered, lowered)
+
+
+def canonical_dtype(name: str) -> str:
+    """Returns an element type without its package: ``bfloat16`` for ``torch.bfloat16``."""
+    return str(name).rpartition(".")[2].lower()
+
+
+def canonical_redop(name: str) -> str:
+    """Returns a reduction in lower case: ``sum`` for ``ReduceOp.SUM``."""
+    return str(name).rpartition(".")[2].lower()
 
 
 def sign(

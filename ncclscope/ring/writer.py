@@ -32,6 +32,7 @@ _pack_moment = layout.MOMENT.pack
 _time_ns = time.time_ns
 _PLAIN = bytes(layout.MOMENT.size)
 """The moment of a call outside groups and graphs that is yet to start."""
+_LOW = 0xFFFFFFFF
 
 
 class RingWriter:
@@ -148,7 +149,7 @@ class RingWriter:
         """
         moment = _PLAIN
         if state or flags or group or graph:
-            moment = _pack_moment(group, graph, flags, state, 0)
+            moment = _pack_moment(group & _LOW, graph & _LOW, flags, state, 0)
         now = _time_ns()
         # From here until the record is stored, no call and no jump: see the class's docstring.
         position = self.position
@@ -188,7 +189,7 @@ class RingWriter:
         """Records a send or a receive, which is no part of the common sequence."""
         moment = _PLAIN
         if state or flags or group or graph:
-            moment = _pack_moment(group, graph, flags, state, 0)
+            moment = _pack_moment(group & _LOW, graph & _LOW, flags, state, 0)
         now = _time_ns()
         # As in post().
         position = self.position

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,19 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
 
+def break_what_names() -> None:
+    """Where the test asks for it, no name can be given to anything."""
+    from ncclscope_patches import process_groups
+
+    def trouble(*_arguments: Any, **_named: Any) -> Any:
+        raise ValueError("asked for by the test")
+
+    if "BREAK" in os.environ:
+        process_groups.name = trouble
+
+
 def make_model_groups(rank: int) -> None:
+    break_what_names()
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.platforms import current_platform
@@ -36,6 +49,7 @@ def make_model_groups(rank: int) -> None:
 
 def join_engines(rank: int) -> None:
     """What two engine cores of one data-parallel deployment do, without the engines."""
+    break_what_names()
     import torch
     from vllm.config import ParallelConfig
     from vllm.distributed.utils import stateless_init_torch_distributed_process_group
@@ -54,15 +68,27 @@ def join_engines(rank: int) -> None:
     os._exit(0)
 
 
-def test_communicators_have_the_names_of_their_groups(rings: Path) -> None:
+def run_model_groups(rings: Path, **environment: str) -> Run:
     ident = f"ncclscope-test-{os.getpid()}"
+    environment["VLLM_DIST_IDENT"] = ident
     try:
-        run = run_ranks(
-            __file__, "make_model_groups", rings, environment={"VLLM_DIST_IDENT": ident}
-        )
+        return run_ranks(__file__, "make_model_groups", rings, environment=environment)
     finally:
         for path in Path("/dev/shm").glob(f"{ident}*"):
             path.unlink()
+
+
+def run_engines(rings: Path, **environment: str) -> Run:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        environment["PORT"] = str(listener.getsockname()[1])
+    # Without the world's size RANK is no rank: engine cores have none.
+    environment["WORLD_SIZE"] = ""
+    return run_ranks(__file__, "join_engines", rings, environment=environment)
+
+
+def test_communicators_have_the_names_of_their_groups(rings: Path) -> None:
+    run = run_model_groups(rings)
 
     named = {(comm.label, comm.backend) for comm in run.communicators.values()}
     assert {
@@ -81,16 +107,7 @@ def test_communicators_have_the_names_of_their_groups(rings: Path) -> None:
 
 
 def test_engine_cores_are_no_ranks(rings: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    # No rank: RANK would be taken for the place in the job, which engine cores have none in.
-    run: Run = run_ranks(
-        __file__,
-        "join_engines",
-        rings,
-        environment={"PORT": str(port), "WORLD_SIZE": ""},
-    )
+    run = run_engines(rings)
 
     assert run.ranks == ()
     engines = sorted(run.others, key=lambda process: process.labels["engine"])
@@ -101,6 +118,22 @@ def test_engine_cores_are_no_ranks(rings: Path) -> None:
     assert (first.communicator.label, first.communicator.ranks) == ("engines", ())
     assert first.signatures(1, 3) == second.signatures(1, 3)
     assert [call.op for call in first.span(1, first.calls + 1)] == ["all_reduce", "barrier"]
+
+
+def test_workers_start_without_the_names(rings: Path) -> None:
+    run = run_model_groups(rings, BREAK="1")
+
+    assert len(run.ranks) == 2
+    for rank in run.ranks:
+        assert "asked for by the test" in rank.details["probe_failed"]
+
+
+def test_engine_cores_start_without_the_names(rings: Path) -> None:
+    run = run_engines(rings, BREAK="1")
+
+    assert len(run.others) == 2
+    for process in run.others:
+        assert "asked for by the test" in process.details["probe_failed"]
 
 
 if __name__ == "__main__":

@@ -10,24 +10,19 @@ a coalescing manager one call over all of its tensors, ``numel`` being their sum
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import scope, session
 from ncclscope_patches import process_groups, works
-from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, Read, note_redop, on_cpu
-from ncclscope_patches.probe import Before, Patch
-from ncclscope_patches.recording import NOBODY, record
+from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
+from ncclscope_patches.posting import put_posting
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import Handle
 from ncclscope_patches.works import Posted
 
 __all__ = ["C10dProbe"]
-
-_getframe = sys._getframe
-_folding = scope.folding
-
-_CALLER = 2
-"""Frames from a ``before`` hook to the caller of the method that it guards."""
 
 _ALWAYS_WAITED = frozenset({"barrier", "monitored_barrier"})
 """These hold the caller until all have come, on every backend."""
@@ -47,14 +42,31 @@ class C10dProbe(Patch):
     def install(self, module: Any) -> None:
         group = module.ProcessGroup
         for name, read in READERS.items():
-            self.replace(group, name, _recording(read, name in _ALWAYS_WAITED), works.expect)
-        self.replace(module.Work, "wait", _find_work, _waited)
+            after = _came_back if name in _ALWAYS_WAITED else _returned
+            put_posting(self, group, name, read, process_groups.handles, after=after)
+        self._watch_waiting(module.Work)
         self.replace(module.Work, "is_completed", _find_work, _asked)
         for name in REDOP_OPTIONS:
             if hasattr(module, name):
                 self.watch_property(getattr(module, name), "reduceOp", note_redop)
         self._number_groups(group)
         self._declare_groups(module)
+
+    def _watch_waiting(self, work: Any) -> None:
+        wait = work.wait
+        if self.has_replaced(wait):
+            return
+
+        # Not through guard(): a program waits as often as it posts.
+        def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            result = wait(self_, *args, **kwargs)
+            try:
+                works.waited(self_)
+            except Exception as error:
+                self.fail(error)
+            return result
+
+        self.put(work, "wait", functools.update_wrapper(waited, wait))
 
     def _number_groups(self, group: Any) -> None:
         def start(_token: Any, _result: Any) -> None:
@@ -91,33 +103,18 @@ class C10dProbe(Patch):
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
 
 
-def _recording(read: Read, always_waited: bool) -> Before:
-    handles = process_groups.handles
-    known = handles.known
+def _returned(handle: Handle, position: int, args: tuple[Any, ...], work: Any) -> None:
+    waits = handle.waits
+    works.expect((handle, position, on_cpu(args) if waits is None else waits), work)
 
-    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
-        group = args[0]
-        handle = known.get(id(group)) or handles.of(group)
-        if handle is NOBODY or (_folding and scope.is_folded()):
-            return None
-        position = record(handle, read(args, kwargs), _getframe(_CALLER))
-        waits = handle.waits
-        if waits is None:
-            waits = on_cpu(args)
-        return handle, position, waits or always_waited
 
-    return before
+def _came_back(handle: Handle, position: int, _args: Any, work: Any) -> None:
+    works.expect((handle, position, True), work)
 
 
 def _find_work(args: tuple[Any, ...], _kwargs: Any) -> tuple[Posted, Any] | None:
     posted = works.find(args[0])
     return None if posted is None else (posted, args[0])
-
-
-def _waited(token: tuple[Posted, Any], _result: Any) -> None:
-    posted, work = token
-    if posted[2]:
-        works.settle(posted, work)
 
 
 def _asked(token: tuple[Posted, Any], result: Any) -> None:

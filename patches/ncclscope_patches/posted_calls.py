@@ -12,16 +12,16 @@ Where a call concerns several tensors that cannot be seen as one, there is no sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ncclscope_patches.posting import Read
 from ncclscope_patches.recording import redop_name
 
-__all__ = ["READERS", "REDOP_OPTIONS", "Read", "note_redop", "on_cpu"]
+__all__ = ["READERS", "REDOP_OPTIONS", "note_redop", "on_cpu"]
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
-Read = Callable[[Arguments, Keywords], tuple[Any, ...]]
 
 _noted: tuple[int, Any] = (0, None)
 

@@ -115,6 +115,10 @@ class Patch:
             return False
         return self.put(owner, name, self.guard(function, before, after))
 
+    def has_replaced(self, function: Any) -> bool:
+        """Whether a function is one that a patch has put there."""
+        return hasattr(function, _MARK)
+
     def put(self, owner: Any, name: str, function: Any) -> bool:
         """Puts a function in the place of an attribute, noting what was there."""
         setattr(function, _MARK, self)
@@ -129,13 +133,16 @@ class Patch:
         if not isinstance(found, property) or found.fset is None or hasattr(found.fset, _MARK):
             return False
 
-        def both(args: tuple[Any, ...], _kwargs: Any) -> tuple[Any, ...]:
-            return args
+        set_value = found.fset
 
-        def tell(args: tuple[Any, ...], _result: Any) -> None:
-            note(*args)
+        # As lean as can be: a program assigns once for each call that it posts.
+        def assign(owned: Any, value: Any) -> None:
+            set_value(owned, value)
+            try:
+                note(owned, value)
+            except Exception as error:
+                self.fail(error)
 
-        assign = self.guard(found.fset, both, tell)
         setattr(assign, _MARK, self)
         setattr(owner, name, property(found.fget, assign, found.fdel, found.__doc__))
         self._replaced.append((owner, name, found))

@@ -16,19 +16,16 @@ from typing import Any
 
 from ncclscope.tracing import scope, session
 from ncclscope_patches import process_groups
+from ncclscope_patches.posting import Read, put_posting
 from ncclscope_patches.probe import Before, Patch
 from ncclscope_patches.recording import NOBODY, Handle, Handles, record, redop_name, watch_captures
 
 __all__ = ["PyNcclProbe", "handles"]
 
 _getframe = sys._getframe
-_folding = scope.folding
 
 _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""
-
-Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
-"""Takes a call's parameters, as :func:`record` wants them, from its arguments."""
 
 
 class PyNcclProbe(Patch):
@@ -47,14 +44,14 @@ class PyNcclProbe(Patch):
         for name, reader in _READERS.items():
             read = self._reader_for(cls, name, reader)
             if read is not None:
-                self.replace(cls, name, _recording(read))
+                put_posting(self, cls, name, read, handles, can_be_off=True)
         read = self._reader_for(cls, "scatter", _scatter)
         if read is not None:
             # The sends and receives it is made of are no calls of the program.
-            enter = _entering_fold(_recording(read))
+            enter = _entering_fold(read)
             self.put(cls, "scatter", self.guard_scope(cls.scatter, enter, _leave_fold))
-        self.replace(cls, "suspend", _recording(lambda args, kwargs: ("suspend",), _can_suspend))
-        self.replace(cls, "resume", _recording(lambda args, kwargs: ("resume",), _is_suspended))
+        for name, applies in (("suspend", _can_suspend), ("resume", _is_suspended)):
+            put_posting(self, cls, name, _plain(name), handles, can_be_off=True, applies=applies)
         self._number_groups(cls)
         self._declare_before_init(cls, module.NCCLLibrary)
 
@@ -140,25 +137,20 @@ def _open(comm: Any) -> Handle:
 handles = Handles(_open)
 
 
-def _recording(read: Read, applies: Callable[[Any], bool] | None = None) -> Before:
-    known = handles.known
-
-    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        comm = args[0]
-        if comm.disabled or (_folding and scope.is_folded()):
-            return
-        if applies is not None and not applies(comm):
-            return
-        handle = known.get(id(comm)) or handles.of(comm)
-        if handle is not NOBODY:
-            record(handle, read(args, kwargs), _getframe(_CALLER))
-
-    return before
+def _plain(op: str) -> Read:
+    """A call without parameters."""
+    parameters = (op,)
+    return lambda args, kwargs: parameters
 
 
-def _entering_fold(before: Before) -> Before:
+def _entering_fold(read: Read) -> Before:
+    """Records a call, and folds those that it is made of into it."""
+
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before(args, kwargs)
+        comm = args[0]
+        handle = handles.of(comm)
+        if handle is not NOBODY and not comm.disabled and not scope.is_folded():
+            record(handle, read(args, kwargs), _getframe(_CALLER))
         fold = scope.folded()
         fold.__enter__()
         return fold

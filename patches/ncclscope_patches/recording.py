@@ -15,12 +15,24 @@ if TYPE_CHECKING:
 
     from ncclscope.tracing.tracer import Comm, Tracer
 
-__all__ = ["COMPLETED", "NOBODY", "Handle", "Handles", "record", "redop_name", "watch_captures"]
+__all__ = [
+    "COMPLETED",
+    "NOBODY",
+    "NOWHERE",
+    "Handle",
+    "Handles",
+    "is_capturing",
+    "learn",
+    "record",
+    "redop_name",
+    "watch_captures",
+]
 
 _FIELDS = ("op", "shape", "dtype", "redop", "root", "peer", "numel", "sizes", "out_shape")
 """What a call's parameters mean, by position. Calls give as many as they have."""
 
-_NOWHERE = (0, 0, None)
+NOWHERE = (0, 0, None)
+"""Stands for the call site where there is none."""
 
 _locate = callsite.locate
 _groups = scope.groups
@@ -28,8 +40,8 @@ _groups = scope.groups
 COMPLETED = 2
 _TEMPLATES_KEPT = 4096
 
-# Whether a graph is being captured. Not asked where there is no communicator for GPUs.
-_is_capturing: Callable[[], bool] | None = None
+is_capturing: Callable[[], bool] | None = None
+"""Whether a graph is being captured. Not asked where there is no communicator for GPUs."""
 
 
 class Handle:
@@ -104,13 +116,14 @@ class Handles:
     def remember(self, thing: Any, handle: Handle) -> Handle:
         """Makes this the handle of an object until the object is gone."""
         number = id(thing)
-        known = self.known
+        # Held here, since modules are emptied before the last objects go.
+        known, references = self.known, _references
 
         # An id is given out again, so an entry must not outlive its object. The reference
         # has to be kept for its callback to be called: in the handle, or for NOBODY here.
         def forget(_reference: weakref.ref[Any]) -> None:
             known.pop(number, None)
-            _references.pop(number, None)
+            references.pop(number, None)
 
         reference = weakref.ref(thing, forget)
         if handle is NOBODY:
@@ -136,20 +149,20 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
     Returns:
         The position of the record.
     """
-    found = _locate(frame) or _NOWHERE
+    found = _locate(frame) or NOWHERE
     key = (parameters, found[0], found[1])
-    template = handle.templates.get(key) or _learn(handle, key, found[2])
+    template = handle.templates.get(key) or learn(handle, key, found[2])
     fixed, signed, has_sizes = template
     if has_sizes and not handle.ring.holds_sizes(fixed):
-        fixed, signed, _ = _learn(handle, key, found[2])
-    flags = layout.FLAG_CAPTURED if _is_capturing is not None and _is_capturing() else 0
+        fixed, signed, _ = learn(handle, key, found[2])
+    flags = layout.FLAG_CAPTURED if is_capturing is not None and is_capturing() else 0
     group = scope.group_number() if _groups else 0
     if signed:
         return handle.post(handle.channel, fixed, signed, 0, flags, group)
     return handle.ring.post_p2p(handle.channel, fixed, 0, flags, group)
 
 
-def _learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, bool]:
+def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, bool]:
     """Makes the template for a kind of call that has not been seen before."""
     parameters, _, instruction = key
     fields = dict(zip(_FIELDS, parameters, strict=False))
@@ -172,27 +185,27 @@ def _learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int,
 
 def watch_captures() -> None:
     """Has records say from now on whether a CUDA graph is being captured."""
-    global _is_capturing
+    global is_capturing
     version = sys.modules["torch"].version
-    if _is_capturing is None and (version.cuda or version.hip):
-        _is_capturing = _ask_when_initialised
+    if is_capturing is None and (version.cuda or version.hip):
+        is_capturing = _ask_when_initialised
 
 
 def _ask_when_initialised() -> bool:
-    global _is_capturing
+    global is_capturing
     torch: Any = sys.modules["torch"]
     # Asking the driver before the program has used CUDA would make a context on GPU 0.
     if not torch.cuda.is_initialized():
         return False
     asked = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-    _is_capturing = asked
+    is_capturing = asked
     return asked is not None and bool(asked())
 
 
 def _stop_watching() -> None:
     """CUDA does not survive a fork; what the child asks of it would be an error."""
-    global _is_capturing
-    _is_capturing = None
+    global is_capturing
+    is_capturing = None
 
 
 session.on_reset(_stop_watching)

@@ -12,7 +12,7 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope_patches.recording import Handle
 
-__all__ = ["Posted", "expect", "find", "settle"]
+__all__ = ["Posted", "expect", "find", "settle", "waited"]
 
 _LIMIT = 4096
 """Works that nobody ever waits for must not pile up."""
@@ -43,6 +43,18 @@ def find(work: Any) -> Posted | None:
     entry = _pending.get(id(work))
     # The identity may have been given to something new.
     return None if entry is None or entry[0]() is not work else entry[1]
+
+
+def waited(work: Any) -> None:
+    """Notes that somebody has waited for a work."""
+    number = id(work)
+    entry = _pending.get(number)
+    if entry is None:
+        return
+    reference, (handle, position, waits) = entry
+    if waits and reference() is work:
+        handle.complete(position)
+        _pending.pop(number, None)
 
 
 def settle(posted: Posted, work: Any) -> None:

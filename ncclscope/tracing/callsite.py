@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from types import CodeType, FrameType
 
-__all__ = ["describe", "locate"]
+__all__ = ["describe", "locate", "plumbing"]
 
 _PLUMBING = tuple(
     part.replace("/", os.sep)
@@ -41,7 +41,7 @@ _PLUMBING = tuple(
 )
 
 # By id(code). The code objects are kept in _codes, or another could take over an id.
-_is_plumbing: dict[int, bool] = {}
+plumbing: dict[int, bool] = {}
 _codes: list[CodeType] = []
 _texts: dict[tuple[int, int], str] = {}
 
@@ -56,13 +56,13 @@ def locate(frame: FrameType | None) -> tuple[int, int, CodeType] | None:
         Identity of its code, offset of the instruction, and the code; None when there is
         none. The first two identify the call site and are cheap to hash.
     """
-    known = _is_plumbing
+    known = plumbing
     while frame is not None:
         code = frame.f_code
-        plumbing = known.get(id(code))
-        if plumbing is None:
-            plumbing = _classify(code)
-        if not plumbing:
+        skipped = known.get(id(code))
+        if skipped is None:
+            skipped = _classify(code)
+        if not skipped:
             return id(code), frame.f_lasti, code
         frame = frame.f_back
     return None
@@ -80,17 +80,17 @@ def describe(code: CodeType, instruction: int) -> str:
                 line = number
                 break
         text = f"{os.path.basename(code.co_filename)}:{line} {code.co_name}"
-        if len(_texts) < _LIMIT and id(code) in _is_plumbing:
+        if len(_texts) < _LIMIT and id(code) in plumbing:
             _texts[key] = text
     return text
 
 
 def _classify(code: CodeType) -> bool:
-    known = _is_plumbing.get(id(code))
+    known = plumbing.get(id(code))
     if known is not None:
         return known
-    plumbing = any(part in code.co_filename for part in _PLUMBING)
+    found = any(part in code.co_filename for part in _PLUMBING)
     if len(_codes) < _LIMIT:
         _codes.append(code)
-        _is_plumbing[id(code)] = plumbing
-    return plumbing
+        plumbing[id(code)] = found
+    return found

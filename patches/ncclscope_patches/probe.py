@@ -138,10 +138,11 @@ class Patch:
         # As lean as can be: a program assigns once for each call that it posts.
         def assign(owned: Any, value: Any) -> None:
             set_value(owned, value)
-            try:
-                note(owned, value)
-            except Exception as error:
-                self.fail(error)
+            if self.active:
+                try:
+                    note(owned, value)
+                except Exception as error:
+                    self.fail(error)
 
         setattr(assign, _MARK, self)
         setattr(owner, name, property(found.fget, assign, found.fdel, found.__doc__))

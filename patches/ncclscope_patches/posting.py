@@ -1,0 +1,123 @@
+"""The path of a traced call: from the method that posts it to its record, in one function.
+
+Everything here is on the path of every collective of the program. In CPython a function
+call costs as much as a tenth of a record, so what is spread over functions elsewhere
+(:meth:`Patch.guard`, :func:`recording.record`, :func:`callsite.locate`) stands in one here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ncclscope.ring import layout
+from ncclscope.tracing import callsite, scope
+from ncclscope_patches import recording
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY, NOWHERE, Handle, Handles
+
+__all__ = ["After", "Read", "put_posting"]
+
+Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+"""Takes a call's parameters, in the order of :func:`recording.record`, from its arguments."""
+
+After = Callable[[Handle, int, tuple[Any, ...], Any], None]
+"""Gets handle, position of the record, arguments and result of a call that has returned."""
+
+
+def put_posting(
+    patch: Patch,
+    owner: Any,
+    name: str,
+    read: Read,
+    handles: Handles,
+    *,
+    can_be_off: bool = False,
+    applies: Callable[[Any], bool] | None = None,
+    after: After | None = None,
+) -> bool:
+    """Has each call of a method recorded before it is made.
+
+    Args:
+        patch: Whose barrier it is: what goes wrong here ends the probe and not the call.
+        owner: The class; its instances are what ``handles`` knows.
+        name: The method. Where it does not exist, or is patched already, nothing happens.
+        read: Takes the parameters from the arguments.
+        handles: Where to find an instance's handle.
+        can_be_off: The instance has an attribute ``disabled``, under which nothing is posted.
+        applies: Says of an instance whether a call would post anything.
+        after: Called when the method has returned.
+
+    Returns:
+        Whether the method is patched now.
+    """
+    function = getattr(owner, name, None)
+    if not callable(function) or patch.has_replaced(function):
+        return False
+    posted = functools.update_wrapper(
+        _posting(patch, function, read, handles, can_be_off, applies, after), function
+    )
+    return patch.put(owner, name, posted)
+
+
+def _posting(
+    patch: Patch,
+    function: Callable[..., Any],
+    read: Read,
+    handles: Handles,
+    can_be_off: bool,
+    applies: Callable[[Any], bool] | None,
+    after: After | None,
+) -> Callable[..., Any]:
+    known, open_handle = handles.known, handles.of
+    folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
+    getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
+
+    def posted(*args: Any, **kwargs: Any) -> Any:
+        position = -1
+        if patch.active:
+            try:
+                thing = args[0]
+                handle = known.get(id(thing)) or open_handle(thing)
+                if (
+                    handle is not NOBODY
+                    and not (can_be_off and thing.disabled)
+                    and not (folding and scope.is_folded())
+                    and (applies is None or applies(thing))
+                ):
+                    frame = getframe(1)
+                    code: Any = frame.f_code
+                    place, instruction = id(code), frame.f_lasti
+                    if plumbing.get(place, True):
+                        place, instruction, code = locate(frame) or NOWHERE
+                    key = (read(args, kwargs), place, instruction)
+                    template = handle.templates.get(key) or learn(handle, key, code)
+                    if template[2] and not handle.ring.holds_sizes(template[0]):
+                        template = learn(handle, key, code)
+                    capturing = recording.is_capturing
+                    flags = layout.FLAG_CAPTURED if capturing is not None and capturing() else 0
+                    if template[1]:
+                        if flags or groups:
+                            position = handle.post(
+                                handle.channel, template[0], template[1], 0, flags,
+                                scope.group_number(),
+                            )  # fmt: skip
+                        else:
+                            position = handle.post(handle.channel, template[0], template[1])
+                    else:
+                        position = handle.ring.post_p2p(
+                            handle.channel, template[0], 0, flags, scope.group_number()
+                        )
+            except Exception as error:
+                patch.fail(error)
+        result = function(*args, **kwargs)
+        if position >= 0 and after is not None:
+            try:
+                after(handle, position, args, result)
+            except Exception as error:
+                patch.fail(error)
+        return result
+
+    return posted

@@ -46,12 +46,11 @@ RECORD_DTYPE = np.dtype(
         ("sizes", "<u4"),
         ("site", "<u4"),
         ("out", "<u4"),
-        ("group", "<u4"),
         ("graph", "<u4"),
-        ("flags", "<u2"),
+        ("group", "<u2"),
+        ("flags", "u1"),
         ("state", "u1"),
-        ("spare", "u1"),
-        ("end", "<u4"),
+        ("end", "<u8"),
     ]
 )
 CIRCLE_DTYPE = np.dtype(
@@ -149,7 +148,7 @@ class RingImage:
         count = min(len(before), len(records), len(after))
         records, wanted = records[:count], wanted[:count]
         stable = whole(records, wanted)
-        stable &= before["end"][:count] == wanted & _LOW
+        stable &= before["end"][:count] == wanted
         stable &= after["begin"][:count] == wanted
         found: Records = records[stable]
         return found
@@ -269,6 +268,6 @@ class RingImage:
 def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Returns which records are the ones that were wanted, from first byte to last."""
     found: NDArray[np.bool_] = records["begin"] == wanted
-    found &= records["end"] == wanted & _LOW
+    found &= records["end"] == wanted
     found &= records["seq"] < _MOST
     return found

@@ -42,12 +42,11 @@ offset field  type  meaning
 68     sizes  u32   sizes list: place in the heap in units of 8 bytes, plus one; 0 for none
 72     site   u32   call site, a number of the strings part; 0 for none
 76     out    u32   output shape, a number of the strings part; 0 for not recorded
-80     group  u32   number of the NCCL group it was posted in, from 1; 0 outside
-84     graph  u32   CUDA graph it was captured into; 0 for none
-88     flags  u16   flags of the moment: see FLAG_*
-90     state  u8    0 scheduled, 1 started, 2 completed; the one field that is changed later
-91     spare  u8    0
-92     end    u32   low 32 bits of ``begin``
+80     graph  u32   CUDA graph it was captured into; 0 for none
+84     group  u16   number of the NCCL group it was posted in, from 1 to 65,535; 0 outside
+86     flags  u8    flags of the moment: see FLAG_*
+87     state  u8    0 scheduled, 1 started, 2 completed; the one field that is changed later
+88     end    u64   the same as ``begin``
 ====== ====== ===== ===========================================================
 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
@@ -117,13 +116,13 @@ HEADER_EXITED = 144
 # generation, length, crc32 of the JSON, zero
 ABOUT = struct.Struct("<QIII")
 
-RECORD = struct.Struct("<QQQQ48s12sI")
-"""begin, time, hash, seq, the 48 bytes of FIXED, the 12 of MOMENT, end"""
+RECORD = struct.Struct("<QQQQ48s8sQ")
+"""begin, time, hash, seq, the 48 bytes of FIXED, the 8 of MOMENT, end"""
 FIXED = struct.Struct("<Q4IHHBBBBiIII")
 """numel, shape, comm, op, dtype, redop, ndim, fixed, root, sizes, site, out"""
-MOMENT = struct.Struct("<IIHBB")
-"""group, graph, flags, state, spare"""
-STATE_OFFSET = 90
+MOMENT = struct.Struct("<IHBB")
+"""graph, group, flags, state"""
+STATE_OFFSET = 87
 
 FIXED_P2P = 1
 FIXED_STEP = 2

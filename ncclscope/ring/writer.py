@@ -39,10 +39,10 @@ class RingWriter:
     """One process's ring.
 
     Methods that record take no lock. CPython hands over the GIL, and runs signal handlers,
-    only after calls and at jumps, so the few assignments that give a call its position, seq
-    and running hash, and the one call that stores the record, cannot be torn apart: a number
-    that was given has its record, whenever the process dies. (A free-threaded interpreter
-    makes no such promise; there a lock is put around them.)
+    only after calls, at jumps and in the arithmetic of long numbers, so the few assignments
+    that give a call its position, seq and running hash, and the one call that stores the
+    record, cannot be torn apart: a number that was given has its record, whenever the process
+    dies. (A free-threaded interpreter makes no such promise; there a lock is put around them.)
 
     Args:
         directory: Where the file goes; made with mode 0700 when absent.
@@ -149,33 +149,37 @@ class RingWriter:
         """
         moment = _PLAIN
         if state or flags or group or graph:
-            moment = _pack_moment(group & _LOW, graph & _LOW, flags, state, 0)
+            moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
         now = _time_ns()
-        # From here until the record is stored, no call and no jump: see the class's docstring.
-        position = self.position
-        begin = position + 1
-        seq = channel.seq + 1
-        running = (channel.hash * BASE + signature) & MASK
-        self.position = begin
-        channel.seq = seq
-        channel.hash = running
-        _pack_record(
-            self._buffer,
-            self._base + position % self.capacity * 96,
-            begin,
-            now,
-            running,
-            seq,
-            fixed,
-            moment,
-            begin & 0xFFFFFFFF,
-        )
-        # ---
-        if not seq & 1023:
-            self._mark(channel.index, position, seq, running)
-        if not begin & self._table_mask:
-            self._write_table()
-        return position
+        before = channel.hash
+        # To multiply long numbers is to let in signal handlers, and the garbage collector.
+        running = (before * BASE + signature) & MASK
+        if channel.hash is before:
+            # From here until the record is stored, no call and no jump: see the class.
+            position = self.position
+            begin = position + 1
+            seq = channel.seq + 1
+            self.position = begin
+            channel.seq = seq
+            channel.hash = running
+            _pack_record(
+                self._buffer,
+                self._base + position % self.capacity * 96,
+                begin,
+                now,
+                running,
+                seq,
+                fixed,
+                moment,
+                begin,
+            )
+            # ---
+            if not seq & 1023:
+                self._mark(channel.index, position, seq, running)
+            if not begin & self._table_mask:
+                self._write_table()
+            return position
+        return self.post(channel, fixed, signature, state, flags, group, graph)
 
     def post_p2p(
         self,
@@ -189,7 +193,7 @@ class RingWriter:
         """Records a send or a receive, which is no part of the common sequence."""
         moment = _PLAIN
         if state or flags or group or graph:
-            moment = _pack_moment(group & _LOW, graph & _LOW, flags, state, 0)
+            moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
         now = _time_ns()
         # As in post().
         position = self.position
@@ -207,7 +211,7 @@ class RingWriter:
             seq,
             fixed,
             moment,
-            begin & 0xFFFFFFFF,
+            begin,
         )
         # ---
         if not begin & self._table_mask:
@@ -237,7 +241,7 @@ class RingWriter:
             seq,
             fixed,
             _PLAIN,
-            begin & 0xFFFFFFFF,
+            begin,
         )
         # ---
         if not begin & self._table_mask:

@@ -258,7 +258,7 @@ def _decode(
         (begin, when, _, seq, numel, _, _, op, dtype, redop, ndim, fixed, root, sizes, site) = row[
             :15
         ]
-        out, group, graph, flags, state = row[15:20]
+        out, graph, group, flags, state = row[15:20]
         p2p = fixed & layout.FIXED_P2P != 0
         shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
         out_shape = ring.text(layout.KIND_SHAPE, out)

@@ -193,7 +193,7 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
     def broken_tracer(name: str) -> Callable[[], None]:
         return lambda: break_tracer(name)
 
-    yield "wait", "find", broken(works, "find"), lambda: dist.Work.wait(work)
+    yield "wait", "waited", broken(works, "waited"), lambda: dist.Work.wait(work)
     yield "is_completed", "find", broken(works, "find"), lambda: dist.Work.is_completed(work)
     yield (
         "operator wait_tensor",

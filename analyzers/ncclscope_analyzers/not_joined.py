@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
-from ncclscope.model import Finding
+from ncclscope.model import Finding, Rank
 
 __all__ = ["NotJoined"]
 
@@ -26,10 +26,16 @@ class NotJoined:
         if not case.stalled:
             return
         yield from self._strayed(case)
+        missed: dict[tuple[str, int], tuple[Stand, list[int]]] = {}
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is not None and case.how_it_ended(rank) is None:
-                yield self._absent(case, number, _where_most_wait(case, waiting))
+                stand = _where_most_wait(case, waiting)
+                call = stand.comm.key, stand.call.seq
+                missed.setdefault(call, (stand, []))[1].append(number)
+        for stand, numbers in missed.values():
+            yield self._absent(case, numbers, stand)
+        yield from self._elsewhere(case, set(missed))
 
     def _strayed(self, case: Case) -> Iterable[Finding]:
         """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
@@ -42,48 +48,80 @@ class NotJoined:
                 for rank, stand in case.waits.stands.items()
                 if number in stand.awaited and rank != number
             )
-            yield self._absent(case, number, _where_most_wait(case, waiting))
+            yield self._absent(case, [number], _where_most_wait(case, waiting))
 
-    def _absent(self, case: Case, number: int, stand: Stand) -> Finding:
-        rank = case.run.by_rank[number]
+    def _absent(self, case: Case, numbers: Sequence[int], stand: Stand) -> Finding:
+        ranks = [case.run.by_rank[number] for number in numbers]
         waiting = _waiting(case, stand)
-        last = rank.last_call()
-        posted = rank.logs[stand.comm.key].calls if stand.comm.key in rank.logs else 0
+        one = len(ranks) == 1
         evidence = [
             f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
-            f"{call_text(stand.call)}, and stand in it; rank {number} posted {posted} calls there"
+            f"{call_text(stand.call)}, and stand in it"
         ]
-        was = "it has posted nothing"
-        if last is not None:
-            where = case.run.communicators[last.comm]
-            was = f"its last call, {call_text(last)} on {where.label}, is {last.state.word}"
-            evidence.append(
-                f"the last call of rank {number} is #{last.seq} on {comm_text(where)}, "
-                f"{call_text(last)}, {last.state.word}"
-                + (f", posted at {last.site}" if last.site else "")
-            )
         inferred = []
-        quiet = case.quiet_seconds(rank)
-        if quiet is not None:
-            evidence.append(f"rank {number} showed life for {quiet:.0f} s after that")
-            inferred.append(f"rank {number} is busy or stuck outside of any recorded call")
+        for rank in ranks:
+            evidence += self._whereabouts(case, rank, stand)
+            quiet = case.quiet_seconds(rank)
+            if quiet is not None:
+                evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
+                inferred.append(f"rank {rank.rank} is busy or stuck outside of any recorded call")
+        if case.timeless:
+            inferred.append("that nothing moves: the input does not say how long anybody waits")
+        was = ""
+        last = ranks[0].last_call()
+        if one and last is not None:
+            label = case.run.communicators[last.comm].label
+            was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
+        elif one and not ranks[0].lost:
+            was = "; it has posted nothing"
+        late = [rank.rank for rank in ranks if _posted(rank, stand) >= stand.call.seq]
+        joined = "do not get to" if late else "never joined"
+        who = rank_text(case.run, numbers[0]) if one else ranks_text(numbers)
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(rank_text(case.run, number))} never joined call {stand.call.seq} on "
+                f"{sentence(who)} {joined} call {stand.call.seq} on "
                 f"{comm_text(stand.comm)}, {call_text(stand.call)}, in which "
-                f"{ranks_text(waiting)} wait; {was}."
+                f"{ranks_text(waiting)} wait{was}."
             ),
             comm=stand.comm,
             seq=stand.call.seq,
-            diverging_ranks=(number,),
+            diverging_ranks=tuple(numbers),
             odd=last,
             peers=stand.call,
-            confidence="likely" if rank.alive else "certain",
+            confidence="likely" if case.timeless or any(r.alive for r in ranks) else "certain",
             analyzer=self.name,
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )
+
+    def _whereabouts(self, case: Case, rank: Rank, stand: Stand) -> Iterable[str]:
+        """Says what a rank did instead of joining a call."""
+        number, posted = rank.rank, _posted(rank, stand)
+        head = case.waits.heads.get(number)
+        if posted >= stand.call.seq and head is not None:
+            yield (
+                f"rank {number} posted it, too, but of its calls none has completed since "
+                f"#{head.seq} on {comm_text(case.run.communicators[head.comm])}, "
+                f"{call_text(head)}, which waits for nobody"
+            )
+        else:
+            yield f"rank {number} posted {posted} calls there"
+        last = rank.last_call()
+        if last is not None:
+            yield (
+                f"the last call of rank {number} is #{last.seq} on "
+                f"{comm_text(case.run.communicators[last.comm])}, {call_text(last)}, "
+                f"{last.state.word}" + (f", posted at {last.site}" if last.site else "")
+            )
+        elif rank.lost:
+            yield f"rank {number} has no call under way"
+
+    def _elsewhere(self, case: Case, missed: set[tuple[str, int]]) -> Iterable[Finding]:
+        """Who waits in other calls, because somebody there waits or never arrived."""
+        for finding in self._consequences(case):
+            if finding.comm is not None and (finding.comm.key, finding.seq) not in missed:
+                yield finding
 
     def _consequences(self, case: Case) -> Iterable[Finding]:
         """Where sequences differ: who waits elsewhere for the ranks that differ."""
@@ -110,6 +148,12 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
+
+
+def _posted(rank: Rank, stand: Stand) -> int:
+    """How many calls a rank posted on the communicator that another one stands in."""
+    log = rank.logs.get(stand.comm.key)
+    return 0 if log is None else log.calls
 
 
 def _where_most_wait(case: Case, waiting: tuple[int, ...]) -> Stand:

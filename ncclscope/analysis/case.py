@@ -291,7 +291,10 @@ class Case:
         if not waiting:
             return False
         if self.timeless:
-            return bool(self.waits.cycle)
+            if any(rank.details.get("timed_out") for rank in self.run.ranks):
+                return True
+            dumped = all(rank.details.get("dumped") for rank in waiting)
+            return bool(self.waits.cycle) or (dumped and self.waits.still)
         for rank in waiting:
             quiet = self.quiet_seconds(rank)
             limit = self.live_stall_seconds if rank.alive else self.stall_seconds

@@ -59,13 +59,19 @@ class Waits:
         self._least: dict[str, int] = {}
 
     @cached_property
-    def stands(self) -> Mapping[int, Stand]:
-        """Where each rank stands that waits for another."""
+    def heads(self) -> Mapping[int, Call]:
+        """The first call of each rank that is not known to have completed."""
         heads = {}
         for rank in self._run.ranks:
             head = self._head(rank)
             if head is not None:
                 heads[rank.rank] = head
+        return heads
+
+    @cached_property
+    def stands(self) -> Mapping[int, Stand]:
+        """Where each rank stands that waits for another."""
+        heads = self.heads
         stands = {}
         for number, call in heads.items():
             comm = self._run.communicators[call.comm]
@@ -114,6 +120,44 @@ class Waits:
                 best = path
         return best
 
+    @cached_property
+    def still(self) -> bool:
+        """Whether the ranks stand as ranks do that wait in vain.
+
+        Input without a clock does not say how long anybody has waited, and a snapshot of a
+        running job also has ranks that are behind. But there somebody has completed what
+        others have not posted, or those who wait are many different calls ahead, or the most
+        are behind the few. Where all who wait for a few stand still at the same number, it is
+        taken for a hang.
+        """
+        if self.cycle:
+            return True
+        if not any(stand.absent for stand in self.stands.values()):
+            return False  # behind in being told, not in posting
+        if len(self.ends) > len(self.stands):
+            return False
+        reached: dict[str, int] = {}
+        for number, stand in self.stands.items():
+            calls = self._ranks[number].logs[stand.comm.key].calls
+            if reached.setdefault(stand.comm.key, calls) != calls:
+                return False
+        return not self._overtaken()
+
+    def _overtaken(self) -> bool:
+        """Whether a rank has completed a call that another member had not posted."""
+        posted: dict[str, int] = {}
+        for rank in self._run.ranks:
+            for key, log in rank.logs.items():
+                posted[key] = min(posted.get(key, log.calls), log.calls)
+        for rank in self._run.ranks:
+            for key, log in rank.logs.items():
+                if log.calls == posted[key]:
+                    continue
+                pending, told = _pending(log)
+                if told and (log.calls if pending is None else pending.seq - 1) > posted[key]:
+                    return True
+        return False
+
     def _shortest_way_back(self, start: int) -> tuple[int, ...]:
         frontier: list[tuple[int, ...]] = [(start,)]
         seen = {start}
@@ -133,7 +177,9 @@ class Waits:
         heads = []
         for key, log in rank.logs.items():
             pending, told = _pending(log)
-            if pending is not None and not told:
+            if pending is not None and not told and rank.details.get("tells"):
+                pending = log.call(log.first)  # of what has completed nothing was kept
+            elif pending is not None and not told:
                 # A backend that does not tell: what all have posted is taken for done.
                 seq = max(self._posted_by_all(key) + 1, log.first)
                 pending = log.call(seq) if seq <= log.calls else None

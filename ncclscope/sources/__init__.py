@@ -12,6 +12,8 @@ from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.foreign import MAX_RANKS, open_regular
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.ring import layout
+from ncclscope.sources.flight_job import settle
+from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
 from ncclscope.sources.replicas import separate_replicas
 from ncclscope.sources.ring import read_ring
@@ -23,7 +25,7 @@ _LONGEST_NOTE = 1 << 12
 
 
 def open_run(*paths: str | os.PathLike[str]) -> Run:
-    """Reads every ring and trace at or below the given paths.
+    """Reads every ring, dump and trace at or below the given paths.
 
     Args:
         *paths: Files or directories.
@@ -39,8 +41,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     ranks: list[Rank] = []
     empty = 0
     seen = set()
+    given_paths = {Path(path) for path in paths}
     for path in _files(paths, notes):
-        reader = read_trace if is_trace(path) else read_ring
+        reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
         try:
             status = path.stat()
             if status.st_size == 0:
@@ -48,6 +51,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
                 ranks.append(reader(path))
+        except NoDumpError as error:
+            if path in given_paths:
+                notes.append(str(error))
         except DamagedFileError as error:
             notes.append(str(error))
         except OSError as error:
@@ -56,7 +62,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     if not ranks:
         if notes:
             raise InputError(notes[0], "nothing else was found")
-        what = "only empty files" if empty else "no ring and no trace"
+        what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(
             f"{', '.join(given)}: {what} found",
             "give the directory that NCCLSCOPE_DIR or `ncclscope run --dir` named",
@@ -69,7 +75,8 @@ def assemble(
 ) -> Run:
     """Makes one run of what several processes recorded."""
     said = list(notes)
-    processes = infer_windows(_newest_run(_distinct(processes), said))
+    processes = settle(_distinct(processes), said)
+    processes = infer_windows(_newest_run(processes, said))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
     ranks.sort(key=lambda rank: rank.rank)
@@ -118,7 +125,7 @@ def _files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterato
                 found = Path(folder, name)
                 if name.endswith(layout.MOVED_SUFFIX):
                     yield from _moved(found)
-                elif name.endswith(layout.SUFFIX) or is_trace(found):
+                elif name.endswith(layout.SUFFIX) or is_trace(found) or is_dump(found):
                     yield found
 
 

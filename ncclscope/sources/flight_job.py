@@ -1,0 +1,260 @@
+"""All Flight Recorder dumps of a job -> its ranks.
+
+What a single dump leaves open is settled here: who belongs to a group, how many calls a
+rank has made on a group of which it kept none, and which gloo calls have completed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ncclscope.model import CallLog, Communicator, Rank, State
+from ncclscope.sources.flight_entry import DumpLog, Entry, LazyCalls
+from ncclscope.sources.flight_recorder import Dump, Group, Held
+
+__all__ = ["settle"]
+
+_WORLD = "default_pg"
+_NAMELESS = ("", "undefined")
+
+
+@dataclass
+class _Comm:
+    """One group over all dumps."""
+
+    group: Group
+    held: dict[int, Held] = field(default_factory=dict)
+    whole: dict[int, bool] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def p2p(self) -> bool:
+        """Whether its status counts sends and receives, too."""
+        return any(held.sent or held.reached for held in self.held.values())
+
+    @property
+    def key(self) -> str:
+        group = self.group
+        return f"fr/{group.backend}/{group.name}/{','.join(map(str, group.ranks))}"
+
+    @property
+    def size(self) -> int:
+        """Members by the sizes of what was gathered and scattered; 0 when unknown."""
+        told = {id(entry.posted): entry.posted.size for entry in self._entries()}
+        counts = Counter(size for size in told.values() if size).most_common(2)
+        if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
+            return 0
+        return counts[0][0]
+
+    def _entries(self) -> Iterable[Entry]:
+        return (entry for held in self.held.values() for entry in held.calls)
+
+    def calls(self, rank: int) -> int | None:
+        """Calls a rank has made; None when its dump does not say."""
+        held = self.held.get(rank)
+        if held is None:
+            return 0 if self.whole.get(rank) else None
+        if held.calls:
+            return held.calls[-1].seq
+        if held.reached or self.whole.get(rank):
+            return held.reached
+        return None if self.p2p else held.enqueued
+
+
+def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
+    """Makes ranks with logs of those that were read from dumps; leaves others as they are."""
+    others: list[Rank] = []
+    dumps: list[Rank] = []
+    for rank in ranks:
+        (dumps if isinstance(rank.details.get("dump"), Dump) else others).append(rank)
+    if not dumps:
+        return others
+    by_rank = _by_rank(dumps, notes)
+    comms = _comms(by_rank)
+    world = _world(by_rank, comms.values())
+    for comm in comms.values():
+        comm.ranks = comm.group.ranks or _inferred(comm, world, by_rank)
+    logs = _logs(by_rank, comms)
+    return others + [
+        _rank(number, own, logs[number], world) for number, own in sorted(by_rank.items())
+    ]
+
+
+def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
+    """Returns one dump for each rank and recorder, those of the newest run."""
+    folders: dict[Path, list[Rank]] = {}
+    for rank in dumps:
+        folders.setdefault(Path(rank.source).parent, []).append(rank)
+    newest = sorted(
+        folders.values(), key=lambda own: max(_dump(rank).newest_ns for rank in own), reverse=True
+    )
+    found: dict[int, list[Rank]] = {}
+    older = 0
+    for own in newest:
+        if {rank.rank for rank in own} & found.keys():
+            older += len(own)  # another run's
+            continue
+        own.sort(key=lambda rank: (-_dump(rank).newest_ns, -len(rank.source), rank.source))
+        for rank in own:
+            taken = found.setdefault(rank.rank, [])
+            groups = {group for other in taken for group in _dump(other).groups}
+            if taken and (not _dump(rank).groups or groups & _dump(rank).groups.keys()):
+                older += 1
+            else:
+                taken.append(rank)
+    if older:
+        notes.append(f"{older} dumps that were older or a second time the same were left out")
+    return found
+
+
+def _dump(rank: Rank) -> Dump:
+    dump: Dump = rank.details["dump"]
+    return dump
+
+
+def _comms(by_rank: Mapping[int, Sequence[Rank]]) -> dict[Group, _Comm]:
+    """Groups over all ranks. A rank that kept no entry does not know a group's backend."""
+    backends: dict[Group, set[str]] = {}
+    for dump in _dumps(by_rank):
+        for group, held in dump.groups.items():
+            if held.calls or held.sent:
+                backends.setdefault(group._replace(backend=""), set()).add(group.backend)
+    comms: dict[Group, _Comm] = {}
+    for number, own in by_rank.items():
+        for rank in own:
+            for group, held in _dump(rank).groups.items():
+                known = backends.get(group._replace(backend=""), set())
+                if not (held.calls or held.sent) and len(known) == 1:
+                    group = group._replace(backend=next(iter(known)))
+                comms.setdefault(group, _Comm(group)).held[number] = held
+    for comm in comms.values():
+        comm.whole = {
+            number: all(_dump(rank).whole for rank in own) for number, own in by_rank.items()
+        }
+    return comms
+
+
+def _dumps(by_rank: Mapping[int, Sequence[Rank]]) -> Iterable[Dump]:
+    return (_dump(rank) for own in by_rank.values() for rank in own)
+
+
+def _world(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> int:
+    """Ranks of the job."""
+    known = max(by_rank) + 1
+    for comm in comms:
+        known = max(known, max(comm.group.ranks, default=-1) + 1)
+        if _is_world(comm.group) and not comm.group.ranks and comm.size < 1 << 16:
+            known = max(known, comm.size)
+    return known
+
+
+def _is_world(group: Group) -> bool:
+    return group.desc == _WORLD or group.name == _WORLD
+
+
+def _inferred(comm: _Comm, world: int, by_rank: Mapping[int, Sequence[Rank]]) -> tuple[int, ...]:
+    """Members of a group that no dump describes: those that have entries of it.
+
+    Ranks without a dump are added where sizes say how many are missing, and there are no
+    more than that.
+    """
+    if _is_world(comm.group):
+        return tuple(range(world))
+    members = set(comm.held)
+    absent = set(range(world)) - by_rank.keys()
+    if absent and len(members) + len(absent) == comm.size:
+        members |= absent
+    return tuple(sorted(members))
+
+
+def _logs(
+    by_rank: Mapping[int, Sequence[Rank]], comms: Mapping[Group, _Comm]
+) -> dict[int, tuple[dict[str, CallLog], dict[str, LazyCalls]]]:
+    labels = _labels(comms.values())
+    logs: dict[int, tuple[dict[str, CallLog], dict[str, LazyCalls]]] = {
+        number: ({}, {}) for number in by_rank
+    }
+    for comm in comms.values():
+        members = [number for number in comm.ranks if number in by_rank]
+        made = {number: comm.calls(number) for number in members}
+        counts = [count for count in made.values() if count is not None]
+        if not counts or (
+            len(set(counts)) == 1
+            and not any(held.calls or held.sent for held in comm.held.values())
+        ):
+            continue  # nobody kept anything, and all are equally far
+        communicator = Communicator(comm.key, labels[comm.group], comm.ranks, comm.group.backend)
+        done = _done(comm, members, min(counts))
+        for number in members:
+            held = comm.held.get(number) or Held()
+            # A rank that does not say how far it is gets the benefit of the doubt.
+            count = made[number]
+            by_time = len(by_rank[number]) > 1
+            logs[number][0][comm.key] = DumpLog(
+                communicator,
+                held.calls,
+                max(counts) if count is None else count,
+                done=done,
+                by_time=by_time,
+            )
+            if held.sent:
+                logs[number][1][comm.key] = LazyCalls(comm.key, held.sent, by_time=by_time)
+    return logs
+
+
+def _done(comm: _Comm, members: Sequence[int], least: int) -> int:
+    """Calls that count as completed once they are retired.
+
+    Some backends never say that a call has completed, and retire calls that have failed like
+    those that have not. But a call that some member has not posted cannot have completed, and
+    the last one before a member was lost may not have.
+    """
+    if "nccl" in comm.group.backend or any(
+        entry.state is not State.SCHEDULED for held in comm.held.values() for entry in held.calls
+    ):
+        return 0
+    return least - 1 if len(members) < len(comm.ranks) else least
+
+
+def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:
+    """Names for a person: ``TENSOR_MODEL_PARALLEL_GROUP:1``, counted per description."""
+    labels: dict[Group, str] = {}
+    alike: dict[tuple[str, str], list[_Comm]] = {}
+    for comm in comms:
+        if comm.group.desc in _NAMELESS:
+            labels[comm.group] = f"group {comm.group.name}" if comm.group.name else "group"
+        else:
+            alike.setdefault((comm.group.desc, comm.group.backend), []).append(comm)
+    for (desc, _), same in alike.items():
+        same.sort(key=lambda comm: (comm.ranks, comm.group.name))
+        for number, comm in enumerate(same):
+            labels[comm.group] = desc if desc == _WORLD else f"{desc}:{number}"
+    return labels
+
+
+def _rank(
+    number: int,
+    own: Sequence[Rank],
+    logs: tuple[dict[str, CallLog], dict[str, LazyCalls]],
+    world: int,
+) -> Rank:
+    details: dict[str, Any] = {**own[0].details, "numbered": True}
+    details["timed_out"] = sum(_dump(rank).timed_out for rank in own)
+    details["dumped"] = True  # usually because somebody thought that the job hangs
+    details["tells"] = any(_dump(rank).tells for rank in own)
+    del details["dump"]
+    return replace(
+        own[0],
+        rank=number,
+        world_size=world,
+        logs=logs[0],
+        p2p=logs[1],
+        records=sum(rank.records for rank in own),
+        lost=sum(log.first - 1 for log in logs[0].values()),
+        started_ns=None,
+        details=details,
+    )

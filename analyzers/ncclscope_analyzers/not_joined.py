@@ -29,7 +29,9 @@ class NotJoined:
         missed: dict[tuple[str, int], tuple[Stand, list[int]]] = {}
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
-            if rank is not None and case.how_it_ended(rank) is None:
+            if rank is None or rank.details.get("probe_failed"):
+                continue  # what it did after its probe ended is not known
+            if case.how_it_ended(rank) is None:
                 stand = _where_most_wait(case, waiting)
                 call = stand.comm.key, stand.call.seq
                 missed.setdefault(call, (stand, []))[1].append(number)

@@ -71,6 +71,17 @@ class Verdict:
     quiet_seconds: float | None
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about the input, failed probes included."""
+        failed = [
+            f"rank {rank.rank}: a probe ended ({rank.details['probe_failed']}), so that calls after "
+            f"that are not recorded"
+            for rank in self.run.ranks
+            if rank.details.get("probe_failed")
+        ]
+        return (*self.run.notes, *failed)
+
+    @property
     def exit_status(self) -> int:
         """0 when the ranks agree, 1 when they do not or hang; as diff(1)."""
         return 1 if self.status in ("diverged", "hung") else 0
@@ -96,7 +107,7 @@ class Verdict:
             "table": [row.to_dict() for row in self.table],
             "neighbourhood": None if self.neighbourhood is None else self.neighbourhood.to_dict(),
             "quiet_seconds": self.quiet_seconds,
-            "notes": list(self.run.notes),
+            "notes": list(self.notes),
         }
 
 

@@ -49,9 +49,9 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     if verdict.cause is not None:
         parts.append(_knowledge(verdict.cause))
     parts += _others(verdict)
-    if verdict.run.notes:
+    if verdict.notes:
         parts.append(_section("notes on the input"))
-        parts += [Text(f"  {note}") for note in verdict.run.notes]
+        parts += [_item(note) for note in verdict.notes]
     return Group(*parts)
 
 

@@ -144,3 +144,16 @@ def test_without_signs_of_life_only_a_circle_is_a_hang(cluster_of: ClusterOf) ->
     cluster.post([0, 1, 2], "tp:0", done=False)
 
     assert cluster.verdict(quiet=None).status == "ok"
+
+
+def test_a_rank_whose_probe_ended_is_not_blamed(cluster_of: ClusterOf) -> None:
+    """Its record stops, and it may have made every call since."""
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.tracers[2].describe(probe_failed="c10d: Trouble: asked for by the test")
+    cluster.post([0, 1, 3], "tp:0", "all_gather", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is None
+    assert any("rank 2" in note and "Trouble" in note for note in verdict.notes)

@@ -74,8 +74,8 @@ class Verdict:
     def notes(self) -> tuple[str, ...]:
         """What a reader should know about the input, failed probes included."""
         failed = [
-            f"rank {rank.rank}: a probe ended ({rank.details['probe_failed']}), so that calls after "
-            f"that are not recorded"
+            f"rank {rank.rank}: a probe ended ({rank.details['probe_failed']}), and what was "
+            f"posted after that is not recorded"
             for rank in self.run.ranks
             if rank.details.get("probe_failed")
         ]

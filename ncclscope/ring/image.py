@@ -62,7 +62,7 @@ Records = NDArray[np.void]
 Circle = NDArray[np.void]
 
 _MOST_ABOUT = 1 << 20
-_MOST_STRINGS = 1 << 26
+_MOST_TEXT = 1 << 26
 _MOST_MARKS = 1 << 20
 _MOST = np.uint64(1 << 62)
 """No position and no seq is as large as this; sums of two of them are still in range."""
@@ -87,6 +87,7 @@ class RingImage:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.texts: dict[int, list[str]] = {}
+        self._heap: bytes | None = None
         self._descriptor = open_regular(path, follow=False)
         try:
             self._size = os.fstat(self._descriptor).st_size
@@ -122,6 +123,10 @@ class RingImage:
         return self._u64(layout.HEADER_EXITED)
 
     # --- parts ---
+
+    def pin_heap(self) -> None:
+        """Keeps what is left of the sizes lists now."""
+        self._heap = self._read(self.geometry.heap, self.geometry.heap_size)
 
     def read_slots(self, start: int, stop: int) -> tuple[Records, NDArray[np.uint64]]:
         """Reads the slots of these positions; of more than a whole circle, the newest.
@@ -160,17 +165,22 @@ class RingImage:
         offset = absolute % heap_size
         if offset + layout.HEAP_ENTRY.size > heap_size:
             return None
-        head = self._read(self.geometry.heap + offset, layout.HEAP_ENTRY.size)
+        head = self._read_heap(offset, layout.HEAP_ENTRY.size)
         if len(head) < layout.HEAP_ENTRY.size:
             return None
         begin, length, checksum = layout.HEAP_ENTRY.unpack(head)
         size = length * 8
         if begin != absolute + 1 or offset + layout.HEAP_ENTRY.size + size > heap_size:
             return None
-        data = self._read(self.geometry.heap + offset + layout.HEAP_ENTRY.size, size)
-        if len(data) < size or zlib.crc32(data) != checksum:
+        data = self._read_heap(offset + layout.HEAP_ENTRY.size, size)
+        if len(data) < size or zlib.crc32(data, begin & 0xFFFFFFFF) != checksum:
             return None
         return tuple(np.frombuffer(data, "<i8").tolist())
+
+    def _read_heap(self, offset: int, size: int) -> bytes:
+        if self._heap is not None:
+            return self._heap[offset : offset + size]
+        return self._read(self.geometry.heap + offset, size)
 
     def text(self, kind: int, number: int) -> str | None:
         """Returns an interned text; None for number 0 or one that is not there."""
@@ -246,7 +256,7 @@ class RingImage:
                 f"this ncclscope reads version {layout.VERSION}",
             )
         geometry = layout.Geometry(*sizes)
-        most = (1 << 32, _MOST_ABOUT, _MOST_STRINGS, self._size, _MOST_MARKS)
+        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS)
         if (
             min(sizes) < 1
             or any(size > limit for size, limit in zip(sizes, most, strict=True))

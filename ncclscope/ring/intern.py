@@ -172,7 +172,8 @@ class Interner:
         offset = self._geometry.heap + start % heap_size
         self._heap_used = start + size
         # Unmarked while it is written: the old entry here must not show through.
-        layout.HEAP_ENTRY.pack_into(buffer, offset, 0, len(sizes), zlib.crc32(data))
+        checksum = zlib.crc32(data, (start + 1) & 0xFFFFFFFF)
+        layout.HEAP_ENTRY.pack_into(buffer, offset, 0, len(sizes), checksum)
         begin = offset + layout.HEAP_ENTRY.size
         buffer[begin : begin + len(data)] = data
         buffer[offset : offset + 8] = (start + 1).to_bytes(8, "little")

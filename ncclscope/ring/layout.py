@@ -57,8 +57,9 @@ is a JSON object with ``key``, ``label``, ``ranks`` and ``backend``; later entri
 COMM_UPDATE carry ``comm`` (the number) and what has changed.
 
 **Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 CRC of
-the numbers, then ``length`` times i64, so that an entry which has been overwritten is
-recognised. At HEAP_END, rounded down to whole circles, places count from 0 again.
+the numbers that starts from the place, then ``length`` times i64, so that an entry which has
+been overwritten is recognised. At HEAP_END, rounded down to whole circles, places count from
+0 again.
 
 **Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
 point-to-point calls, u32 end. ``begin`` is the number of records made when the entry was

@@ -69,7 +69,8 @@ class RingFile(RingImage):
         self.states: dict[int, ChannelState] = {}
         self._chunks: OrderedDict[int, Records] = OrderedDict()
         self._pinned: Records | None = None
-        self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity)
+        # Less than a circle, so that the record before fits in with them.
+        self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
             marks = self.read_circle(self.geometry.mark_area, self.geometry.marks)
             self._marks = np.sort(marks[marks["begin"] != 0], order="begin")
@@ -152,6 +153,7 @@ class RingFile(RingImage):
                     break
                 stop -= len(part)
             self._pinned = np.concatenate(parts[::-1]) if parts else np.empty(0, RECORD_DTYPE)
+            self.pin_heap()
         return self._pinned
 
     def _find_head(self) -> None:

@@ -28,7 +28,21 @@ def test_first_calls_and_lost_count(rings: Path, calls: int) -> None:
     check_log(rank.logs["k"], lost + 1, calls)
 
 
-@pytest.mark.parametrize("capacity", [1500, 2048, 5000])
+@pytest.mark.parametrize("calls", [EVERY, SMALL - EVERY, SMALL, SMALL + EVERY, 3 * SMALL])
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_tables_that_were_written_twice_at_the_same_place(
+    rings: Path, calls: int, closed: int
+) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("k", "tp:0", [0])
+    fill(tracer, comm, 1, calls + 1)
+    for _ in range(closed):
+        tracer.close()
+
+    check_log(read(tracer.path).logs["k"], max(1, calls - SMALL + 1), calls)
+
+
+@pytest.mark.parametrize("capacity", [1030, 1500, 2048, 5000])
 def test_capacities_that_are_no_multiple_of_anything(rings: Path, capacity: int) -> None:
     tracer = tracer_in(rings, capacity=capacity)
     comm = tracer.communicator("k", "tp:0", [0])

@@ -18,6 +18,8 @@ _COMMANDS = {
     "demo": "ncclscope.commands.demo:DemoCommand",
     "run": "ncclscope.commands.run:RunCommand",
     "diagnose": "ncclscope.commands.diagnose:DiagnoseCommand",
+    "diff": "ncclscope.commands.diff:DiffCommand",
+    "check": "ncclscope.commands.check:CheckCommand",
 }
 
 _EPILOG = """\

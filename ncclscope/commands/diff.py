@@ -1,0 +1,111 @@
+"""``ncclscope diff``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ncclscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclscope.model import Rank, Run
+    from ncclscope.parity.comparison import Pair
+
+__all__ = ["DiffCommand"]
+
+SCHEMA = 1
+
+_EPILOG = """\
+Each of A and B is a directory (a run), a file (one rank), or DIR#3 (rank 3 of the run in DIR).
+Two runs are compared rank by rank. Communicators are paired by their key, or by the part they
+play (tp, dp) where keys differ. What repeats is folded: 61 × stands for 61 times in a row.
+
+  $ ncclscope diff trace#2 trace#3            two ranks of one run
+  $ ncclscope diff yesterday/ today/          two runs of one program
+  $ ncclscope diff yesterday#0 today#0        one rank of each
+
+exit status: 0 the same calls, 1 they differ, 2 usage or unreadable input
+"""
+
+
+class DiffCommand:
+    """Compare the call sequences of two ranks, or of two runs."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.epilog = _EPILOG
+        parser.add_argument("a", metavar="A", help="directory, file, or DIR#RANK")
+        parser.add_argument("b", metavar="B", help="what it is compared with")
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--ignore-shapes", action="store_true", help="sizes of tensors do not count"
+        )
+        parser.add_argument(
+            "-U",
+            "--unified",
+            type=_lines,
+            default=3,
+            metavar="LINES",
+            help="equal lines around each change, a loop counting as one (default: 3)",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Reads, compares, prints."""
+        from ncclscope.model import Rank
+        from ncclscope.parity.comparison import compare_ranks, compare_runs
+        from ncclscope.parity.selection import open_selection
+        from ncclscope.parity.sequence import Vocabulary
+        from ncclscope.render.difference import print_difference
+        from ncclscope.render.terminal import stdout_console
+
+        a, b = open_selection(arguments.a), open_selection(arguments.b)
+        words = Vocabulary()
+        shapes = not arguments.ignore_shapes
+        if isinstance(a, Rank) and isinstance(b, Rank):
+            # Between two ranks of one job, the one's sends are the other's receives.
+            pairs = [compare_ranks(a, b, words, shapes=shapes, p2p=a.rank == b.rank)]
+        elif isinstance(a, Rank) or isinstance(b, Rank):
+            one = arguments.a if isinstance(a, Rank) else arguments.b
+            run = arguments.b if isinstance(a, Rank) else arguments.a
+            raise UsageError(f"{one} is one rank and {run} is a run", f"name a rank of it: {run}#3")
+        else:
+            pairs = compare_runs(a, b, words, shapes=shapes)
+        same = all(pair.same for pair in pairs)
+        if arguments.json:
+            document = {
+                "schema": SCHEMA,
+                "same": same,
+                "a": _side(arguments.a, a),
+                "b": _side(arguments.b, b),
+                "ranks": _documents(pairs, words.texts),
+            }
+            json.dump(document, sys.stdout)
+            sys.stdout.write("\n")
+        else:
+            names = (arguments.a, arguments.b)
+            print_difference(pairs, names, words.texts, stdout_console(), arguments.unified)
+        return 0 if same else 1
+
+
+def _documents(pairs: Sequence[Pair], texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [pair.to_dict(texts) for pair in pairs]
+
+
+def _side(name: str, side: Run | Rank) -> dict[str, Any]:
+    from ncclscope.model import Run
+
+    ranks = side.ranks if isinstance(side, Run) else (side,)
+    return {
+        "path": name,
+        "ranks": [rank.rank for rank in ranks],
+        "notes": list(side.notes) if isinstance(side, Run) else [],
+    }
+
+
+def _lines(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+    return min(int(text), 1 << 20)

@@ -1,0 +1,143 @@
+"""What has to be taken out of one sequence, and put in, to get another; as diff(1) finds it.
+
+Myers' algorithm, on what equal beginnings and ends leave over. Unlike
+:mod:`ncclscope.analysis.edits`, which asks how one rank that still runs came off another's
+track, both sequences are complete here, and what one has beyond the other's end counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+__all__ = ["Change", "changes"]
+
+MOST = 256
+"""Edits that are weighed against each other at a time.
+
+Two sequences with nothing in common would take the product of their lengths. Where one such
+stretch is not enough, the way that got furthest is taken and the search begins anew.
+"""
+
+
+class Change(NamedTuple):
+    """``a[a_start:a_stop]`` gives way to ``b[b_start:b_stop]``; one of them may be empty."""
+
+    a_start: int
+    a_stop: int
+    b_start: int
+    b_stop: int
+
+
+def changes(a: Sequence[int], b: Sequence[int]) -> list[Change]:
+    """Returns the changes that turn ``a`` into ``b``, in order, none when they are equal."""
+    head = 0
+    shorter = min(len(a), len(b))
+    while head < shorter and a[head] == b[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and a[-1 - tail] == b[-1 - tail]:
+        tail += 1
+    own, other = a[head : len(a) - tail], b[head : len(b) - tail]
+    found = [Change(*(place + head for place in change)) for change in _search(own, other)]
+    return _joined(_slid(a, b, _joined(found)))
+
+
+def _joined(found: Sequence[Change]) -> list[Change]:
+    joined: list[Change] = []
+    for change in found:
+        if joined and (joined[-1].a_stop, joined[-1].b_stop) == change[::2]:
+            joined[-1] = joined[-1]._replace(a_stop=change.a_stop, b_stop=change.b_stop)
+        else:
+            joined.append(change)
+    return joined
+
+
+def _slid(a: Sequence[int], b: Sequence[int], found: Sequence[Change]) -> list[Change]:
+    """Moves what can stand in several places to the last of them.
+
+    Of three equal calls any may be the one that is new. That it is always the same one keeps
+    a change that is made in each of 61 layers the same 61 times.
+    """
+    slid: list[Change] = []
+    end_a, end_b = len(a), len(b)
+    for change in reversed(found):
+        a_start, a_stop, b_start, b_stop = change
+        while a_stop < end_a and b_stop < end_b:
+            put = a_start == a_stop and b[b_start] == b[b_stop]
+            taken = b_start == b_stop and a[a_start] == a[a_stop]
+            if not (put or taken):
+                break
+            a_start, a_stop, b_start, b_stop = a_start + 1, a_stop + 1, b_start + 1, b_stop + 1
+        slid.append(Change(a_start, a_stop, b_start, b_stop))
+        end_a, end_b = a_start, b_start
+    slid.reverse()
+    return slid
+
+
+def _search(a: Sequence[int], b: Sequence[int]) -> Iterator[Change]:
+    x = y = 0
+    while x < len(a) and y < len(b):
+        path = _shortest(a, b, x, y)
+        for (x0, y0), (x1, y1) in path[1]:
+            yield Change(x0, x1, y0, y1)
+        x, y = path[0]
+    if x < len(a) or y < len(b):
+        yield Change(x, len(a), y, len(b))
+
+
+Point = tuple[int, int]
+_NOWHERE = -1 << 62
+
+
+def _shortest(
+    a: Sequence[int], b: Sequence[int], x0: int, y0: int
+) -> tuple[Point, list[tuple[Point, Point]]]:
+    """Returns the point that was reached, and the single edits on the shortest way to it."""
+    n, m = len(a) - x0, len(b) - y0
+    furthest: dict[int, int] = {}
+    rounds: list[dict[int, int]] = []
+    for cost in range(MOST + 1):
+        rounds.append({})
+        for diagonal in range(-cost, cost + 1, 2):
+            x = _step(furthest, diagonal, cost)[0]
+            y = x - diagonal
+            if x < 0 or x > n or y > m:
+                continue
+            while x < n and y < m and a[x0 + x] == b[y0 + y]:
+                x, y = x + 1, y + 1
+            rounds[-1][diagonal] = x
+            if x == n and y == m:
+                return (x0 + x, y0 + y), _way_back(rounds, diagonal, x0, y0)
+        furthest = rounds[-1]
+    diagonal = max(furthest, key=lambda diagonal: (2 * furthest[diagonal] - diagonal, -diagonal))
+    x = furthest[diagonal]
+    return (x0 + x, y0 + x - diagonal), _way_back(rounds, diagonal, x0, y0)
+
+
+def _step(furthest: dict[int, int], diagonal: int, cost: int) -> tuple[int, int]:
+    """Returns where one more edit leads on a diagonal, and from which diagonal it comes."""
+    if not cost:
+        return 0, 0
+    taken = furthest.get(diagonal - 1, _NOWHERE) + 1
+    put = furthest.get(diagonal + 1, _NOWHERE)
+    # Of two equal ways the one that takes out first, as diff prints it.
+    return (put, diagonal + 1) if put > taken else (taken, diagonal - 1)
+
+
+def _way_back(
+    rounds: list[dict[int, int]], diagonal: int, x0: int, y0: int
+) -> list[tuple[Point, Point]]:
+    edits: list[tuple[Point, Point]] = []
+    for cost in range(len(rounds) - 1, 0, -1):
+        after, before = _step(rounds[cost - 1], diagonal, cost)
+        start = rounds[cost - 1][before]
+        edits.append(
+            (
+                (x0 + start, y0 + start - before),
+                (x0 + after, y0 + after - diagonal),
+            )
+        )
+        diagonal = before
+    edits.reverse()
+    return edits

@@ -1,0 +1,313 @@
+"""Compares two ranks, or two runs rank by rank, call by call on each communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ncclscope.analysis.align import align_windows
+from ncclscope.model import Call, CallLog, Communicator, Rank, Run
+from ncclscope.parity.changes import Change, changes
+from ncclscope.parity.folding import fold
+from ncclscope.parity.hunks import folded_calls
+from ncclscope.parity.sequence import Stream, Vocabulary
+
+__all__ = ["Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
+
+ACROSS = "across communicators"
+"""Role of a difference in the order of calls on different communicators."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    Attributes:
+        comm: The communicator; None where this side has none of that role.
+        calls: Those that are compared.
+        lines: The same, as numbers of the vocabulary.
+        first: Sequence number of the first of them.
+        total: Calls made on the communicator, kept or not.
+    """
+
+    comm: Communicator | None
+    calls: Sequence[Call] = field(default=(), repr=False)
+    lines: Sequence[int] = field(default=(), repr=False)
+    first: int = 1
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one communicator's calls are on both sides.
+
+    Attributes:
+        role: The part that the communicator plays, such as ``tp``.
+        a: One side.
+        b: The other.
+        changes: What turns the one into the other, by place in :attr:`Side.calls`.
+        notes: What could not be compared, for a person.
+        same: Whether nothing differs, kept or not.
+    """
+
+    role: str
+    a: Side
+    b: Side
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    same: bool = True
+
+    @property
+    def deleted(self) -> int:
+        """Calls that only the first side has."""
+        return sum(change.a_stop - change.a_start for change in self.changes)
+
+    @property
+    def inserted(self) -> int:
+        """Calls that only the second side has."""
+        return sum(change.b_stop - change.b_start for change in self.changes)
+
+    def to_dict(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Returns the difference for JSON."""
+        return {
+            "role": self.role,
+            "same": self.same,
+            "a": _side_dict(self.a),
+            "b": _side_dict(self.b),
+            "deleted": self.deleted,
+            "inserted": self.inserted,
+            "hunks": [self._hunk(change, texts) for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+    def _hunk(self, change: Change, texts: Sequence[str]) -> dict[str, Any]:
+        hunk: dict[str, Any] = {}
+        for name, side, low, high in (
+            ("a", self.a, change.a_start, change.a_stop),
+            ("b", self.b, change.b_start, change.b_stop),
+        ):
+            hunk[name] = {
+                "seq": side.first + low,
+                "count": high - low,
+                "calls": folded_calls(fold(side.lines[low:high]), texts),
+                "first": side.calls[low].to_dict() if low < high else None,
+            }
+        return hunk
+
+
+def _side_dict(side: Side) -> dict[str, Any]:
+    return {
+        "comm": None if side.comm is None else side.comm.to_dict(),
+        "calls": side.total,
+        "first_compared": side.first,
+    }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One rank on both sides.
+
+    Attributes:
+        a: The rank on the one side; None where it is only on the other.
+        b: The rank on the other side.
+        differences: Per communicator, whether or not they differ.
+    """
+
+    a: Rank | None
+    b: Rank | None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides made the same calls."""
+        both = self.a is not None and self.b is not None
+        return both and all(difference.same for difference in self.differences)
+
+    def pattern(self) -> tuple[object, ...]:
+        """What two pairs have in common that differ in the same way."""
+        return (
+            self.a is None,
+            self.b is None,
+            *(
+                (one.role, one.a.total, one.b.total, one.changes, one.notes, *_changed(one))
+                for one in self.differences
+            ),
+        )
+
+    def to_dict(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Returns the pair for JSON."""
+        return {
+            "a": None if self.a is None else _rank_dict(self.a),
+            "b": None if self.b is None else _rank_dict(self.b),
+            "same": self.same,
+            "comms": [difference.to_dict(texts) for difference in self.differences],
+        }
+
+
+def _changed(one: Difference) -> tuple[object, ...]:
+    return tuple(
+        (*one.a.lines[change.a_start : change.a_stop], *one.b.lines[change.b_start : change.b_stop])
+        for change in one.changes
+    )
+
+
+def _rank_dict(rank: Rank) -> dict[str, Any]:
+    return {"rank": rank.rank, "host": rank.host, "pid": rank.pid, "source": rank.source}
+
+
+def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> list[Pair]:
+    """Compares each rank of a run with the rank of the same number in another.
+
+    Args:
+        a: One run.
+        b: The other, of the same program.
+        words: Takes up the calls' spellings.
+        shapes: Whether sizes count.
+    """
+    ours, theirs = a.by_rank, b.by_rank
+    pairs = []
+    for number in sorted({*ours, *theirs}):
+        one, other = ours.get(number), theirs.get(number)
+        if one is None or other is None:
+            pairs.append(Pair(one, other))
+        else:
+            pairs.append(compare_ranks(one, other, words, shapes=shapes))
+    return pairs
+
+
+def compare_ranks(
+    a: Rank, b: Rank, words: Vocabulary, *, shapes: bool = True, p2p: bool = True
+) -> Pair:
+    """Compares what two ranks posted.
+
+    Args:
+        a: One rank.
+        b: The other.
+        words: Takes up the calls' spellings.
+        shapes: Whether sizes count.
+        p2p: Whether sends and receives are compared: between two ranks of one run they are
+            meant to differ.
+    """
+    ours, theirs = Stream(a, p2p=p2p), Stream(b, p2p=p2p)
+    comparison = _Comparison(ours, theirs, words, shapes)
+    found = []
+    for role, one, other in _paired(ours, theirs):
+        found.append(comparison.collectives(role, one, other))
+        if p2p:
+            found += comparison.messages(role, one, other)
+    if all(difference.same and not difference.notes for difference in found):
+        found += comparison.order(p2p)
+    return Pair(a, b, tuple(found))
+
+
+def _paired(a: Stream, b: Stream) -> list[tuple[str, str | None, str | None]]:
+    """Returns roles with the key that a communicator of that role has on each side.
+
+    Two ranks of one run share communicators, by key. Otherwise the part they play counts.
+    """
+    pairs: list[tuple[str, str | None, str | None]] = []
+    left = {role: key for key, role in b.roles.names.items() if key not in a.roles.names}
+    for key, role in a.roles.names.items():
+        if key in b.roles.names:
+            pairs.append((role, key, key))
+        elif key in b.rank.logs:
+            pairs.append((role, key, key))  # a member that has not posted anything there
+        else:
+            pairs.append((role, key, left.pop(role, None)))
+    for role, key in left.items():
+        pairs.append((role, key if key in a.rank.logs else None, key))
+    return pairs
+
+
+class _Comparison:
+    """Two streams, and the words that both are spelled in."""
+
+    def __init__(self, a: Stream, b: Stream, words: Vocabulary, shapes: bool) -> None:
+        self.a = a
+        self.b = b
+        self.words = words
+        self.shapes = shapes
+
+    def collectives(self, role: str, ours: str | None, theirs: str | None) -> Difference:
+        """Compares two communicators' common sequences."""
+        one, other = _log(self.a.rank, ours), _log(self.b.rank, theirs)
+        if one is None or other is None:
+            sides = [
+                Side(log.communicator, *self._calls(stream, log, log.first), log.first, log.calls)
+                if log is not None
+                else Side(None)
+                for stream, log in ((self.a, one), (self.b, other))
+            ]
+            return _difference(role, sides[0], sides[1], [])
+        notes: list[str] = []
+        if not (one.anchored and other.anchored):
+            aligned = align_windows({0: one, 1: other})
+            one, other = aligned[0], aligned[1]
+            notes.append("only the last calls are kept: compared from where both have begun")
+        first = max(one.first, other.first)
+        same_before = True
+        if first > 1 and one.anchored and other.anchored:
+            same_before = _same_before(one, other, first)
+            notes.append(
+                f"calls before #{first} have been overwritten"
+                + (
+                    ", and they were the same"
+                    if same_before
+                    else "; what is left of them says that they differ"
+                )
+            )
+        a = Side(one.communicator, *self._calls(self.a, one, first), first, one.calls)
+        b = Side(other.communicator, *self._calls(self.b, other, first), first, other.calls)
+        return _difference(role, a, b, notes, same_before=same_before)
+
+    def messages(self, role: str, ours: str | None, theirs: str | None) -> list[Difference]:
+        """Compares sends and receives, where there are any."""
+        sides = []
+        for stream, key in ((self.a, ours), (self.b, theirs)):
+            calls = stream.rank.p2p.get(key, ()) if key is not None else ()
+            comm = stream.communicator(key) if key is not None else None
+            lines = self._lines(stream, calls)
+            sides.append(Side(comm, calls, lines, total=len(calls)))
+        if not any(side.calls for side in sides):
+            return []
+        return [_difference(f"{role} send/recv", sides[0], sides[1], [])]
+
+    def order(self, p2p: bool) -> list[Difference]:
+        """Compares the order of calls on different communicators, all else being the same."""
+        sides = []
+        for stream in (self.a, self.b):
+            if len(stream.roles.names) < 2:
+                return []
+            lines = stream.lines(self.words, shapes=self.shapes)
+            sides.append(Side(None, stream.calls, lines, total=len(lines)))
+        found = _difference(ACROSS, sides[0], sides[1], [])
+        return [] if found.same else [found]
+
+    def _calls(
+        self, stream: Stream, log: CallLog, first: int
+    ) -> tuple[Sequence[Call], Sequence[int]]:
+        calls = log.span(first, log.calls + 1)
+        return calls, self._lines(stream, calls)
+
+    def _lines(self, stream: Stream, calls: Sequence[Call]) -> list[int]:
+        return [self.words.number(stream.spell(call, shapes=self.shapes)) for call in calls]
+
+
+def _log(rank: Rank, key: str | None) -> CallLog | None:
+    return None if key is None else rank.logs.get(key)
+
+
+def _same_before(one: CallLog, other: CallLog, first: int) -> bool:
+    """Whether the overwritten beginnings agree, as far as the running hash tells."""
+    if not (one.rooted and other.rooted) or min(one.calls, other.calls) < first - 1:
+        return True
+    return one.fingerprint(first - 1) == other.fingerprint(first - 1)
+
+
+def _difference(
+    role: str, a: Side, b: Side, notes: list[str], *, same_before: bool = True
+) -> Difference:
+    found = tuple(changes(a.lines, b.lines))
+    # One that nothing was ever posted on is as good as none.
+    return Difference(role, a, b, found, tuple(notes), same_before and not found)

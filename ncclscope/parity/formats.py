@@ -1,0 +1,88 @@
+"""What build servers read: JUnit XML, and GitHub's annotations."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+from ncclscope.parity.report import Report
+
+__all__ = ["github", "junit"]
+
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold, not even escaped."""
+
+
+def junit(report: Report, verdict_screen: str, baseline_screen: str) -> str:
+    """Returns JUnit XML: one case for the ranks' agreement, one for the baseline."""
+    suite = ElementTree.Element("testsuite", name="ncclscope check")
+    _case(suite, "ranks agree", not report.agree, _headline(report), verdict_screen)
+    if report.baseline is not None:
+        name = f"calls equal {report.baseline}"
+        case = _case(
+            suite, name, report.outcome == "differs", _baseline_line(report), baseline_screen
+        )
+        if report.outcome == "skipped":
+            ElementTree.SubElement(case, "skipped", message="the ranks do not agree")
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    suite.set("errors", "0")
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _case(
+    suite: ElementTree.Element, name: str, failed: bool, message: str, screen: str
+) -> ElementTree.Element:
+    case = ElementTree.SubElement(suite, "testcase", classname="ncclscope", name=_xml(name))
+    if failed:
+        failure = ElementTree.SubElement(case, "failure", message=_xml(message))
+        failure.text = _xml(f"\n{screen}\n")
+    return case
+
+
+def github(report: Report) -> str:
+    """Returns GitHub's workflow commands, one for each failure; empty when there is none."""
+    lines = []
+    if not report.agree:
+        cause = report.verdict.cause
+        title = f"ncclscope: {cause.kind.replace('_', ' ') if cause else report.verdict.status}"
+        lines.append(f"::error title={_property(title)}::{_data(_headline(report))}")
+    for mismatch in report.mismatches if report.outcome == "differs" else ():
+        place = f"file={_property(str(report.baseline))}"
+        if mismatch.line is not None:
+            place += f",line={mismatch.line}"
+        ranks = mismatch.run.ranks if mismatch.run is not None else ()
+        text = _baseline_line(report)
+        if ranks:
+            text += f" on {len(ranks)} of {len(report.verdict.run.ranks)} ranks"
+        lines.append(f"::error {place},title=ncclscope%3A baseline::{_data(text)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _headline(report: Report) -> str:
+    verdict = report.verdict
+    if verdict.cause is not None:
+        return verdict.cause.summary
+    if verdict.run.missing:
+        return f"Of {verdict.run.expected} ranks {len(verdict.run.missing)} left no record."
+    return "The ranks agree."
+
+
+def _baseline_line(report: Report) -> str:
+    return f"The calls are not those of {report.baseline}"
+
+
+def _xml(text: str) -> str:
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,44 @@
+"""What the command line names: a run, or one rank of a run as in ``DIR#3``."""
+
+from __future__ import annotations
+
+import os
+
+from ncclscope.errors import InputError, UsageError
+from ncclscope.model import Rank, Run
+from ncclscope.sources import open_run
+
+__all__ = ["open_selection"]
+
+
+def open_selection(text: str) -> Run | Rank:
+    """Opens what a person named.
+
+    Args:
+        text: A file, which is one rank's; a directory, which is a run; or either of them with
+            ``#`` and the number of a rank. A path that exists is taken as it is.
+
+    Raises:
+        InputError: It cannot be read, or has no such rank.
+        UsageError: What stands after the ``#`` is no number.
+    """
+    path, mark, number = text.rpartition("#")
+    if not mark or os.path.exists(text):
+        run = open_run(text)
+        return run if os.path.isdir(text) else _only(run, text)
+    if not path or not number.isdecimal() or len(number) > 9:
+        raise UsageError(f"{text} names no rank", "write DIR#3 for rank 3 of the run in DIR")
+    run = open_run(path)
+    rank = run.by_rank.get(int(number))
+    if rank is None:
+        known = " ".join(str(rank.rank) for rank in run.ranks[:16])
+        more = " ..." if len(run.ranks) > 16 else ""
+        raise InputError(f"{path} has no rank {int(number)}", f"it has: {known}{more}")
+    return rank
+
+
+def _only(run: Run, path: str) -> Rank:
+    found = [*run.ranks, *run.others]
+    if len(found) != 1:
+        raise InputError(f"{path} holds {len(found)} processes", f"name one: {path}#3")
+    return found[0]

@@ -1,0 +1,195 @@
+"""Two call sequences beside each other, as a unified diff with its loops folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ncclscope.analysis.wording import comm_text, plural, ranks_text
+from ncclscope.model import Rank
+from ncclscope.parity.comparison import Difference, Pair, Side
+from ncclscope.parity.hunks import Row, rows
+
+__all__ = ["print_difference", "render_difference", "render_rows"]
+
+WIDE = 120
+"""Columns from which a call's place in the program stands beside it."""
+MANY = 8
+"""Groups of ranks that are shown."""
+
+_STYLES = {"-": "red", "+": "green", "@": "dim", " ": ""}
+
+
+def print_difference(
+    pairs: Sequence[Pair],
+    names: tuple[str, str],
+    texts: Sequence[str],
+    console: Console,
+    context: int = 3,
+) -> None:
+    """Prints the whole screen."""
+    console.print(render_difference(pairs, names, texts, console.width, context))
+
+
+def render_difference(
+    pairs: Sequence[Pair],
+    names: tuple[str, str],
+    texts: Sequence[str],
+    width: int,
+    context: int = 3,
+) -> RenderableType:
+    """Returns the screen.
+
+    Args:
+        pairs: What was compared.
+        names: Both sides, as they were given.
+        texts: What the lines stand for.
+        width: Columns of the terminal.
+        context: Equal lines around each change.
+    """
+    parts: list[RenderableType] = []
+    if len(pairs) == 1:
+        parts.append(_heading("---", names[0], pairs[0].a, "red"))
+        parts.append(_heading("+++", names[1], pairs[0].b, "green"))
+    else:
+        parts.append(Text(f"--- {names[0]}", style="bold red"))
+        parts.append(Text(f"+++ {names[1]}", style="bold green"))
+    groups: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in pairs:
+        key = ("same",) if pair.same and len(pairs) > 1 else pair.pattern()
+        groups.setdefault(key, []).append(pair)
+    shown = sorted(groups.values(), key=lambda group: group[0].same)
+    for group in shown[:MANY]:
+        if len(pairs) > 1:
+            parts.append(_group_heading(group))
+        if len(pairs) == 1 or not group[0].same:
+            parts += _pair(group[0], texts, width, context)
+    if len(shown) > MANY:
+        hidden = [pair for group in shown[MANY:] for pair in group]
+        parts.append(Text(f"\nnot shown: {_numbers(hidden)}, see --json", style="dim"))
+    parts.append(_summary(pairs))
+    return Group(*parts)
+
+
+def _heading(mark: str, name: str, rank: Rank | None, colour: str) -> Text:
+    text = Text(f"{mark} {name}", style=f"bold {colour}")
+    if rank is not None:
+        about = [f"rank {rank.rank}", rank.host, f"pid {rank.pid}" if rank.pid else ""]
+        text.append(f"  {', '.join(part for part in about if part)}", style="not bold dim")
+    return text
+
+
+def _group_heading(group: Sequence[Pair]) -> Text:
+    first = group[0]
+    who = _numbers(group)
+    if first.a is None or first.b is None:
+        return Text(f"\n{who}: only in {'+++' if first.a is None else '---'}", style="bold")
+    return Text(f"\n{who}{': the same calls' if first.same else ''}", style="bold")
+
+
+def _numbers(pairs: Iterable[Pair]) -> str:
+    return ranks_text(rank.rank for pair in pairs if (rank := pair.a or pair.b) is not None)
+
+
+def _pair(pair: Pair, texts: Sequence[str], width: int, context: int) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for difference in sorted(pair.differences, key=lambda difference: difference.same):
+        parts.append(_difference_heading(difference))
+        parts += [Text(f"   {note}", style="yellow") for note in difference.notes]
+        if difference.changes:
+            found = rows(difference.a.lines, difference.b.lines, difference.changes, texts, context)
+            parts.append(render_rows(found, width, (difference.a, difference.b)))
+    return parts
+
+
+def _difference_heading(difference: Difference) -> Text:
+    a, b = difference.a, difference.b
+    text = Text(f"@@ {difference.role}", style="cyan")
+    comms = list(dict.fromkeys(comm_text(side.comm) for side in (a, b) if side.comm is not None))
+    if comms:
+        text.append(f": {' and '.join(comms)}")
+    counts = plural(a.total, "call")
+    if difference.same:
+        text.append(f", {counts}, the same")
+    else:
+        text.append(
+            f", {counts} and {b.total}, \N{MINUS SIGN}{difference.deleted} +{difference.inserted}"
+        )
+    text.append(" @@")
+    return text
+
+
+def render_rows(
+    found: Sequence[Row], width: int, sides: tuple[Side, Side] | None = None
+) -> RenderableType:
+    """Returns the lines of one comparison.
+
+    Args:
+        found: The lines.
+        width: Columns of the terminal.
+        sides: Where the calls' numbers and places in the program come from.
+    """
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    if sides is not None:
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    firsts = (1, 1) if sides is None else (sides[0].first, sides[1].first)
+    for row in found:
+        mark = "" if row.kind == "@" else row.kind
+        cells = [Text(mark)]
+        if sides is not None:
+            cells.append(Text(_number(row.a, firsts[0])))
+            cells.append(Text(_number(row.b, firsts[1])))
+        cells.append(Text(_line(row, width, sides), overflow="fold"))
+        table.add_row(*cells, style=_STYLES[row.kind])
+    return table
+
+
+def _number(span: tuple[int, int], first: int) -> str:
+    place, calls = span
+    if not calls:
+        return ""
+    seq = first + place
+    return f"#{seq}" if calls == 1 else f"#{seq}-{seq + calls - 1}"
+
+
+def _line(row: Row, width: int, sides: tuple[Side, Side] | None) -> str:
+    indent = "   " * row.depth
+    if row.kind == "@":
+        return f"{indent}\N{HORIZONTAL ELLIPSIS} {row.text}"
+    if not row.text:
+        return f"{indent}{row.times} ×"
+    text = f"{indent}{row.text}"
+    if row.times > 1:
+        text += f" × {row.times}"
+    if width >= WIDE and sides is not None and row.kind in "-+":
+        text += _site(row, sides)
+    return text
+
+
+def _site(row: Row, sides: tuple[Side, Side]) -> str:
+    place, calls = row.a if row.kind == "-" else row.b
+    site = sides[row.kind == "+"].calls[place].site if calls else None
+    return f"   at {site}" if site else ""
+
+
+def _summary(pairs: Sequence[Pair]) -> Text:
+    if all(pair.same for pair in pairs):
+        return Text("\nThe same calls in the same order on each communicator.", style="green")
+    parts = []
+    differing = [pair for pair in pairs if not pair.same]
+    if len(pairs) > 1:
+        parts.append(f"{len(differing)} of {plural(len(pairs), 'rank')}")
+    roles = dict.fromkeys(
+        difference.role
+        for pair in differing
+        for difference in pair.differences
+        if not difference.same
+    )
+    parts.append(f"on {', '.join(roles)}" if roles else "by who took part")
+    return Text(f"\nDifferent: {' '.join(parts)}", style="bold red")

@@ -1,0 +1,26 @@
+"""Screens as plain text: for test failures, XML and logs."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+__all__ = ["plain_text"]
+
+
+def plain_text(screen: RenderableType, width: int = 100) -> str:
+    """Returns what a terminal of so many columns without colours would show."""
+    output = io.StringIO()
+    console = Console(
+        file=output,
+        width=width,
+        height=10_000,
+        color_system=None,
+        force_terminal=False,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    console.print(screen)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())

@@ -31,6 +31,8 @@ class NotJoined:
             rank = case.run.by_rank.get(number)
             if rank is None or rank.details.get("probe_failed"):
                 continue  # what it did after its probe ended is not known
+            if number in case.waits.heads:
+                continue  # it is in a call itself, which all its members have joined
             if case.how_it_ended(rank) is None:
                 stand = _where_most_wait(case, waiting)
                 call = stand.comm.key, stand.call.seq

@@ -7,7 +7,7 @@ communicator differ, from which call on, who of them is odd, and who waits for w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -301,6 +301,21 @@ class Case:
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
+        """How long all of some ranks have been quiet; None where that is not long enough.
+
+        As for :attr:`stalled`, processes that still run may just be busy.
+        """
+        shortest: float | None = None
+        for number in ranks:
+            rank = self.run.by_rank[number]
+            seconds = self.quiet_seconds(rank)
+            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
+            if seconds is None or seconds < limit:
+                return None
+            shortest = seconds if shortest is None else min(shortest, seconds)
+        return shortest
 
     def is_usual(self, stand: Stand) -> bool:
         """Whether the call that a rank stands in is one that its communicator has seen before.

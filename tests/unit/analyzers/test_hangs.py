@@ -157,3 +157,39 @@ def test_a_rank_whose_probe_ended_is_not_blamed(cluster_of: ClusterOf) -> None:
 
     assert verdict.cause is None
     assert any("rank 2" in note and "Trouble" in note for note in verdict.notes)
+
+
+def test_stalled_is_said_of_the_call_and_of_no_rank(cluster_of: ClusterOf) -> None:
+    """A pair stands in a call that both have posted; the others wait for the pair."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.history("tp:0", members=(2, 3))
+    cluster.post([2, 3], "tp:0", "all_gather", members=(2, 3), done=False)
+    cluster.post([0, 1], "world", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "stalled"
+    assert verdict.cause.diverging_ranks == ()
+    assert verdict.cause.candidate_ranks == (2, 3)
+    causes = [finding.kind for finding in verdict.findings if finding.role == "cause"]
+    assert causes == ["stalled"]
+
+
+def test_a_call_under_way_is_not_stalled(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", "all_gather", done=False)
+
+    assert cluster.verdict(quiet=0.4).status == "ok"
+
+
+def test_a_backend_that_does_not_tell_is_not_stalled(cluster_of: ClusterOf) -> None:
+    """NCCL's calls stay scheduled for ever: an idle job looks the same."""
+    cluster = cluster_of(4)
+    for _ in range(5):
+        cluster.post(cluster.everybody, "tp:0", done=False, backend="nccl")
+
+    assert cluster.verdict(quiet=600.0).status == "ok"

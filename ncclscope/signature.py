@@ -29,6 +29,7 @@ __all__ = [
     "canonical_dtype",
     "canonical_op",
     "canonical_redop",
+    "captured",
     "extend",
     "sign",
     "stretch",
@@ -38,6 +39,7 @@ BASE = 0x3A8F05C5
 """Odd, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that CPython
 multiplies it as a single digit."""
 MASK = (1 << 64) - 1
+_CAPTURED = 0x9E3779B97F4A7C15
 
 P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
@@ -104,6 +106,7 @@ def sign(
     shape: Sequence[int] | None = None,
     sizes: Sequence[int] | None = None,
     out_shape: Sequence[int] | None = None,
+    is_captured: bool = False,
 ) -> int:
     """Returns the 64-bit signature of one call.
 
@@ -116,6 +119,7 @@ def sign(
         shape: Shape of the input.
         sizes: First dimensions per member of a v-collective, or splits of an all_to_all.
         out_shape: Shape of the output.
+        is_captured: Whether it was posted while a CUDA graph was captured.
 
     Returns:
         A number that is the same in every process and on every host; 0 for point-to-point
@@ -137,10 +141,17 @@ def sign(
     elif op in _EQUAL_OUTPUT_OPS:
         agreed = "" if out_shape is None else str(prod(out_shape))
     text = f"{op}|{dtype or ''}|{redop or ''}|{'' if root is None else root}|{agreed}"
-    return (
-        int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-        | 1
-    )
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    signed = int.from_bytes(digest, "little") | 1
+    return captured(signed) if is_captured else signed
+
+
+def captured(signature: int) -> int:
+    """Returns the signature of the same call posted while a CUDA graph is captured.
+
+    A captured call is not carried out, so that all members must capture it or none.
+    """
+    return (signature * _CAPTURED & MASK) | 1
 
 
 def extend(running: int, signature: int) -> int:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ncclscope.analysis.align import Parting, align_windows, compare, part, side_by_side
+from ncclscope.analysis.align import Parting, align_windows, compare, side_by_side
 from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of
 from ncclscope.analysis.swaps import Swap, find_swaps
 from ncclscope.analysis.waits import Stand, Waits
@@ -135,12 +136,23 @@ class Case:
     @cached_property
     def partings(self) -> list[Parting]:
         """For each communicator whose members differ, where they part."""
-        found = []
-        for key, comm in self.run.communicators.items():
-            parting = part(comm, self.logs(key))
-            if parting is not None and len(parting.groups) > 1:
-                found.append(parting)
-        return found
+        return [
+            parting
+            for parting, _ in self._parted
+            if parting is not None and len(parting.groups) > 1
+        ]
+
+    @cached_property
+    def group_swaps(self) -> list[GroupSwap]:
+        """What differs only in its order inside an NCCL group."""
+        return [swap for _, swaps in self._parted for swap in swaps]
+
+    @cached_property
+    def _parted(self) -> list[tuple[Parting | None, list[GroupSwap]]]:
+        return [
+            part_outside_groups(comm, self.logs(key))
+            for key, comm in self.run.communicators.items()
+        ]
 
     @cached_property
     def differences(self) -> list[Difference]:

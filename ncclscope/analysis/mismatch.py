@@ -15,7 +15,7 @@ __all__ = ["ParameterMismatch", "differing_parameter"]
 
 def differing_parameter(odd: Call, peer: Call) -> str:
     """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
-    for parameter in ("op", "dtype", "redop", "root"):
+    for parameter in ("op", "captured", "dtype", "redop", "root"):
         if getattr(odd, parameter) != getattr(peer, parameter):
             return parameter
     return "split" if odd.op in VECTOR_OPS or odd.op == "all_to_all" else "size"

@@ -23,7 +23,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import leave_pointer, make_file
-from ncclscope.signature import BASE, MASK
+from ncclscope.signature import BASE, MASK, captured
 
 __all__ = ["Channel", "RingWriter"]
 
@@ -147,13 +147,15 @@ class RingWriter:
         Returns:
             The position, by which :meth:`advance` finds the record again.
         """
-        moment = _PLAIN
+        moment, signed = _PLAIN, signature
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
+            if flags & layout.FLAG_CAPTURED:
+                signed = captured(signature)
         now = _time_ns()
         before = channel.hash
         # To multiply long numbers is to let in signal handlers, and the garbage collector.
-        running = (before * BASE + signature) & MASK
+        running = (before * BASE + signed) & MASK
         if channel.hash is before:
             # From here until the record is stored, no call and no jump: see the class.
             position = self.position

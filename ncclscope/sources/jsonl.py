@@ -211,6 +211,7 @@ def _sign(call: Call) -> int:
         shape=call.shape,
         sizes=call.sizes,
         out_shape=call.out_shape,
+        is_captured=call.captured,
     )
 
 

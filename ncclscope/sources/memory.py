@@ -11,7 +11,7 @@ from ncclscope.model import Call, CallLog, Communicator
 from ncclscope.ring.reader import BASE_INVERSE
 from ncclscope.signature import BASE
 
-__all__ = ["ListLog", "running_hashes"]
+__all__ = ["ListLog", "Tail", "running_hashes"]
 
 
 def running_hashes(signatures: Sequence[int]) -> list[int]:
@@ -69,6 +69,19 @@ class ListLog:
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Signatures of calls ``start`` to ``stop - 1``."""
         return [call.signature for call in self.span(start, stop)]
+
+
+class Tail:
+    """A log from one call on, as if nothing before it were kept."""
+
+    rooted = False
+
+    def __init__(self, log: CallLog, start: int) -> None:
+        self._log = log
+        self.first = max(log.first, start)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
 
 
 class Relabelled:

@@ -15,6 +15,7 @@ ClusterOf = Callable[[int], Cluster]
 MISMATCHES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("op_mismatch", "all_reduce", {}, {"op": "all_gather", "redop": None}),
     ("dtype_mismatch", "all_reduce", {"dtype": "bfloat16"}, {"dtype": "float16"}),
+    ("capture_mismatch", "all_reduce", {}, {"captured": True}),
     ("redop_mismatch", "all_reduce", {"redop": "sum"}, {"redop": "max"}),
     ("root_mismatch", "broadcast", {"root": 0}, {"root": 1}),
     ("size_mismatch", "all_reduce", {"shape": (8, 2)}, {"shape": (9, 2)}),
@@ -31,6 +32,7 @@ NEAR_MISSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("op_mismatch", "all_gather", {}, {"op": "AllGather"}),
     # Another dtype on all of them.
     ("dtype_mismatch", "all_reduce", {"dtype": "float16"}, {"dtype": "float16"}),
+    ("capture_mismatch", "all_reduce", {"captured": True}, {"captured": True}),
     ("redop_mismatch", "all_reduce", {"redop": "max"}, {"redop": "max"}),
     ("root_mismatch", "broadcast", {"root": 1}, {"root": 1}),
     # The same number of elements in another shape.

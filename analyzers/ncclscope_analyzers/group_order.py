@@ -1,0 +1,47 @@
+"""Another order inside one NCCL group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence
+from ncclscope.model import Finding
+
+__all__ = ["GroupOrder"]
+
+
+class GroupOrder:
+    """Ranks posted the calls of one NCCL group in different orders: harmless until it is not."""
+
+    name = "group_order"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields a latent finding for each group whose members hold the same calls, reordered."""
+        for swap in case.group_swaps:
+            odd, peers = swap.odd_call, swap.peer_call
+            who = swap.odd or swap.ranks
+            yield Finding(
+                kind=self.name,
+                summary=(
+                    f"{sentence(ranks_text(who))} posted the {plural(swap.length, 'call')} of a "
+                    f"group on {comm_text(swap.comm)} in another order: call {swap.seq} is "
+                    f"{call_text(odd)} there and {call_text(peers)} on the others. NCCL sorts "
+                    f"inside a group, so that nothing hangs; another library, or the same calls "
+                    f"without the group, would."
+                ),
+                comm=swap.comm,
+                seq=swap.seq,
+                diverging_ranks=swap.odd,
+                candidate_ranks=() if swap.odd else swap.ranks,
+                odd=odd,
+                peers=peers,
+                confidence="certain" if swap.odd else "ambiguous",
+                role="latent",
+                analyzer=self.name,
+                evidence=(
+                    f"calls {swap.seq} to {swap.end} on {comm_text(swap.comm)} are the same on all "
+                    f"ranks but for their order, and stand in one NCCL group",
+                ),
+                extent=swap.length,
+            )

@@ -1,0 +1,92 @@
+"""Calls that were posted inside one NCCL group, where their order does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ncclscope.analysis.align import Parting, part
+from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.sources.memory import Tail
+
+__all__ = ["GroupSwap", "part_outside_groups"]
+
+LONGEST = 1024
+"""Calls of one group that are looked at."""
+
+
+@dataclass(frozen=True)
+class GroupSwap:
+    """The same calls in one group, in another order on some ranks.
+
+    Attributes:
+        comm: The communicator.
+        seq: First call that differs.
+        end: Last call of the group.
+        length: Calls of the group on this communicator.
+        ranks: The ranks that have posted it.
+        odd: Those with the rarer order; empty when none is rarer.
+        odd_call: What they, or one side, posted as ``seq``.
+        peer_call: What the others posted.
+    """
+
+    comm: Communicator
+    seq: int
+    end: int
+    length: int
+    ranks: tuple[int, ...]
+    odd: tuple[int, ...]
+    odd_call: Call
+    peer_call: Call
+
+
+def part_outside_groups(
+    comm: Communicator, logs: Mapping[int, CallLog]
+) -> tuple[Parting | None, list[GroupSwap]]:
+    """Finds where members part, setting aside what differs only in its order inside a group."""
+    swaps: list[GroupSwap] = []
+    while True:
+        parting = part(comm, logs)
+        if parting is None:
+            return None, swaps
+        swap = _only_reordered(parting, logs)
+        if swap is None:
+            return parting, swaps
+        swaps.append(swap)
+        logs = {rank: Tail(log, swap.end + 1) for rank, log in logs.items()}
+
+
+def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap | None:
+    if len(parting.groups) < 2 or not parting.exact:
+        return None
+    posted = [rank for group in parting.groups for rank in group]
+    bounds = {_bounds(logs[rank], parting.seq) for rank in posted}
+    if len(bounds) != 1 or None in bounds:
+        return None
+    found = bounds.pop()
+    assert found is not None
+    start, end = found
+    contents = {tuple(sorted(logs[rank].signatures(start, end + 1))) for rank in posted}
+    if len(contents) != 1:
+        return None
+    odd = tuple(rank for group in parting.groups[1:] for rank in group)
+    return GroupSwap(
+        comm=parting.comm,
+        seq=parting.seq,
+        end=end,
+        length=end - start + 1,
+        ranks=tuple(sorted(posted)),
+        odd=odd if parting.majority else (),
+        odd_call=logs[parting.groups[1][0]].call(parting.seq),
+        peer_call=logs[parting.groups[0][0]].call(parting.seq),
+    )
+
+
+def _bounds(log: CallLog, seq: int) -> tuple[int, int] | None:
+    """Returns the first and the last call of the group that a call stands in."""
+    near = log.span(max(log.first, seq - LONGEST), seq + LONGEST)
+    group = next((call.group for call in near if call.seq == seq), None)
+    if group is None:
+        return None
+    own = [call.seq for call in near if call.group == group]
+    return own[0], own[-1]

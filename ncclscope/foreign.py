@@ -14,7 +14,17 @@ from typing import Any
 
 from ncclscope.errors import DamagedFileError
 
-__all__ = ["MAX_RANKS", "integer", "integers", "number", "open_regular", "parse", "text", "texts"]
+__all__ = [
+    "MAX_RANKS",
+    "integer",
+    "integers",
+    "number",
+    "open_regular",
+    "parse",
+    "printable",
+    "text",
+    "texts",
+]
 
 MAX_RANKS = 1 << 20
 """Larger than any job: a rank or a world size beyond it is a mistake, and is not counted up to."""
@@ -78,6 +88,16 @@ def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None
         return None
     found = tuple(integer(item) for item in value)
     return None if None in found else found  # type: ignore[return-value]
+
+
+def printable(value: str) -> str:
+    """Returns a text without anything that a terminal would act on, or no encoding takes."""
+    if value.isascii() and value.isprintable():
+        return value
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in value
+    )
 
 
 def text(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
-from ncclscope.foreign import MAX_RANKS, open_regular
+from ncclscope.foreign import MAX_RANKS, open_regular, printable
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.ring import layout
 from ncclscope.sources.flight_job import settle
@@ -50,15 +50,16 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 empty += 1
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                ranks.append(reader(path))
+                rank = reader(path)
+                ranks.append(replace(rank, source=printable(rank.source)))
         except NoDumpError as error:
             if path in given_paths:
-                notes.append(str(error))
+                notes.append(printable(str(error)))
         except DamagedFileError as error:
-            notes.append(str(error))
+            notes.append(printable(str(error)))
         except OSError as error:
             notes.append(_cannot(path, error))
-    given = tuple(os.fspath(path) for path in paths)
+    given = tuple(printable(str(path)) for path in paths)
     if not ranks:
         if notes:
             raise InputError(notes[0], "nothing else was found")
@@ -109,18 +110,21 @@ def assemble(
 
 
 def _files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        notes.append(_cannot(Path(error.filename), error))
+
     for given in paths:
         path = Path(given)
         try:
             kind = path.stat().st_mode
         except FileNotFoundError:
-            raise InputError(f"{path} does not exist") from None
+            raise InputError(f"{printable(str(path))} does not exist") from None
         except (OSError, ValueError) as error:
             raise InputError(_cannot(path, error)) from None
         if not stat.S_ISDIR(kind):
             yield path
             continue
-        for folder, _, names in os.walk(path, onerror=lambda error: notes.append(str(error))):
+        for folder, _, names in os.walk(path, onerror=refuse):
             for name in sorted(names):
                 found = Path(folder, name)
                 if name.endswith(layout.MOVED_SUFFIX):
@@ -143,7 +147,7 @@ def _moved(pointer: Path) -> Iterator[Path]:
 
 def _cannot(path: Path, error: OSError | ValueError) -> str:
     reason = getattr(error, "strerror", None) or str(error)
-    return f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}"
+    return printable(f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}")
 
 
 def _distinct(processes: Iterable[Rank]) -> list[Rank]:

@@ -175,7 +175,8 @@ class RingLog:
             found = self._strand.around(seq, self.first, self.calls)
             seqs = found["seq"]
             low, high = np.searchsorted(seqs, np.array([seq, stop], np.uint64)).tolist()
-            if high == low or seqs[low] != seq or seqs[high - 1] - seqs[low] != high - low - 1:
+            wanted = np.arange(seq, seq + max(high - low, 0), dtype=np.uint64)
+            if high <= low or not np.array_equal(seqs[low:high], wanted):
                 raise DamagedFileError(
                     f"{self._ring.path} is damaged: call {seq} of "
                     f"{self.communicator.label or self.communicator.key} is not in its place"

@@ -1,0 +1,231 @@
+"""Fails a test whose ranks stop agreeing, with the verdict as the failure's text.
+
+    @pytest.mark.collective_parity(ranks=4, baseline="dispatch.lock")
+    def test_dispatch(run_ranks):
+        run_ranks(dispatch, [3, 0, 1, 2])        # dispatch(rank, [3, 0, 1, 2]) in 4 processes
+
+``pytest --ncclscope`` records and compares what the processes post. Without it they run all
+the same, and nothing is recorded. Nothing that takes time is imported before a test asks for
+it: pytest loads this module in every project of the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ncclscope.parity.trial import Settings, Trial
+
+__all__ = ["run_ranks"]
+
+MARKER = "collective_parity"
+_USAGE = (
+    f"{MARKER}(ranks=2, backend='gloo', baseline=None, ignore_shapes=False, stall_after=10, "
+    f"timeout=120): how the fixture run_ranks runs a function in several processes, and the file "
+    f"that holds the calls they should make"
+)
+_NARROWEST, _WIDEST = 80, 120
+_FILE_NAME = re.compile(r"[^\w.-]+")
+
+
+class _Session:
+    """What one run of pytest has done with ranks.
+
+    Attributes:
+        item: The test that runs now.
+        runs: Functions that were run under tracing.
+        written: Baselines that were stored, and for which test.
+    """
+
+    def __init__(self) -> None:
+        self.item: pytest.Item | None = None
+        self.runs = 0
+        self.written: dict[Path, str] = {}
+
+
+_SESSION = pytest.StashKey[_Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds our options."""
+    group = parser.getgroup("ncclscope", "parity of collectives across ranks")
+    group.addoption(
+        "--ncclscope",
+        action="store_true",
+        help="record the collectives of the fixture run_ranks and fail where ranks disagree",
+    )
+    group.addoption(
+        "--ncclscope-update",
+        action="store_true",
+        help="store the recorded sequences in the tests' baselines (turns --ncclscope on)",
+    )
+    group.addoption(
+        "--ncclscope-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the rings of failed tests here, for `ncclscope diagnose`",
+    )
+    parser.addini("ncclscope", "the same as --ncclscope", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the marker known, whether or not we are on."""
+    config.addinivalue_line("markers", _USAGE)
+    config.stash[_SESSION] = _Session()
+
+
+def _enabled(config: pytest.Config) -> bool:
+    options = ("--ncclscope", "--ncclscope-update")
+    return any(config.getoption(name) for name in options) or bool(config.getini("ncclscope"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Remembers which test runs."""
+    session = item.config.stash[_SESSION]
+    session.item = item
+    try:
+        return (yield)
+    finally:
+        session.item = None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuses a marker that would do nothing."""
+    if (
+        _enabled(item.config)
+        and item.get_closest_marker(MARKER) is not None
+        and "run_ranks" not in getattr(item, "fixturenames", ())
+    ):
+        pytest.fail(
+            f"{MARKER} does nothing for a test without the fixture run_ranks", pytrace=False
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds hypothesis's example, which a failure without a traceback would leave out."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    if (
+        notes
+        and isinstance(error, pytest.fail.Exception)
+        and not error.pytrace
+        and "run_ranks" in getattr(item, "fixturenames", ())
+    ):
+        # Not by isinstance: the class has no public name.
+        add: Callable[[str, str], None] | None = getattr(report.longrepr, "addsection", None)
+        if add is not None:
+            add("Example", notes)
+    return report
+
+
+@pytest.fixture(scope="session")
+def run_ranks(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
+    """Run a function as several ranks, in real processes that share a process group.
+
+    run_ranks(function, *arguments, **keywords) calls function(rank, *arguments, **keywords) in
+    each process and returns what they returned. The marker collective_parity says how many.
+    """
+
+    # A session's fixture, since what it does depends on nothing but the running test: with one
+    # of a function's scope hypothesis would, rightly, ask whether examples share its state.
+    def run(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        __tracebackhide__ = True
+        return _run(pytestconfig, function, arguments, keywords)
+
+    return run
+
+
+def _run(
+    config: pytest.Config,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> list[Any]:
+    __tracebackhide__ = True
+    from ncclscope.errors import NcclscopeError
+
+    session = config.stash[_SESSION]
+    item = session.item
+    if item is None:
+        pytest.fail("run_ranks can be called in a test only", pytrace=False)
+    try:
+        trial = _trial(config, item, _settings(item))
+        results = trial.run(function, *arguments, **keywords)
+    except NcclscopeError as error:
+        complaint = str(error)
+    else:
+        _note(session, item, trial)
+        return results
+    # Outside, or the failure would be shown twice, once for each exception.
+    pytest.fail(complaint, pytrace=False)
+
+
+def _settings(item: pytest.Item) -> Settings:
+    from ncclscope.errors import UsageError
+    from ncclscope.parity.trial import Settings
+
+    marker = item.get_closest_marker(MARKER)
+    if marker is None:
+        return Settings()
+    try:
+        return Settings(*marker.args, **marker.kwargs)
+    except TypeError:
+        raise UsageError(f"{MARKER} does not take that", f"it is {_USAGE}") from None
+
+
+def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Trial:
+    from ncclscope.parity.trial import Trial
+
+    keep: Path | None = config.getoption("--ncclscope-dir")
+    if keep is not None:
+        keep = config.invocation_params.dir / keep / _FILE_NAME.sub("-", item.nodeid)
+    return Trial(
+        settings,
+        item.path.parent,
+        traced=_enabled(config),
+        update=bool(config.getoption("--ncclscope-update")),
+        keep=keep,
+        width=min(max(config.get_terminal_writer().fullwidth, _NARROWEST), _WIDEST),
+    )
+
+
+def _note(session: _Session, item: pytest.Item, trial: Trial) -> None:
+    """Notes what was stored, and that two programs cannot have one baseline."""
+    report = trial.report
+    if report is None:
+        return
+    session.runs += 1
+    if report.baseline is None or report.outcome not in ("written", "unchanged"):
+        return
+    path = report.baseline.resolve()
+    if report.outcome == "written" and path in session.written:
+        pytest.fail(
+            f"{path} was just stored for {session.written[path]}, with other calls: give each "
+            f"program a baseline of its own",
+            pytrace=False,
+        )
+    session.written.setdefault(path, item.nodeid)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Says how much was compared, and what was stored."""
+    session = config.stash[_SESSION]
+    if not session.runs:
+        return
+    terminalreporter.section("ncclscope")
+    times = "once" if session.runs == 1 else f"{session.runs} times"
+    terminalreporter.line(f"ranks were run and compared {times}")
+    for path in sorted(session.written):
+        terminalreporter.line(f"stored: {path}")

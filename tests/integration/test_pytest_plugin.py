@@ -1,0 +1,303 @@
+"""`pytest --ncclscope`, as a project that uses it sees it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
+
+FUNCTIONS = """
+import os
+import signal
+
+import pytest
+
+
+def group():
+    import torch
+    import torch.distributed as dist
+
+    return torch, dist
+
+
+def healthy(rank, count=3):
+    torch, dist = group()
+    tensor = torch.ones(4)
+    for _ in range(count):
+        dist.all_reduce(tensor)
+    print("I am", rank)
+    return tensor[0].item()
+
+
+def skipping(rank):
+    torch, dist = group()
+    for step in range(6):
+        if (rank, step) != (2, 4):
+            dist.all_reduce(torch.ones(4))
+        dist.all_gather([torch.empty(4) for _ in range(4)], torch.ones(4))
+"""
+
+
+def run(pytester: pytest.Pytester, tests: str, *arguments: str) -> pytest.RunResult:
+    pytester.makepyfile(test_it=FUNCTIONS + tests)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=100)
+
+
+def test_ranks_that_agree_pass_and_return_what_they_return(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=4)
+def test_sum(run_ranks):
+    extra = 5
+    assert run_ranks(lambda rank: (rank, healthy(rank, count=2), extra)) == [
+        (rank, 16.0, 5) for rank in range(4)
+    ]
+""",
+        "--ncclscope",
+        "--strict-markers",
+    )
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*ranks were run and compared once*"])
+
+
+def test_a_hang_ends_with_the_verdict_and_leaves_nothing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(pytester.path / "tmp"))
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=4, stall_after=1)
+def test_hang(run_ranks):
+    run_ranks(skipping)
+""",
+        "--ncclscope",
+        "--ncclscope-dir=kept",
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "Nothing was recorded for 1 s: ranks 0-3 did not return.",
+            "*DIVERGED*missing call*rank 2*",
+            "*skipped 1 call on world of ranks 0-3*",
+            "*at test_it.py:* skipping*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert len(list((pytester.path / "kept").glob("*/*.ring"))) == 4
+    assert list((pytester.path / "tmp").iterdir()) == []
+    here = str(pytester.path)
+    left = [p.pid for p in psutil.process_iter() if here in _command(p) and p.pid != os.getpid()]
+    assert left == []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join([process.cwd(), *process.cmdline()])
+    except (psutil.Error, OSError):
+        return ""
+
+
+def test_an_exception_is_shown_with_its_rank(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+def failing(rank):
+    healthy(rank)
+    value = rank * 2
+    assert value != 2, "two is wrong"
+    healthy(rank)
+
+
+@pytest.mark.collective_parity(ranks=3)
+def test_raises(run_ranks):
+    run_ranks(failing)
+
+
+@pytest.mark.collective_parity(ranks=2)
+def test_dies(run_ranks):
+    run_ranks(lambda rank: os.kill(os.getpid(), signal.SIGKILL) if rank else healthy(rank))
+""",
+        "--ncclscope",
+    )
+
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "Rank 1 of 3: AssertionError: two is wrong*",
+            "Rank 1 raised:",
+            '*assert value != 2, "two is wrong"',
+            "--- rank 2 ---",
+            "I am 2",
+            "Rank 1 of 2: its process was killed by SIGKILL*",
+        ]
+    )
+    assert "rank_process.py" not in result.stdout.str()
+
+
+def test_a_baseline_is_stored_compared_and_shown_when_it_differs(
+    pytester: pytest.Pytester,
+) -> None:
+    source = """
+@pytest.mark.collective_parity(ranks=2, baseline="calls/sum.lock")
+def test_sum(run_ranks):
+    run_ranks(healthy, {count})
+"""
+    missing = run(pytester, source.format(count=3), "--ncclscope")
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(["*does not exist; write it with: pytest --ncclscope-update"])
+
+    run(pytester, source.format(count=3), "--ncclscope-update").assert_outcomes(passed=1)
+    lock = pytester.path / "calls" / "sum.lock"
+    assert lock.read_text().endswith(
+        "section  # ranks 0 1\n  repeat 3\n    world all_reduce sum [4] float32\n"
+    )
+    run(pytester, source.format(count=3), "--ncclscope").assert_outcomes(passed=1)
+
+    changed = run(pytester, source.format(count=4), "--ncclscope")
+    changed.assert_outcomes(failed=1)
+    changed.stdout.fnmatch_lines(
+        [
+            "baseline: not the same calls*",
+            "+ world all_reduce sum [[]4[]] float32",
+            "*store it with pytest --ncclscope-update.",
+        ]
+    )
+
+
+def test_two_programs_cannot_store_one_baseline(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.collective_parity(ranks=2, baseline="sum.lock")
+def test_sum(run_ranks, count):
+    run_ranks(healthy, count)
+""",
+        "--ncclscope-update",
+    )
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*give each program a baseline of its own*"])
+
+
+def test_without_the_option_ranks_run_and_nothing_is_recorded(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=2, baseline="none.lock")
+def test_sum(run_ranks):
+    assert run_ranks(lambda rank: (healthy(rank), os.environ.get("NCCLSCOPE_DIR"))) == [
+        (8.0, None)
+    ] * 2
+
+
+@pytest.mark.collective_parity(ranks=2)
+def test_marker_alone():
+    pass
+
+
+@pytest.mark.collective_parity(ranks=2, timeout=3)
+def test_hang(run_ranks):
+    run_ranks(lambda rank: healthy(rank, 2 + rank))
+""",
+        "--strict-markers",
+    )
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        ["Not over after 3 s: rank 1 did not return.", "Run pytest with --ncclscope*"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "complaint"),
+    [
+        ("ranks=0", "ranks must be more than 0"),
+        ("ranks='4'", "ranks='4' is not what it should be"),
+        ("backend='smoke'", "give one of gloo, nccl"),
+        ("rank=4", "does not take that"),
+    ],
+)
+def test_a_wrong_marker_says_so(pytester: pytest.Pytester, marker: str, complaint: str) -> None:
+    result = run(
+        pytester,
+        f"""
+@pytest.mark.collective_parity({marker})
+def test_sum(run_ranks):
+    run_ranks(healthy)
+""",
+        "--ncclscope",
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{complaint}*"])
+
+
+def test_a_marker_without_the_fixture_says_so(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=2)
+def test_nothing():
+    pass
+""",
+        "--ncclscope",
+    )
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*does nothing for a test without the fixture run_ranks*"])
+
+
+def test_pytest_starts_without_what_takes_time(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+def test_modules():
+    import sys
+
+    assert "ncclscope.pytest_plugin" in sys.modules
+    heavy = {"numpy", "torch", "rich", "pandas", "hypothesis", "ncclscope.model"}
+    assert heavy & sys.modules.keys() == set()
+""",
+        "--ncclscope",
+        "-p",
+        "no:hypothesispytest",
+    )
+
+    result.assert_outcomes(passed=1)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ci_parity"
+
+
+@pytest.mark.parametrize("dispatcher", ["fixed", "buggy"])
+def test_the_example_fails_on_the_seeded_bug_alone(dispatcher: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--ncclscope"],
+        cwd=EXAMPLE,
+        env={**os.environ, "DISPATCHER": dispatcher, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    if dispatcher == "fixed":
+        assert done.returncode == 0, done.stdout
+        return
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    assert "DIVERGED · op mismatch · rank 0" in done.stdout
+    assert "RoutingPattern(name='no token to a rank'" in done.stdout

@@ -21,6 +21,7 @@ class NotJoined:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each living rank that a chain of waiting ends at."""
         if case.differences:
+            yield from self._missing_beside(case)
             yield from self._consequences(case)
             return
         if not case.stalled:
@@ -31,7 +32,7 @@ class NotJoined:
             rank = case.run.by_rank.get(number)
             if rank is None or rank.details.get("probe_failed"):
                 continue  # what it did after its probe ended is not known
-            if number in case.waits.heads:
+            if number in case.waits.heads and not case.waits.overtaken(number):
                 continue  # it is in a call itself, which all its members have joined
             if case.how_it_ended(rank) is None:
                 stand = _where_most_wait(case, waiting)
@@ -98,6 +99,27 @@ class NotJoined:
             evidence=tuple(evidence),
             inferred=tuple(inferred),
         )
+
+    def _missing_beside(self, case: Case) -> Iterable[Finding]:
+        """Where sequences differ: ranks that never came to the very call, and wait for nobody."""
+        if not case.stalled:
+            return
+        parted = {(parting.comm.key, parting.seq) for parting in case.partings}
+        for key, seq in sorted(parted):
+            stands = [
+                stand
+                for stand in case.waits.stands.values()
+                if (stand.comm.key, stand.call.seq) == (key, seq)
+            ]
+            absent = [
+                number
+                for number in (stands[0].absent if stands else ())
+                if number in case.waits.ends
+                and number in case.run.by_rank
+                and case.how_it_ended(case.run.by_rank[number]) is None
+            ]
+            if absent:
+                yield self._absent(case, absent, stands[0])
 
     def _whereabouts(self, case: Case, rank: Rank, stand: Stand) -> Iterable[str]:
         """Says what a rank did instead of joining a call."""

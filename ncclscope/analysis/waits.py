@@ -143,6 +143,26 @@ class Waits:
                 return False
         return not self._overtaken()
 
+    def overtaken(self, number: int) -> bool:
+        """Whether another member has completed the call in which a rank stands.
+
+        Only for input that says of each call whether it has completed. The rank has done its
+        part then, and does not get to know it: its device or its watchdog has stopped.
+        """
+        head = self.heads.get(number)
+        if head is None or not self._ranks[number].details.get("tells"):
+            return False
+        for rank in self._run.members(head.comm):
+            log = rank.logs[head.comm]
+            if rank.rank == number or log.calls < head.seq or not rank.details.get("tells"):
+                continue
+            pending, told = _pending(log)
+            if pending is not None and not told:
+                pending = log.call(log.first)
+            if pending is None or pending.seq > head.seq:
+                return True
+        return False
+
     def _overtaken(self) -> bool:
         """Whether a rank has completed a call that another member had not posted."""
         posted: dict[str, int] = {}

@@ -188,7 +188,12 @@ def _logs(
         ):
             continue  # nobody kept anything, and all are equally far
         communicator = Communicator(comm.key, labels[comm.group], comm.ranks, comm.group.backend)
-        done = _done(comm, members, min(counts))
+        tells = _tells(comm)
+        sure = min(counts)
+        if len(members) < len(comm.ranks) and any(
+            held.calls and not held.calls[-1].retired for held in comm.held.values()
+        ):
+            sure -= 1  # where one still waits for the lost member, the call failed on the others
         for number in members:
             held = comm.held.get(number) or Held()
             # A rank that does not say how far it is gets the benefit of the doubt.
@@ -198,7 +203,7 @@ def _logs(
                 communicator,
                 held.calls,
                 max(counts) if count is None else count,
-                done=done,
+                done=0 if tells else max(sure, _passed(held.calls)),
                 by_time=by_time,
             )
             if held.sent:
@@ -206,18 +211,21 @@ def _logs(
     return logs
 
 
-def _done(comm: _Comm, members: Sequence[int], least: int) -> int:
-    """Calls that count as completed once they are retired.
+def _tells(comm: _Comm) -> bool:
+    """Whether the backend says which calls have completed.
 
-    Some backends never say that a call has completed, and retire calls that have failed like
-    those that have not. But a call that some member has not posted cannot have completed, and
-    the last one before a member was lost may not have.
+    Others retire calls that have failed like those that have not. But a call that some member
+    has not posted cannot have completed.
     """
-    if "nccl" in comm.group.backend or any(
+    return "nccl" in comm.group.backend or any(
         entry.state is not State.SCHEDULED for held in comm.held.values() for entry in held.calls
-    ):
-        return 0
-    return least - 1 if len(members) < len(comm.ranks) else least
+    )
+
+
+def _passed(entries: Sequence[Entry]) -> int:
+    """The last call that a rank has certainly left behind: it went on to retire another."""
+    last = next((entry.seq for entry in reversed(entries) if entry.retired), 1)
+    return last - 1
 
 
 def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:

@@ -69,15 +69,15 @@ class Interner:
                 dims[min(place, 3)] = size if place <= 3 else dims[3] * size
         spelled = None if out_shape is None else ",".join(map(str, out_shape)) or "()"
         return layout.FIXED.pack(
-            numel,
-            *(min(size, 0xFFFFFFFF) for size in dims),
+            min(max(numel, 0), 0xFFFFFFFFFFFFFFFF),
+            *(min(max(size, 0), 0xFFFFFFFF) for size in dims),
             channel.index,
             text(layout.KIND_OP, op),
             small(layout.KIND_DTYPE, dtype),
             small(layout.KIND_REDOP, redop),
             ndim,
             layout.FIXED_P2P if p2p else 0,
-            -1 if root is None else root,
+            -1 if root is None or not 0 <= root < 1 << 31 else root,
             0 if sizes is None else self.sizes(tuple(sizes)),
             text(layout.KIND_SITE, site),
             text(layout.KIND_SHAPE, spelled),
@@ -159,7 +159,10 @@ class Interner:
 
     def _append_sizes(self, buffer: mmap.mmap, sizes: tuple[int, ...]) -> int:
         heap_size = self._geometry.heap_size
-        data = b"".join(value.to_bytes(8, "little", signed=True) for value in sizes)
+        try:
+            data = b"".join(value.to_bytes(8, "little", signed=True) for value in sizes)
+        except OverflowError:
+            return 0
         size = layout.HEAP_ENTRY.size + len(data)
         if size > heap_size // 4:
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import gzip
+import io
 import json
 import os
 import zlib
@@ -232,28 +233,57 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file; a torn last line is left out."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
-        data: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        data: IO[bytes] = io.BufferedReader(_Unpacked(raw, path)) if packed else raw
         read = count = 0
+        while line := data.readline(MAX_LINE):
+            count += 1
+            read += len(line)
+            if len(line) >= MAX_LINE and not line.endswith(b"\n"):
+                raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
+            if packed and read > MAX_UNPACKED:
+                raise DamagedFileError(
+                    f"{path} holds more than {MAX_UNPACKED >> 20} MB", "unpack it first"
+                )
+            value = _value(line)
+            if isinstance(value, dict):
+                yield value
+            elif value is _NO_JSON:
+                if not line.endswith(b"\n") or not data.read(1):
+                    return
+                raise DamagedFileError(f"{path}:{count} is not JSON")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file holds, up to where it breaks off: its writer may have been killed."""
+
+    def __init__(self, packed: IO[bytes], path: Path) -> None:
+        self._packed = packed
+        self._path = path
+        self._member = zlib.decompressobj(wbits=31)
+        self._given = False
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Unpacks so many bytes at most; 0 at the end, whatever kind of end it is."""
         try:
-            while line := data.readline(MAX_LINE):
-                count += 1
-                read += len(line)
-                if len(line) >= MAX_LINE and not line.endswith(b"\n"):
-                    raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
-                if packed and read > MAX_UNPACKED:
-                    raise DamagedFileError(
-                        f"{path} holds more than {MAX_UNPACKED >> 20} MB", "unpack it first"
-                    )
-                value = _value(line)
-                if isinstance(value, dict):
-                    yield value
-                elif value is _NO_JSON:
-                    if not line.endswith(b"\n") or not data.read(1):
-                        return
-                    raise DamagedFileError(f"{path}:{count} is not JSON")
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            if count == 0:
-                raise DamagedFileError(f"{path} cannot be unpacked: {error}") from None
+            while True:
+                data = self._member.unconsumed_tail or self._packed.read(1 << 16)
+                if self._member.eof:  # another one may follow
+                    data = self._member.unused_data + data
+                    self._member = zlib.decompressobj(wbits=31)
+                found = self._member.decompress(data, len(buffer))
+                if found:
+                    self._given = True
+                    buffer[: len(found)] = found
+                if found or not data:
+                    return len(found)
+        except zlib.error as error:
+            if self._given:
+                return 0
+            raise DamagedFileError(f"{self._path} cannot be unpacked: {error}") from None
 
 
 _NO_JSON = object()

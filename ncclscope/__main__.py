@@ -27,6 +27,8 @@ examples:
   $ ncclscope run -- torchrun --nproc-per-node 8 train.py     trace a job
   $ ncclscope run -- vllm serve MODEL -tp 4 -dp 2             trace vLLM
   $ ncclscope diagnose DIR                                    after a hang, a crash or a kill -9
+  $ ncclscope diff DIR#2 DIR#3                                where two ranks part
+  $ ncclscope check DIR --baseline calls.lock                 in CI
 
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input
 environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),

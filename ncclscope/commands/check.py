@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["CheckCommand"]
 
 _EPILOG = """\
-  $ ncclscope check trace/ --baseline calls.lock --update     once; commit the file
-  $ ncclscope check trace/ --baseline calls.lock              in CI
+  $ ncclscope check trace/ --baseline calls.lock --update   once; commit the file
+  $ ncclscope check trace/ --baseline calls.lock            in CI
 
-The baseline is a text for people to review: what each rank posts, loops folded, communicators
-by their part (tp, dp) and not by rank, one section for each distinct sequence.
+The baseline is a text for people to review: what each rank posts, loops folded,
+communicators by their part (tp, dp) and not by rank, one section for each
+distinct sequence.
 
-exit status: 0 as it should be, 1 the ranks or the baseline disagree, 2 usage or unreadable input
+exit status: 0 as it should be, 1 the ranks or the baseline disagree,
+             2 usage or unreadable input
 """
 
 

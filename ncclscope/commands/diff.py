@@ -19,9 +19,10 @@ __all__ = ["DiffCommand"]
 SCHEMA = 1
 
 _EPILOG = """\
-Each of A and B is a directory (a run), a file (one rank), or DIR#3 (rank 3 of the run in DIR).
-Two runs are compared rank by rank. Communicators are paired by their key, or by the part they
-play (tp, dp) where keys differ. What repeats is folded: 61 × stands for 61 times in a row.
+Each of A and B is a directory (a run), a file (one rank), or DIR#3, which is
+rank 3 of the run in DIR. Two runs are compared rank by rank. Communicators are
+paired by their key, or by the part they play (tp, dp) where keys differ. What
+repeats is folded: "61 ×" stands for 61 times in a row.
 
   $ ncclscope diff trace#2 trace#3            two ranks of one run
   $ ncclscope diff yesterday/ today/          two runs of one program

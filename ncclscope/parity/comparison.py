@@ -13,10 +13,10 @@ from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.sequence import Stream, Vocabulary
 
-__all__ = ["Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
+__all__ = ["ACROSS", "Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
 
-ACROSS = "across communicators"
-"""Role of a difference in the order of calls on different communicators."""
+ACROSS = "all communicators"
+"""Role of the calls on all of them, in the order of posting."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,9 @@ def compare_ranks(
         found.append(comparison.collectives(role, one, other))
         if p2p:
             found += comparison.messages(role, one, other)
-    if all(difference.same and not difference.notes for difference in found):
-        found += comparison.order(p2p)
+    if not any(difference.notes for difference in found):
+        # Which of a thousand equal calls is missing, only the calls between them tell.
+        found += comparison.order()
     return Pair(a, b, tuple(found))
 
 
@@ -273,8 +274,8 @@ class _Comparison:
             return []
         return [_difference(f"{role} send/recv", sides[0], sides[1], [])]
 
-    def order(self, p2p: bool) -> list[Difference]:
-        """Compares the order of calls on different communicators, all else being the same."""
+    def order(self) -> list[Difference]:
+        """Compares all calls in the order of posting, where there are several communicators."""
         sides = []
         for stream in (self.a, self.b):
             if len(stream.roles.names) < 2:
@@ -287,7 +288,12 @@ class _Comparison:
     def _calls(
         self, stream: Stream, log: CallLog, first: int
     ) -> tuple[Sequence[Call], Sequence[int]]:
-        calls = log.span(first, log.calls + 1)
+        key = log.communicator.key
+        if stream.rank.logs.get(key) is log:
+            calls: Sequence[Call] = stream.on(key)
+            calls = calls[first - log.first :]
+        else:
+            calls = log.span(first, log.calls + 1)
         return calls, self._lines(stream, calls)
 
     def _lines(self, stream: Stream, calls: Sequence[Call]) -> list[int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.foreign import open_regular
+from ncclscope.foreign import open_regular, printable
 from ncclscope.parity.folding import Loop, Node
 from ncclscope.parity.sequence import Section, Vocabulary
 from ncclscope.parity.spelling import generalize
@@ -36,7 +36,7 @@ __all__ = ["VERSION", "Baseline", "read_baseline", "render_baseline", "write_bas
 
 VERSION = 1
 MAX_BYTES = 64 << 20
-MAX_CALLS = 1 << 24
+MAX_CALLS = 1 << 22
 """A short file can stand for any number of calls; more than this no rank keeps."""
 MAX_DEPTH = 64
 
@@ -204,7 +204,7 @@ class _Parser:
                 raise self._damaged(number, "the indentation is uneven")
             repeat = _REPEAT.fullmatch(line.strip())
             if repeat is None:
-                text = line.strip()
+                text = printable(line.strip())
                 found.append((self.words.number(text if self.shapes else generalize(text)), number))
                 self._count(1)
                 place += 1

@@ -9,6 +9,7 @@ from ncclscope.errors import InputError
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
+from ncclscope.signature import P2P_OPS
 
 __all__ = ["Lines", "Section", "Stream", "Vocabulary", "sections"]
 
@@ -48,8 +49,17 @@ class Stream:
             calls += [call for sent in rank.p2p.values() for call in sent]
         calls.sort(key=lambda call: call.position)
         self.calls: Sequence[Call] = calls
+        self._on: dict[str, list[Call]] = {}
         self._spelled: dict[tuple[object, ...], str] = {}
         self.roles = Roles(rank, list(dict.fromkeys(call.comm for call in calls)))
+
+    def on(self, key: str) -> list[Call]:
+        """Returns the collectives on one communicator."""
+        if not self._on:
+            for call in self.calls:
+                if call.op not in P2P_OPS:
+                    self._on.setdefault(call.comm, []).append(call)
+        return self._on.get(key, [])
 
     def communicator(self, key: str) -> Communicator:
         """Returns one of the rank's communicators."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Rank
-from ncclscope.parity.comparison import Difference, Pair, Side
+from ncclscope.parity.comparison import ACROSS, Difference, Pair, Side
 from ncclscope.parity.hunks import Row, rows
 
 __all__ = ["print_difference", "render_difference", "render_rows"]
@@ -111,6 +111,8 @@ def _difference_heading(difference: Difference) -> Text:
     comms = list(dict.fromkeys(comm_text(side.comm) for side in (a, b) if side.comm is not None))
     if comms:
         text.append(f": {' and '.join(comms)}")
+    if difference.role == ACROSS:
+        text.append(" in the order of posting")
     counts = plural(a.total, "call")
     if difference.same:
         text.append(f", {counts}, the same")
@@ -191,5 +193,7 @@ def _summary(pairs: Sequence[Pair]) -> Text:
         for difference in pair.differences
         if not difference.same
     )
+    if len(roles) > 1:
+        roles.pop(ACROSS, None)  # it follows from the others
     parts.append(f"on {', '.join(roles)}" if roles else "by who took part")
     return Text(f"\nDifferent: {' '.join(parts)}", style="bold red")

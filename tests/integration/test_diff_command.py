@@ -92,6 +92,15 @@ def test_two_ranks_that_parted(strayed: Path, columns: int) -> None:
     assert f"- #61 all_gather [15,256] float32{site}" in lines
 
 
+def test_which_of_many_equal_calls_is_missing_is_told_by_those_between(strayed: Path) -> None:
+    done = ncclscope("diff", f"{strayed}#2", f"{strayed}#3")
+
+    lines = squeezed(done.stdout)
+    # The broadcast, 30 layers of two calls, the 31st layer's first call.
+    place = lines.index("- #63 dp all_gather [15,256] float32")
+    assert lines[place + 1] == "+ #63 tp all_gather [15,256] float32"
+
+
 def test_two_runs_rank_by_rank(healthy: Path, strayed: Path) -> None:
     done = ncclscope("diff", healthy, strayed)
 
@@ -144,7 +153,7 @@ def test_another_order_across_communicators_is_a_difference(tmp_path: Path) -> N
     found = document(*runs, status=1)
 
     assert [comm["role"] for comm in found["ranks"][0]["comms"] if not comm["same"]] == [
-        "across communicators"
+        "all communicators"
     ]
 
 

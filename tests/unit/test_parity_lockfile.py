@@ -136,7 +136,7 @@ def test_comments_and_blank_lines_are_for_people(tmp_path: Path) -> None:
         (f"{HEAD}  tp barrier\n", ":3: a section was expected"),
         (f"{HEAD}section\n    tp a\n  tp b\n", ":5: the indentation is uneven"),
         (f"{HEAD}section\n  repeat 3\n  tp a\n", ":4: nothing to repeat"),
-        (f"{HEAD}section\n  repeat 900000000\n    tp a\n", "more than 16777216 calls"),
+        (f"{HEAD}section\n  repeat 900000000\n    tp a\n", "more than 4194304 calls"),
         (
             f"{HEAD}section\n"
             + "".join(f"{' ' * depth}repeat 1\n" for depth in range(1, 90))
@@ -155,6 +155,10 @@ def test_loops_in_loops_cannot_fill_the_memory(tmp_path: Path) -> None:
 
     with pytest.raises(DamagedFileError, match="more than"):
         calls(tmp_path / "a.lock", f"{HEAD}section\n{loops}{' ' * 20}tp a\n")
+
+
+def test_a_terminal_is_shown_nothing_that_it_would_act_on(tmp_path: Path) -> None:
+    assert calls(tmp_path / "a.lock", f"{HEAD}section\n  tp \x1b[2J\n") == [["tp \\x1b[2J"]]
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

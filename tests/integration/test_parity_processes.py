@@ -1,0 +1,163 @@
+"""Functions as ranks in real processes: how they end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ncclscope import diagnose, open_run
+from ncclscope.errors import UsageError
+from ncclscope.parity.processes import run_ranks
+
+pytestmark = pytest.mark.slow
+
+WAITING = """
+import os, signal, sys
+from pathlib import Path
+from ncclscope.parity.processes import run_ranks
+
+def wait(rank):
+    print(os.getpid(), flush=True)
+    os.write(3, b"%d\\n" % os.getpid())
+    signal.pause()
+
+run_ranks(wait, ranks=2, rings=Path(sys.argv[1]), stall_after=60)
+"""
+
+
+def group() -> Any:
+    import torch.distributed as dist
+
+    return dist
+
+
+def ones() -> Any:
+    import torch
+
+    return torch.ones(4)
+
+
+def agree(rank: int, count: int = 3) -> int:
+    tensor = ones()
+    for _ in range(count):
+        group().all_reduce(tensor)
+    return rank
+
+
+def test_results_and_rings_of_all_ranks(rings: Path) -> None:
+    outcome = run_ranks(agree, 5, ranks=3, rings=rings)
+
+    assert (outcome.ending, outcome.results) == ("finished", [0, 1, 2])
+    verdict = diagnose(open_run(rings))
+    assert verdict.status == "ok"
+    assert [rank.exited for rank in verdict.run.ranks] == [True] * 3
+    assert [row.cells["world"].calls for row in verdict.table] == [5] * 3
+
+
+def test_a_rank_that_raises_is_named_and_the_others_are_ended(rings: Path) -> None:
+    def fail(rank: int) -> None:
+        agree(rank)
+        if rank == 1:
+            raise ValueError("one is not wanted")
+        agree(rank)
+
+    outcome = run_ranks(fail, ranks=3, rings=rings)
+
+    assert outcome.ending == "failed"
+    assert [(failure.rank, failure.error) for failure in outcome.failures] == [
+        (1, "ValueError: one is not wanted")
+    ]
+    assert outcome.waiting == [0, 2]
+
+
+def test_a_rank_that_exits_is_no_success(rings: Path) -> None:
+    outcome = run_ranks(lambda rank: os._exit(3) if rank else agree(rank, 0), ranks=2, rings=rings)
+
+    (failure,) = outcome.failures
+    assert (failure.rank, failure.error) == (1, "its process ended with status 3")
+
+
+def test_what_cannot_be_returned_is_a_failure_of_its_rank(rings: Path) -> None:
+    outcome = run_ranks(lambda rank: lambda: rank, ranks=1, rings=rings)
+
+    assert outcome.ending == "failed"
+    assert outcome.failures[0].rank == 0
+    assert "pickle" in outcome.failures[0].error
+
+
+def test_a_hang_shows_in_the_rings_for_as_long_as_it_was_waited_for(rings: Path) -> None:
+    outcome = run_ranks(lambda rank: agree(rank, 3 - rank), ranks=2, rings=rings, stall_after=1.0)
+
+    assert (outcome.ending, outcome.waiting) == ("stalled", [0])
+    verdict = diagnose(open_run(rings), stall_seconds=1.0)
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (1,)
+
+
+def test_what_ranks_start_is_ended_with_them(rings: Path) -> None:
+    def start(rank: int) -> None:
+        child = subprocess.Popen(["sleep", "600"])
+        print(f"started {child.pid}")
+        signal.pause()
+
+    outcome = run_ranks(start, ranks=1, rings=rings, stall_after=0.2)
+
+    pid = int(outcome.output[0].split()[1])
+    assert _gone([pid])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_test_run(rings: Path, number: int) -> None:
+    told, tell = os.pipe()
+    environment = {**os.environ, "TMPDIR": str(rings)}
+    program = subprocess.Popen(
+        ["bash", "-c", f'exec "$0" "$@" 3>&{tell}', sys.executable, "-c", WAITING, str(rings)],
+        pass_fds=[tell],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(tell)
+    try:
+        with open(told) as pipe:
+            pids = [int(pipe.readline()) for _ in range(2)]
+        program.send_signal(number)
+        program.wait(30)
+    finally:
+        program.kill()
+        program.wait()
+
+    assert _gone(pids)
+    if number == signal.SIGINT:
+        assert list(rings.glob("ncclscope-ranks-*")) == []
+
+
+def _gone(pids: list[int]) -> bool:
+    """Waits until processes are gone, or waited for by nobody."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(_runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_no_ranks_are_no_test(rings: Path) -> None:
+    with pytest.raises(UsageError, match="give one or more"):
+        run_ranks(agree, ranks=0, rings=rings)

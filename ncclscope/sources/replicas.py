@@ -19,44 +19,90 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     """Returns processes with distinct rank numbers.
 
     Of processes that share a number and did not live at the same time, the latest is kept.
-    Of those that did, each replica gets a range of numbers of its own, in order of their
-    ``dp`` label, host and pid.
+    Of those that did, each replica gets a range of numbers of its own. Processes that have a
+    communicator in common belong to the same replica; replicas are ordered by the ``dp``
+    label, host and pid of their lowest rank.
     """
     by_rank: dict[int, list[Rank]] = {}
     for rank in ranks:
         by_rank.setdefault(rank.rank, []).append(rank)
     if all(len(same) == 1 for same in by_rank.values()):
         return list(ranks)
-    older = 0
-    for number, same in by_rank.items():
-        same.sort(key=lambda rank: rank.started_ns or 0)
-        living = [same[-1]]
-        for rank in reversed(same[:-1]):
-            if _overlap(rank, living[-1]):
-                living.append(rank)
-            else:
-                older += 1
-        by_rank[number] = living
-    if older:
+    living = [rank for same in by_rank.values() for rank in _living(same)]
+    if len(living) < len(ranks):
+        older = len(ranks) - len(living)
         notes.append(f"{older} rings of earlier processes with the same rank were left out")
-    replicas = max(len(same) for same in by_rank.values())
-    if replicas == 1:
-        return [same[0] for same in by_rank.values()]
+    if len(living) == len(by_rank):
+        return living
     size = max(by_rank) + 1
+    places = _places(living)
     notes.append(
-        f"{replicas} processes share each rank number: ranks of replica n count from n x {size}"
+        f"{max(places) + 1} processes share each rank number: "
+        f"ranks of replica n count from n x {size}"
     )
-    separated = []
-    for same in by_rank.values():
-        same.sort(key=lambda rank: (rank.labels.get("dp", ""), rank.host, rank.pid))
-        separated += [_moved(rank, place * size) for place, rank in enumerate(same)]
-    return separated
+    return [_moved(rank, place * size) for rank, place in zip(living, places, strict=True)]
 
 
-def _overlap(one: Rank, other: Rank) -> bool:
-    if not (one.started_ns and one.last_seen_ns and other.started_ns):
-        return False
-    return one.last_seen_ns > other.started_ns
+def _living(same: Sequence[Rank]) -> list[Rank]:
+    """Leaves out processes that had ended when the latest of the same number began."""
+    living: list[Rank] = []
+    for rank in sorted(same, key=lambda rank: _span(rank)[0], reverse=True):
+        if all(_overlap(rank, other) for other in living):
+            living.append(rank)
+    return living
+
+
+def _overlap(older: Rank, newer: Rank) -> bool:
+    start, end = _span(newer)[0], _span(older)[1]
+    return not start or not end or end > start
+
+
+def _span(rank: Rank) -> tuple[int, int]:
+    """When a process began to record and when it was last heard of; 0 where nothing tells."""
+    start, end = rank.started_ns or 0, rank.last_seen_ns or 0
+    if not start or not end:
+        logs = [log for log in rank.logs.values() if log.calls >= log.first]
+        times = [log.call(seq).time_ns or 0 for log in logs for seq in (log.first, log.calls)]
+        start, end = start or min(times, default=0), end or max(times, default=0)
+    return start, end
+
+
+def _places(ranks: Sequence[Rank]) -> list[int]:
+    """Returns to which replica, from 0, each process belongs."""
+    crews = _crews(ranks)
+    if any(len({ranks[one].rank for one in crew}) < len(crew) for crew in crews):
+        crews = [[one] for one in range(len(ranks))]  # keys that are not what they should be
+    places = [0] * len(ranks)
+    taken: set[tuple[int, int]] = set()
+    for crew in sorted(crews, key=lambda crew: min(_order(ranks[one]) for one in crew)):
+        place = 0
+        while any((place, ranks[one].rank) in taken for one in crew):
+            place += 1
+        for one in crew:
+            places[one] = place
+            taken.add((place, ranks[one].rank))
+    return places
+
+
+def _crews(ranks: Sequence[Rank]) -> list[list[int]]:
+    """Returns which processes are joined by communicators, directly or through others."""
+    crew_of = list(range(len(ranks)))
+    first: dict[str, int] = {}
+    for one, rank in enumerate(ranks):
+        for key in rank.logs:
+            mine, theirs = crew_of[one], crew_of[first.setdefault(key, one)]
+            if mine != theirs:
+                crew_of = [theirs if crew == mine else crew for crew in crew_of]
+    crews: dict[int, list[int]] = {}
+    for one, crew in enumerate(crew_of):
+        crews.setdefault(crew, []).append(one)
+    return list(crews.values())
+
+
+def _order(rank: Rank) -> tuple[int, int, str, str, int]:
+    label = rank.labels.get("dp", "")
+    number = int(label) if label.isdecimal() and len(label) < 20 else -1
+    return rank.rank, number, label, rank.host, rank.pid
 
 
 def _moved(rank: Rank, offset: int) -> Rank:

@@ -18,6 +18,12 @@ __all__ = ["ACROSS", "Difference", "Pair", "Side", "compare_ranks", "compare_run
 ACROSS = "all communicators"
 """Role of the calls on all of them, in the order of posting."""
 
+_BEFORE = {
+    True: ", and they were the same",
+    False: "; their running hash says that they differ",
+    None: " and are not compared",
+}
+
 
 @dataclass(frozen=True)
 class Side:
@@ -247,20 +253,13 @@ class _Comparison:
             one, other = aligned[0], aligned[1]
             notes.append("only the last calls are kept: compared from where both have begun")
         first = max(one.first, other.first)
-        same_before = True
+        same_before: bool | None = True
         if first > 1 and one.anchored and other.anchored:
             same_before = _same_before(one, other, first)
-            notes.append(
-                f"calls before #{first} have been overwritten"
-                + (
-                    ", and they were the same"
-                    if same_before
-                    else "; what is left of them says that they differ"
-                )
-            )
+            notes.append(f"calls before #{first} have been overwritten{_BEFORE[same_before]}")
         a = Side(one.communicator, *self._calls(self.a, one, first), first, one.calls)
         b = Side(other.communicator, *self._calls(self.b, other, first), first, other.calls)
-        return _difference(role, a, b, notes, same_before=same_before)
+        return _difference(role, a, b, notes, same_before=same_before is not False)
 
     def messages(self, role: str, ours: str | None, theirs: str | None) -> list[Difference]:
         """Compares sends and receives, where there are any."""
@@ -304,10 +303,10 @@ def _log(rank: Rank, key: str | None) -> CallLog | None:
     return None if key is None else rank.logs.get(key)
 
 
-def _same_before(one: CallLog, other: CallLog, first: int) -> bool:
-    """Whether the overwritten beginnings agree, as far as the running hash tells."""
+def _same_before(one: CallLog, other: CallLog, first: int) -> bool | None:
+    """Whether the overwritten beginnings agree; None where no running hash tells."""
     if not (one.rooted and other.rooted) or min(one.calls, other.calls) < first - 1:
-        return True
+        return None
     return one.fingerprint(first - 1) == other.fingerprint(first - 1)
 
 
@@ -315,5 +314,4 @@ def _difference(
     role: str, a: Side, b: Side, notes: list[str], *, same_before: bool = True
 ) -> Difference:
     found = tuple(changes(a.lines, b.lines))
-    # One that nothing was ever posted on is as good as none.
     return Difference(role, a, b, found, tuple(notes), same_before and not found)

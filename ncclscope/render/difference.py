@@ -182,7 +182,11 @@ def _site(row: Row, sides: tuple[Side, Side]) -> str:
 
 def _summary(pairs: Sequence[Pair]) -> Text:
     if all(pair.same for pair in pairs):
-        return Text("\nThe same calls in the same order on each communicator.", style="green")
+        notes = {note for pair in pairs for one in pair.differences for note in one.notes}
+        kept = ", as far as both have kept them" if notes else ""
+        return Text(
+            f"\nThe same calls in the same order on each communicator{kept}.", style="green"
+        )
     parts = []
     differing = [pair for pair in pairs if not pair.same]
     if len(pairs) > 1:

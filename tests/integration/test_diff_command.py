@@ -184,7 +184,7 @@ def test_overwritten_beginnings_are_compared_by_their_hash(tmp_path: Path) -> No
 
     assert same.returncode == 0
     assert other.returncode == 1
-    assert "what is left of them says that they differ" in " ".join(other.stdout.split())
+    assert "their running hash says that they differ" in " ".join(other.stdout.split())
 
 
 def test_sends_and_receives_count_between_runs_but_not_between_ranks(tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ Circle = NDArray[np.void]
 _MOST_ABOUT = 1 << 20
 _MOST_TEXT = 1 << 26
 _MOST_MARKS = 1 << 20
-_MOST = np.uint64(1 << 62)
-"""No position and no seq is as large as this; sums of two of them are still in range."""
+_MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -240,7 +239,7 @@ class RingImage:
         begins = entries["begin"]
         low = begins & _LOW
         stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
-        begins[~stable | (begins >= _MOST) | (entries["seq"] >= _MOST)] = 0
+        begins[~stable | (begins > _MOST) | (entries["seq"] > _MOST)] = 0
         return entries
 
     # --- bytes ---
@@ -279,5 +278,5 @@ def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Returns which records are the ones that were wanted, from first byte to last."""
     found: NDArray[np.bool_] = records["begin"] == wanted
     found &= records["end"] == wanted
-    found &= records["seq"] < _MOST
+    found &= records["seq"] <= _MOST
     return found

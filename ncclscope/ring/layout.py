@@ -29,7 +29,7 @@ offset field  type  meaning
 0      begin  u64   position in the process's stream, plus one; 0 in a fresh slot
 8      time   u64   host clock, nanoseconds since 1970
 16     hash   u64   running hash of the communicator, this call included
-24     seq    u64   number on the communicator, from 1 (point-to-point: their own)
+24     seq    u64   number on the communicator, from 1 (point-to-point: their own); see MOST
 32     numel  u64   elements of the input
 40     shape  4xu32 dimensions of the input; a dimension of 2**32 or more reads 2**32 - 1
 56     comm   u16   communicator, a number of the strings part
@@ -102,6 +102,8 @@ PAGE = 4096
 DEFAULT_CAPACITY = 65_536
 MAX_COMMS = 512
 MIN_CAPACITY = 1024
+MOST = (1 << 62) - 1
+"""No position, seq or step is larger: sums and differences of two of them are numbers, too."""
 TABLE_EVERY = 1024
 MARK_EVERY = 1024
 

@@ -222,9 +222,9 @@ class RingWriter:
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
         """Records that the calls from here on belong to another step of the engine."""
-        seq = number & MASK
+        seq = min(max(number, 0), layout.MOST)
         fixed = layout.FIXED.pack(
-            0 if tokens is None else (tokens + 1) & MASK,
+            0 if tokens is None else min(max(tokens, 0), layout.MOST) + 1,
             *(0, 0, 0, 0, 0, 0, 0, 0, layout.NO_SHAPE),
             layout.FIXED_STEP | (layout.FIXED_DUMMY if dummy else 0),
             *(-1, 0, 0, 0),

@@ -7,6 +7,7 @@ pages belong to the kernel. That the space is there is seen to in :mod:`ncclscop
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -261,6 +262,7 @@ class RingWriter:
             setattr(self, name, self._guarded(getattr(self, name)))
 
     def _guarded(self, method: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(method)
         def guarded(*arguments: Any, **named: Any) -> int:
             with self._post_lock:
                 return method(*arguments, **named)

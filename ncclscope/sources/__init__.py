@@ -15,6 +15,7 @@ from ncclscope.ring import layout
 from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
+from ncclscope.sources.plain_pickle import without_collection
 from ncclscope.sources.replicas import separate_replicas
 from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
@@ -24,6 +25,7 @@ __all__ = ["assemble", "open_run"]
 _LONGEST_NOTE = 1 << 12
 
 
+@without_collection()
 def open_run(*paths: str | os.PathLike[str]) -> Run:
     """Reads every ring, dump and trace at or below the given paths.
 

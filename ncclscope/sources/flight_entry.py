@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, overload
 from ncclscope.foreign import integer, integers, text
 from ncclscope.model import Call, Communicator, State
 from ncclscope.signature import MASK, P2P_OPS, VECTOR_OPS, canonical_op, extend, sign
+from ncclscope.sources.flight_pattern import Stack
 from ncclscope.sources.memory import running_hashes
 
 __all__ = ["DumpLog", "Entry", "LazyCalls", "Posted", "posted", "together"]
@@ -255,6 +256,8 @@ def together(entries: Sequence[Entry]) -> Entry:
 
 def site(frames: Any) -> str | None:
     """Returns the first frame of the program's own: ``file.py:120 function``."""
+    if isinstance(frames, Stack):
+        frames = frames.frames()
     if not isinstance(frames, list) or not frames:
         return None
     own = [frame for frame in frames[:MAX_FRAMES] if isinstance(frame, dict)]

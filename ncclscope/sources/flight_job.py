@@ -14,7 +14,8 @@ from typing import Any
 
 from ncclscope.model import CallLog, Communicator, Rank, State
 from ncclscope.sources.flight_entry import DumpLog, Entry, LazyCalls
-from ncclscope.sources.flight_recorder import Dump, Group, Held
+from ncclscope.sources.flight_group import Group, Held
+from ncclscope.sources.flight_recorder import Dump
 
 __all__ = ["settle"]
 

@@ -11,17 +11,37 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import MAX_RANKS, integer, integers, open_regular, parse, text
+from ncclscope.foreign import MAX_RANKS, integer, open_regular, parse, text
 from ncclscope.model import Rank, State
-from ncclscope.sources.flight_entry import Entry, posted, together
+from ncclscope.sources.flight_entry import Entry, Posted, posted, together
+from ncclscope.sources.flight_group import (
+    MAX_SEQ,
+    Group,
+    Held,
+    add_status,
+    group_of_entry,
+    members_of,
+    tells,
+)
+from ncclscope.sources.flight_pattern import (
+    PatternError,
+    Stack,
+    Strings,
+    group_of,
+    head_and_entries,
+    number,
+    raw_entries,
+    shapes_of,
+    words,
+)
 from ncclscope.sources.plain_pickle import load_plain, without_collection
 
-__all__ = ["Dump", "Group", "Held", "NoDumpError", "is_dump", "read_dump"]
+__all__ = ["Dump", "NoDumpError", "is_dump", "read_dump"]
 
 MAX_SIZE = 1 << 30
 """Bytes of a dump: forty times what a ring of a hundred thousand calls takes."""
@@ -31,38 +51,12 @@ _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)\D*$")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|txt|dump|trace)$", re.IGNORECASE)
 _STATES = {state.word: state for state in State}
-_MAX_SEQ = 1 << 62
+_TRUE = b"\x88"
+_LONG = 0x8A
 
 
 class NoDumpError(DamagedFileError):
     """A file that looks like a dump at its beginning, and is none."""
-
-
-class Group(NamedTuple):
-    """A process group, as one dump knows it."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
-
-
-@dataclass
-class Held:
-    """What a dump holds of one group.
-
-    Attributes:
-        calls: Collectives, with consecutive numbers.
-        sent: Sends and receives.
-        reached: Collectives made at least, by the numbers beside sends and receives.
-        enqueued: Calls made by the group's status; None where it has none, or where it
-            counts sends and receives.
-    """
-
-    calls: list[Entry] = field(default_factory=list)
-    sent: list[Entry] = field(default_factory=list)
-    reached: int = 0
-    enqueued: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,18 +115,10 @@ def read_dump(path: Path) -> Rank:
             raise DamagedFileError(f"{path} is larger than any dump, {MAX_SIZE >> 20} MB")
         data = file.read(MAX_SIZE)
     with without_collection():
-        if data[:1] == b"\x80":
-            value = load_plain(data, str(path))
-        else:
-            try:
-                value = parse(data)
-            except ValueError as error:
-                raise DamagedFileError(f"{path} is no whole JSON: {error}"[:300]) from None
-        if not isinstance(value, dict) or not (
-            isinstance(value.get("entries"), list) or isinstance(value.get("pg_status"), dict)
-        ):
-            raise NoDumpError(f"{path} is no Flight Recorder dump")
-        dump = _dump(value)
+        try:
+            value, dump = _quickly(data, str(path))
+        except PatternError:
+            value, dump = _whole(data, path)
     own = integer(value.get("rank"))
     rank = own if own is not None and 0 <= own < MAX_RANKS else rank_of(path)
     if rank is None:
@@ -154,15 +140,20 @@ def read_dump(path: Path) -> Rank:
     )
 
 
-def _dump(value: Mapping[str, Any]) -> Dump:
-    raw = value.get("entries")
-    entries = [entry for entry in raw if isinstance(entry, dict)] if isinstance(raw, list) else []
-    members = _members(value.get("pg_config"))
-    groups: dict[Group, Held] = {}
-    known: dict[tuple[Any, ...], tuple[Group, Held]] = {}
-    numbers: dict[str, str] = {}
-    newest = timed_out = 0
-    for position, entry in enumerate(entries):
+class _Builder:
+    """Puts a dump together, entry by entry."""
+
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        self._header = header
+        self._members = members_of(header.get("pg_config"))
+        self._groups: dict[Group, Held] = {}
+        self._numbers: dict[str, str] = {}
+        self._timed_out = 0
+        self._records: list[int | None] = [None, None]
+        self._count = 0
+
+    def take(self, entry: Mapping[str, Any], position: int) -> None:
+        """Takes an entry that has been read whole."""
         get = entry.get
         call = posted(
             get("profiling_name"),
@@ -171,57 +162,160 @@ def _dump(value: Mapping[str, Any]) -> Dump:
             (get("input_dtypes"), get("output_dtypes")),
             get("is_p2p"),
         )
-        where = get("process_group")
-        key = (*where, call.backend) if isinstance(where, list | tuple) else (call.backend,)
+        held = self.held(get("process_group"), call.backend, get("pg_id"))
+        self._records[1] = integer(get("record_id"))
+        if not position:
+            self._records[0] = self._records[1]
+        self._count = position + 1
+        self.add(
+            held,
+            call,
+            integer(get("collective_seq_id")) or 0,
+            integer(get("p2p_seq_id")) or 0,
+            position,
+            _STATES.get(str(get("state")), State.SCHEDULED),
+            get("retired") is True,
+            integer(get("time_created_ns")),
+            get("frames"),
+        )
+
+    def held(self, where: Any, backend: str, number: Any) -> Held:
+        """Where the calls of a group are kept."""
+        group = group_of_entry(where, backend, self._members)
+        self._numbers.setdefault(str(number)[:20], group.name)
+        return self._groups.setdefault(group, Held())
+
+    def add(
+        self,
+        held: Held,
+        call: Posted,
+        made: int,
+        sent: int,
+        position: int,
+        state: State,
+        retired: bool,
+        time_ns: int | None,
+        frames: Any,
+    ) -> None:
+        """Adds one call."""
+        if not 0 <= made < MAX_SEQ:
+            return
+        if not call.p2p:
+            if retired and state is not State.COMPLETED and "nccl" in call.backend:
+                self._timed_out += 1
+            held.calls.append(Entry(made, position, call, state, retired, time_ns, frames))
+            return
+        held.reached = max(held.reached, made)
+        if call.op != "coalesced":
+            number = sent or len(held.sent) + 1
+            held.sent.append(Entry(number, position, call, state, retired, time_ns, frames))
+
+    def take_raw(self, data: bytes, start: int, strings: Strings) -> None:
+        """Takes all entries of a dump that torch has pickled.
+
+        What is the same in many entries is the same bytes, and is decoded once.
+        """
+        calls: dict[tuple[bytes, bytes, bytes], Posted] = {}
+        kept: dict[tuple[bytes, bytes, str], Held] = {}
+        states: dict[bytes, State] = {}
+        stacks: dict[bytes, Stack] = {}
+        decode = int.from_bytes
+        position = -1
+        last = b""
+        for position, raw in enumerate(raw_entries(data, start, strings)):
+            if isinstance(raw, dict):
+                self.take(raw, position)
+                last = b""
+                continue
+            frames, last, pg_id, where, seq, sent, name, time, shaped, word, retired, p2p = raw
+            call = calls.get((name, shaped, p2p))
+            if call is None:
+                ins, types, outs, others = shapes_of(shaped, strings)
+                call = posted(words(name, strings), ins, outs, (types, others), p2p == _TRUE)
+                calls[name, shaped, p2p] = call
+            held = kept.get((where, pg_id, call.backend))
+            if held is None:
+                held = self.held(group_of(where, strings), call.backend, number(pg_id))
+                kept[where, pg_id, call.backend] = held
+            state = states.get(word)
+            if state is None:
+                states[word] = state = _STATES.get(words(word, strings), State.SCHEDULED)
+            stack = stacks.get(frames)
+            if stack is None:
+                stacks[frames] = stack = Stack(frames, strings)
+            made = decode(seq[1:], "little") if seq[0] != _LONG else number(seq)
+            time_ns = decode(time[2:], "little") if time[0] == _LONG else number(time)
+            over = retired == _TRUE
+            if call.p2p or made >= MAX_SEQ:
+                self.add(held, call, made, number(sent), position, state, over, time_ns, stack)
+                continue
+            if over and state is not State.COMPLETED and "nccl" in call.backend:
+                self._timed_out += 1
+            held.calls.append(Entry(made, position, call, state, over, time_ns, stack))
+            if not position:
+                self._records[0] = number(last)
+        self._count = position + 1
+        if last:
+            self._records[1] = number(last)
+
+    def finish(self) -> Dump:
+        """Returns the dump."""
+        for held in self._groups.values():
+            held.calls = _in_a_row(held.calls)
+        add_status(self._groups, self._members, self._numbers, self._header)
+        last = [
+            calls[-1]
+            for held in self._groups.values()
+            for calls in (held.calls, held.sent)
+            if calls
+        ]
+        return Dump(
+            groups=self._groups,
+            whole=self._records == [0, self._count - 1],
+            newest_ns=max((entry.time_ns or 0 for entry in last), default=0),
+            timed_out=self._timed_out,
+            tells=tells(self._groups, self._header),
+        )
+
+
+def _quickly(data: bytes, name: str) -> tuple[Any, Dump]:
+    """Reads a dump that torch has pickled.
+
+    Raises:
+        PatternError: Something else has, or it is not whole.
+    """
+    head, start = head_and_entries(data)
+    strings = Strings()
+    try:
+        header = load_plain(head, name, strings)
+    except DamagedFileError:
+        raise PatternError("no header") from None
+    if not isinstance(header, dict):
+        raise PatternError("no header")
+    builder = _Builder(header)
+    builder.take_raw(data, start, strings)
+    return header, builder.finish()
+
+
+def _whole(data: bytes, path: Path) -> tuple[Any, Dump]:
+    """Reads a dump in any of its forms."""
+    if data[:1] == b"\x80":
+        value = load_plain(data, str(path))
+    else:
         try:
-            group, held = known[key]
-        except (KeyError, TypeError):
-            group = _group(where, call.backend, members)
-            held = groups.setdefault(group, Held())
-            numbers.setdefault(str(get("pg_id"))[:20], group.name)
-            if all(isinstance(part, str) for part in key):
-                known[key] = group, held
-        state = _STATES.get(str(get("state")), State.SCHEDULED)
-        retired = get("retired") is True
-        time_ns = integer(get("time_created_ns"))
-        newest = max(newest, time_ns or 0)
-        made = integer(get("collective_seq_id")) or 0
-        if not 0 <= made < _MAX_SEQ:
-            continue
-        if call.p2p:
-            held.reached = max(held.reached, made)
-            if call.op != "coalesced":
-                seq = integer(get("p2p_seq_id")) or len(held.sent) + 1
-                held.sent.append(Entry(seq, position, call, state, retired, time_ns, get("frames")))
-            continue
-        timed_out += retired and state is not State.COMPLETED and "nccl" in call.backend
-        held.calls.append(Entry(made, position, call, state, retired, time_ns, get("frames")))
-    for held in groups.values():
-        held.calls = _in_a_row(held.calls)
-    _add_status(groups, members, numbers, value)
-    records = [integer(entry.get("record_id")) for entry in entries]
-    return Dump(
-        groups=groups,
-        whole=bool(records) and records == list(range(len(records))),
-        newest_ns=newest,
-        timed_out=timed_out,
-        tells=_tells(groups, value),
-    )
-
-
-def _tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
-    """Whether calls that have completed are told from others; if they are left out, too."""
-    status = value.get("pg_status")
-    if isinstance(status, dict) and any(
-        isinstance(about, dict) and _count(about.get("last_completed_collective"))
-        for about in status.values()
+            value = parse(data)
+        except ValueError as error:
+            raise DamagedFileError(f"{path} is no whole JSON: {error}"[:300]) from None
+    if not isinstance(value, dict) or not (
+        isinstance(value.get("entries"), list) or isinstance(value.get("pg_status"), dict)
     ):
-        return True
-    return any(
-        entry.retired or entry.state is State.COMPLETED
-        for held in groups.values()
-        for entry in held.calls
-    )
+        raise NoDumpError(f"{path} is no Flight Recorder dump")
+    builder = _Builder(value)
+    entries = value.get("entries")
+    for position, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if isinstance(entry, dict):
+            builder.take(entry, position)
+    return value, builder.finish()
 
 
 def _in_a_row(entries: list[Entry]) -> list[Entry]:
@@ -248,75 +342,3 @@ def _in_a_row(entries: list[Entry]) -> list[Entry]:
 
 def _first(entries: list[Entry]) -> int:
     return entries[0].seq if entries else 1
-
-
-def _group(where: Any, backend: str, members: Mapping[str, Group]) -> Group:
-    parts = list(where) if isinstance(where, list | tuple) else [where]
-    name, desc = [*(text(part) or "" for part in parts[:2]), "", ""][:2]
-    known = members.get(name)
-    return Group(name, desc, known.ranks if known else (), backend)
-
-
-def _members(config: Any) -> dict[str, Group]:
-    """The groups that the dump describes, by name; those without members are left out."""
-    found = {}
-    for name, about in config.items() if isinstance(config, dict) else ():
-        if not isinstance(name, str) or not isinstance(about, dict):
-            continue
-        ranks = about.get("ranks")
-        if isinstance(ranks, str):
-            try:
-                ranks = parse(ranks[: 1 << 24])
-            except ValueError:
-                continue
-        numbers = integers(ranks, MAX_RANKS)
-        if numbers and all(0 <= number < MAX_RANKS for number in numbers):
-            found[name] = Group(name, text(about.get("desc")) or "", numbers, "")
-    return found
-
-
-def _add_status(
-    groups: dict[Group, Held],
-    members: Mapping[str, Group],
-    numbers: dict[str, str],
-    value: Mapping[str, Any],
-) -> None:
-    """Takes over how many calls were made on groups of which no entry is kept.
-
-    A status is filed under a number that the process has given the group, and a group is
-    described under its name. Both count up in the order in which groups were made, so that
-    they can be paired where there are as many of the one as of the other.
-    """
-    status = value.get("pg_status")
-    if not isinstance(status, dict):
-        return
-    ids = {str(key)[:20]: about for key, about in status.items() if isinstance(about, dict)}
-    names = dict(numbers)
-    if len(ids) == len(members) and all(
-        name.isdecimal() and len(name) < 20 for name in (*ids, *members)
-    ):
-        paired = dict(zip(sorted(ids, key=int), sorted(members, key=int), strict=True))
-        if all(paired.get(number) == name for number, name in numbers.items()):
-            names = paired
-    library = value.get("comm_lib_version") or value.get("nccl_version")
-    backend = next((group.backend for group in groups), "nccl" if library else "")
-    held_by = {group.name: held for group, held in groups.items()}
-    for number, about in ids.items():
-        name = names.get(number)
-        made = _count(about.get("last_enqueued_collective"))
-        if name is None or made is None:
-            continue
-        held = held_by.get(name)
-        if held is None and name in members:
-            group = members[name]._replace(backend=backend)
-            held = groups.setdefault(group, Held())
-        if held is not None:
-            held.enqueued = made
-
-
-def _count(value: Any) -> int | None:
-    """A number, which JSON dumps write as a text; None for a negative one."""
-    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
-        value = int(value)
-    found = integer(value)
-    return found if found is not None and 0 <= found < _MAX_SEQ else None

@@ -50,12 +50,13 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference to elsewhere is no plain value")
 
 
-def load_plain(data: bytes, name: str) -> Any:
+def load_plain(data: bytes, name: str, strings: dict[int, Any] | None = None) -> Any:
     """Returns the value of a pickle of plain containers.
 
     Args:
         data: The whole pickle.
         name: What to call it in an error.
+        strings: Where to put the values that the pickle has numbered.
 
     Raises:
         DamagedFileError: It is torn, or holds anything else.
@@ -63,7 +64,11 @@ def load_plain(data: bytes, name: str) -> Any:
     _look_through(data, name)
     try:
         with without_collection():
-            return _PlainUnpickler(io.BytesIO(data)).load()
+            reader = _PlainUnpickler(io.BytesIO(data))
+            value = reader.load()
+            if strings is not None:
+                strings.update(dict(reader.memo.copy()))
+            return value
     except Exception as error:  # a torn or twisted stream can fail in any way
         raise DamagedFileError(f"{name} is no whole pickle: {error}"[:300]) from None
 

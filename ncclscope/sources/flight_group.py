@@ -1,0 +1,130 @@
+"""Process groups, as a Flight Recorder dump describes them beside its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ncclscope.foreign import MAX_RANKS, integer, integers, parse, text
+from ncclscope.model import State
+from ncclscope.sources.flight_entry import Entry
+
+__all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_of", "tells"]
+
+MAX_SEQ = 1 << 62
+
+
+class Group(NamedTuple):
+    """A process group, as one dump knows it."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+
+
+@dataclass
+class Held:
+    """What a dump holds of one group.
+
+    Attributes:
+        calls: Collectives, with consecutive numbers.
+        sent: Sends and receives.
+        reached: Collectives made at least, by the numbers beside sends and receives.
+        enqueued: Calls made by the group's status; None where it has none, or where it
+            counts sends and receives.
+    """
+
+    calls: list[Entry] = field(default_factory=list)
+    sent: list[Entry] = field(default_factory=list)
+    reached: int = 0
+    enqueued: int | None = None
+
+
+def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Group:
+    """Returns the group that an entry names."""
+    parts = list(where) if isinstance(where, list | tuple) else [where]
+    name, desc = [*(text(part) or "" for part in parts[:2]), "", ""][:2]
+    known = members.get(name)
+    return Group(name, desc, known.ranks if known else (), backend)
+
+
+def members_of(config: Any) -> dict[str, Group]:
+    """The groups that the dump describes, by name; those without members are left out."""
+    found = {}
+    for name, about in config.items() if isinstance(config, dict) else ():
+        if not isinstance(name, str) or not isinstance(about, dict):
+            continue
+        ranks = about.get("ranks")
+        if isinstance(ranks, str):
+            try:
+                ranks = parse(ranks[: 1 << 24])
+            except ValueError:
+                continue
+        numbers = integers(ranks, MAX_RANKS)
+        if numbers and all(0 <= number < MAX_RANKS for number in numbers):
+            found[name] = Group(name, text(about.get("desc")) or "", numbers, "")
+    return found
+
+
+def add_status(
+    groups: dict[Group, Held],
+    members: Mapping[str, Group],
+    numbers: dict[str, str],
+    value: Mapping[str, Any],
+) -> None:
+    """Takes over how many calls were made on groups of which no entry is kept.
+
+    A status is filed under a number that the process has given the group, and a group is
+    described under its name. Both count up in the order in which groups were made, so that
+    they can be paired where there are as many of the one as of the other.
+    """
+    status = value.get("pg_status")
+    if not isinstance(status, dict):
+        return
+    ids = {str(key)[:20]: about for key, about in status.items() if isinstance(about, dict)}
+    names = dict(numbers)
+    if len(ids) == len(members) and all(
+        name.isdecimal() and len(name) < 20 for name in (*ids, *members)
+    ):
+        paired = dict(zip(sorted(ids, key=int), sorted(members, key=int), strict=True))
+        if all(paired.get(number) == name for number, name in numbers.items()):
+            names = paired
+    library = value.get("comm_lib_version") or value.get("nccl_version")
+    backend = next((group.backend for group in groups), "nccl" if library else "")
+    held_by = {group.name: held for group, held in groups.items()}
+    for own, about in ids.items():
+        name = names.get(own)
+        made = _count(about.get("last_enqueued_collective"))
+        if name is None or made is None:
+            continue
+        held = held_by.get(name)
+        if held is None and name in members:
+            group = members[name]._replace(backend=backend)
+            held = groups.setdefault(group, Held())
+        if held is not None:
+            held.enqueued = made
+
+
+def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
+    """Whether calls that have completed are told from others; if they are left out, too."""
+    status = value.get("pg_status")
+    if isinstance(status, dict) and any(
+        isinstance(about, dict) and _count(about.get("last_completed_collective"))
+        for about in status.values()
+    ):
+        return True
+    return any(
+        entry.retired or entry.state is State.COMPLETED
+        for held in groups.values()
+        for entry in held.calls
+    )
+
+
+def _count(value: Any) -> int | None:
+    """A number, which JSON dumps write as a text; None for a negative one."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        value = int(value)
+    found = integer(value)
+    return found if found is not None and 0 <= found < MAX_SEQ else None

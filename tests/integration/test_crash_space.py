@@ -164,7 +164,7 @@ def test_a_full_one_sends_the_ring_to_disk_and_says_so(on_tmpfs: Runner) -> None
     found, said = on_tmpfs("8m", "fill")
 
     # Not even the note of where it went could be left.
-    assert "no ring and no trace found" in found["error"] or "empty files" in found["error"]
+    assert "no dump and no trace found" in found["error"] or "empty files" in found["error"]
     assert Path(found["ring"]).parent.parent.name.startswith("ncclscope-")
     assert said.count("\n") == 1
     assert found["ring"] in said
@@ -188,7 +188,7 @@ def test_without_room_anywhere_there_is_one_warning_and_the_program_goes_on(
     found, said = on_tmpfs("8m", "temporary files there too")
 
     assert found["ring"] is None
-    assert "no ring and no trace found" in found["error"]
+    assert "no dump and no trace found" in found["error"]
     assert not list(tmp_path.glob("ncclscope-*"))
     assert_one_warning(said)
 

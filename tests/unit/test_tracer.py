@@ -298,7 +298,8 @@ def test_folded_calls_nest(rings: Path) -> None:
         other.start()
         other.join()
         assert seen == [False]
-    assert not scope.folding
+    # Threads of other tests may be stuck in a block of theirs: that is what they test.
+    assert threading.get_ident() not in scope.folding
 
 
 def test_parameters_that_are_new_each_time_do_not_fill_the_memory(rings: Path) -> None:

@@ -81,8 +81,17 @@ def running(numbers: range) -> int:
     return value
 
 
-def read(path: str | Path) -> Rank:
+def end(path: str | Path) -> None:
+    """Has a ring say that its process has ended: what is read of it then is read bit by bit."""
+    with open(path, "r+b") as file:
+        file.seek(layout.HEADER_EXITED)
+        file.write((1).to_bytes(8, "little"))
+
+
+def read(path: str | Path, *, ended: bool = False) -> Rank:
     """Reads a ring with one rank in it."""
+    if ended:
+        end(path)
     (rank,) = open_run(path).ranks
     return rank
 

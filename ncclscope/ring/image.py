@@ -211,7 +211,11 @@ class RingImage:
                 continue
             generation, length, checksum, _ = layout.ABOUT.unpack_from(data)
             text = data[layout.ABOUT.size : layout.ABOUT.size + length]
-            if generation <= best[0] or len(text) < length or zlib.crc32(text) != checksum:
+            if (
+                generation <= best[0]
+                or len(text) < length
+                or checksum != zlib.crc32(text, generation & 0xFFFFFFFF)
+            ):
                 continue
             try:
                 about = parse(text)
@@ -239,7 +243,8 @@ class RingImage:
         begins = entries["begin"]
         low = begins & _LOW
         stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
-        begins[~stable | (begins > _MOST) | (entries["seq"] > _MOST)] = 0
+        # No communicator has more calls than there are records.
+        begins[~stable | (begins > _MOST) | (entries["seq"] > begins)] = 0
         return entries
 
     # --- bytes ---

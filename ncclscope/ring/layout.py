@@ -116,7 +116,7 @@ HEADER_HEARTBEAT = 136
 HEADER_EXITED = 144
 """u64: host clock when the process ended in order; 0 while it runs or when it did not."""
 
-# generation, length, crc32 of the JSON, zero
+# generation, length, crc32 of the JSON that starts from the generation, zero
 ABOUT = struct.Struct("<QIII")
 
 RECORD = struct.Struct("<QQQQ48s8sQ")

@@ -313,9 +313,9 @@ class RingWriter:
         self._put_u64(offset, 0)
         start = offset + layout.ABOUT.size
         self._buffer[start : start + len(data)] = data
-        layout.ABOUT.pack_into(
-            self._buffer, offset, self._about_generation, len(data), zlib.crc32(data), 0
-        )
+        generation = self._about_generation
+        checksum = zlib.crc32(data, generation & 0xFFFFFFFF)
+        layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
 
     def beat(self) -> None:
         """Leaves a sign of life."""

@@ -41,15 +41,16 @@ def test_equal_texts_and_sizes_are_stored_once(rings: Path) -> None:
     assert 0 in places
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 @pytest.mark.parametrize("laps", [1, 3])
 def test_a_sizes_list_that_was_overwritten_is_none_and_its_signature_still_right(
-    rings: Path, laps: int
+    rings: Path, laps: int, ended: bool
 ) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     # A list of 40 takes 336 bytes, so that the heap goes round long before the records do.
     sizes = [gatherv(tracer, comm, number, members=40) for number in range(laps * SMALL)]
-    (log,) = read(tracer.path).logs.values()
+    (log,) = read(tracer.path, ended=ended).logs.values()
 
     calls = log.span(log.first, log.calls + 1)
 
@@ -79,6 +80,24 @@ def test_the_oldest_record_is_shown_where_it_can_be_signed_again(rings: Path) ->
 
     assert (log.first, log.calls) == (2, 2)
     assert log.fingerprint(1) == gatherv_signature(sizes)
+
+
+def test_the_oldest_record_is_not_signed_again_from_a_shape_that_was_cut_down(
+    rings: Path,
+) -> None:
+    tracer = tracer_in(rings)
+    rare, busy = tracer.communicator("rare"), tracer.communicator("busy")
+    shape, sizes = (3, 1 << 33), (3, 4)
+    for _ in range(3):
+        tracer.record(rare, "all_gatherv", shape=shape, sizes=sizes, site="x")
+    fill(tracer, busy, 1, SMALL - 1)
+
+    log = read(tracer.path).logs["rare"]
+
+    signed = sign("all_gatherv", shape=shape, sizes=sizes)
+    assert (log.first, log.calls) == (3, 3)
+    assert log.fingerprint(2) == extend(signed, signed)
+    assert log.call(3).signature == signed
 
 
 def test_a_full_heap_or_a_list_too_long_for_it_costs_only_the_list(rings: Path) -> None:

@@ -51,7 +51,10 @@ def post_in_steps(tracer: Tracer, comm: Comm, number: int) -> tuple[bytes, bytes
         pytest.param(4 * SMALL - 1, id="last slot, before a mark"),
     ],
 )
-def test_a_torn_record_is_not_shown_and_hides_no_other(rings: Path, calls: int) -> None:
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+def test_a_torn_record_is_not_shown_and_hides_no_other(
+    rings: Path, calls: int, ended: bool
+) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k", "tp:0", [0])
     fill(tracer, comm, 1, calls + 1)
@@ -70,7 +73,7 @@ def test_a_torn_record_is_not_shown_and_hides_no_other(rings: Path, calls: int) 
         with copy.open("r+b") as file:
             file.seek(at.start)
             file.write(state)
-        log = read(copy).logs["k"]
+        log = read(copy, ended=ended).logs["k"]
         expected = whole if state == new else untouched if state == old else torn
         assert (log.first, log.calls) == expected, state.hex()
         assert list(log.signatures(1, calls + 2)) == SIGNATURES[log.first : log.calls + 1]
@@ -80,8 +83,9 @@ def test_a_torn_record_is_not_shown_and_hides_no_other(rings: Path, calls: int) 
     assert seen == {untouched, torn, whole}
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 @pytest.mark.parametrize("calls", [4 * SMALL - 1, 4 * SMALL + EVERY - 1])
-def test_torn_marks_and_tables_are_done_without(rings: Path, calls: int) -> None:
+def test_torn_marks_and_tables_are_done_without(rings: Path, calls: int, ended: bool) -> None:
     tracer = tracer_in(rings)
     other = tracer.communicator("other", "dp:0", [0])
     fill(tracer, other, 1, 6)
@@ -108,7 +112,7 @@ def test_torn_marks_and_tables_are_done_without(rings: Path, calls: int) -> None
                 file.seek(at.start)
                 file.write(state)
                 file.flush()
-                logs = read(copy).logs
+                logs = read(copy, ended=ended).logs
                 assert (logs["other"].calls, logs["k"].calls) == (5, calls - 4)
                 assert logs["k"].first == calls - 5 - SMALL + 2
                 assert (
@@ -116,3 +120,24 @@ def test_torn_marks_and_tables_are_done_without(rings: Path, calls: int) -> None
                     == (SIGNATURES[logs["k"].first : calls - 3])
                 )
     check_log(read(copy).logs["k"], calls - 5 - SMALL + 2, calls - 4)
+
+
+def test_of_a_torn_self_description_the_one_before_is_taken(rings: Path) -> None:
+    tracer = tracer_in(rings)
+    tracer.communicator("k")
+    tracer.describe(rank=1, note="old", more="x" * 50)
+    before = Path(tracer.path).read_bytes()
+    tracer.describe(rank=2, note="newer")
+    after = Path(tracer.path).read_bytes()
+    changed = [place for place in range(len(before)) if before[place] != after[place]]
+    at = slice(changed[0], changed[-1] + 1)
+    assert at.start >= tracer.ring.geometry.about
+    assert at.stop < tracer.ring.geometry.strings
+
+    copy = rings / "copy.ring"
+    seen = set()
+    for state in cut_short(before[at], after[at]):
+        copy.write_bytes(before[: at.start] + state + before[at.stop :])
+        rank = read(copy)
+        seen.add((rank.rank, rank.details["note"]))
+    assert seen == {(1, "old"), (2, "newer")}

@@ -7,21 +7,28 @@ from pathlib import Path
 import pytest
 
 from ncclscope.ring import layout
+from ncclscope.ring.reader import RingFile
 from tests.rings import SMALL, check_log, fill, post, read, running, tracer_in
 
 EVERY = layout.table_every(SMALL)
+
+
+@pytest.fixture(params=[False, True], ids=["running", "ended"])
+def ended(request: pytest.FixtureRequest) -> bool:
+    """Of a process that still runs all is copied at once, of one that has ended what is needed."""
+    return bool(request.param)
 
 
 @pytest.mark.parametrize(
     "calls",
     [1, EVERY, SMALL - 1, SMALL, SMALL + 1, SMALL + EVERY - 1, 2 * SMALL, 5 * SMALL + 77],
 )
-def test_first_calls_and_lost_count(rings: Path, calls: int) -> None:
+def test_first_calls_and_lost_count(rings: Path, ended: bool, calls: int) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k", "tp:0", [0])
     fill(tracer, comm, 1, calls + 1)
 
-    rank = read(tracer.path)
+    rank = read(tracer.path, ended=ended)
 
     lost = max(0, calls - SMALL)
     assert (rank.records, rank.lost) == (calls - lost, lost)
@@ -31,7 +38,7 @@ def test_first_calls_and_lost_count(rings: Path, calls: int) -> None:
 @pytest.mark.parametrize("calls", [EVERY, SMALL - EVERY, SMALL, SMALL + EVERY, 3 * SMALL])
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_tables_that_were_written_twice_at_the_same_place(
-    rings: Path, calls: int, closed: int
+    rings: Path, ended: bool, calls: int, closed: int
 ) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k", "tp:0", [0])
@@ -39,23 +46,25 @@ def test_tables_that_were_written_twice_at_the_same_place(
     for _ in range(closed):
         tracer.close()
 
-    check_log(read(tracer.path).logs["k"], max(1, calls - SMALL + 1), calls)
+    check_log(read(tracer.path, ended=ended).logs["k"], max(1, calls - SMALL + 1), calls)
 
 
 @pytest.mark.parametrize("capacity", [1030, 1500, 2048, 5000])
-def test_capacities_that_are_no_multiple_of_anything(rings: Path, capacity: int) -> None:
+def test_capacities_that_are_no_multiple_of_anything(
+    rings: Path, ended: bool, capacity: int
+) -> None:
     tracer = tracer_in(rings, capacity=capacity)
     comm = tracer.communicator("k", "tp:0", [0])
     fill(tracer, comm, 1, capacity)
     # A table is written here, so that the end is looked for from the last slot on.
     tracer.communicator("other")
-    check_log(read(tracer.path).logs["k"], 1, capacity - 1)
+    check_log(read(tracer.path, ended=ended).logs["k"], 1, capacity - 1)
     fill(tracer, comm, capacity, 3 * capacity + 11)
 
-    check_log(read(tracer.path).logs["k"], 2 * capacity + 11, 3 * capacity + 10)
+    check_log(read(tracer.path, ended=ended).logs["k"], 2 * capacity + 11, 3 * capacity + 10)
 
 
-def test_each_communicator_has_its_own_range(rings: Path) -> None:
+def test_each_communicator_has_its_own_range(rings: Path, ended: bool) -> None:
     tracer = tracer_in(rings)
     often, seldom = tracer.communicator("often"), tracer.communicator("seldom")
     numbers = {"often": 0, "seldom": 0}
@@ -64,7 +73,7 @@ def test_each_communicator_has_its_own_range(rings: Path) -> None:
         numbers[comm.key] += 1
         post(tracer, comm, numbers[comm.key])
 
-    rank = read(tracer.path)
+    rank = read(tracer.path, ended=ended)
 
     kept = sum(1 for position in range(2 * SMALL, 3 * SMALL) if position % 50 == 7)
     check_log(rank.logs["seldom"], numbers["seldom"] - kept + 1, numbers["seldom"])
@@ -73,7 +82,7 @@ def test_each_communicator_has_its_own_range(rings: Path) -> None:
 
 @pytest.mark.parametrize("laps", [1, 2, 7])
 def test_a_communicator_without_a_record_left_keeps_its_count_and_hash(
-    rings: Path, laps: int
+    rings: Path, ended: bool, laps: int
 ) -> None:
     tracer = tracer_in(rings)
     early, busy = tracer.communicator("early"), tracer.communicator("busy")
@@ -81,7 +90,7 @@ def test_a_communicator_without_a_record_left_keeps_its_count_and_hash(
     fill(tracer, early, 1, 41)
     fill(tracer, busy, 1, laps * SMALL + 1)
 
-    logs = read(tracer.path).logs
+    logs = read(tracer.path, ended=ended).logs
 
     assert (logs["early"].calls, logs["early"].first) == (40, 41)
     assert logs["early"].fingerprint(40) == running(range(1, 41))
@@ -91,7 +100,7 @@ def test_a_communicator_without_a_record_left_keeps_its_count_and_hash(
     check_log(logs["busy"], (laps - 1) * SMALL + 1, laps * SMALL)
 
 
-def test_a_table_that_was_never_written_is_made_up_for(rings: Path) -> None:
+def test_a_table_that_was_never_written_is_made_up_for(rings: Path, ended: bool) -> None:
     # The thread whose turn it was had been put aside, and the process was killed just before
     # another one's turn came.
     tracer = tracer_in(rings)
@@ -109,8 +118,25 @@ def test_a_table_that_was_never_written_is_made_up_for(rings: Path) -> None:
     data[newest : newest + half] = bytes(half)
     path.write_bytes(data)
 
-    logs = read(path).logs
+    logs = read(path, ended=ended).logs
 
     assert (logs["rare"].calls, logs["rare"].fingerprint(5)) == (5, running(range(1, 6)))
     calls = 3 * SMALL + 2 * EVERY - 6
     check_log(logs["busy"], calls - (SMALL - 5) + 1, calls)
+
+
+def test_marks_stand_where_those_of_other_ranks_do(rings: Path, ended: bool) -> None:
+    tracer = tracer_in(rings, capacity=5000)
+    one, other = tracer.communicator("one"), tracer.communicator("other")
+    fill(tracer, one, 1, 3001)
+    fill(tracer, other, 1, 2049)
+    fill(tracer, one, 3001, 4097)
+    rank = read(tracer.path, ended=ended)
+    ring = RingFile(Path(tracer.path))
+
+    # The record at position 1023 has been overwritten, and its mark is of no use.
+    assert ring.marks(1)[:2] == ([2048, 3072, 4096], [2047, 5119, 6143])
+    assert ring.marks(2)[:2] == ([1024, 2048], [4023, 5047])
+    for number, key in ((1, "one"), (2, "other")):
+        for seq, running_hash in zip(ring.marks(number)[0], ring.marks(number)[2], strict=True):
+            assert running_hash == running(range(1, seq + 1)) == rank.logs[key].fingerprint(seq)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
-from ncclscope.foreign import MAX_RANKS
+from ncclscope.foreign import MAX_RANKS, open_regular
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
 from ncclscope.sources.ring import read_ring
@@ -36,9 +36,10 @@ bounded = settings(
 class Sound:
     """A ring as it should be."""
 
-    def __init__(self, data: bytes, geometry: layout.Geometry) -> None:
+    def __init__(self, data: bytes, ring: RingWriter) -> None:
         self.data = data
-        self.geometry = geometry
+        self.geometry = ring.geometry
+        self.head = ring.position
 
     def __repr__(self) -> str:
         return "sound"
@@ -62,7 +63,7 @@ def make_ring(directory: Path) -> Sound:
     tracer.close()
     data = Path(tracer.path).read_bytes()
     Path(tracer.path).unlink()
-    return Sound(data, tracer.ring.geometry)
+    return Sound(data, tracer.ring)
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +214,36 @@ def test_tables_and_marks_that_are_whole_but_untrue(
     survive(path)
 
 
+@pytest.mark.parametrize("begin", [1 << 40, (1 << 61) + 5, 5000, 1700])
+@pytest.mark.parametrize("place", [0, 1, layout.MAX_COMMS])
+def test_a_table_that_speaks_of_records_that_are_not_there_is_not_believed(
+    tmp_path: Path, sound: Sound, place: int, begin: int
+) -> None:
+    image = bytearray(sound.data)
+    values = (begin, 1 << 50, 12345, 1, begin & 0xFFFFFFFF)
+    layout.TABLE_ENTRY.pack_into(image, sound.geometry.table + place * 32, *values)
+    path = tmp_path / "x.ring"
+    path.write_bytes(image)
+
+    (rank,) = open_run(path).ranks
+
+    assert rank.records + rank.lost == sound.head
+    check_log(rank.logs["k"], rank.logs["k"].first, 1399)
+
+
+def test_marks_that_are_out_of_order_are_done_without(tmp_path: Path, sound: Sound) -> None:
+    image = bytearray(sound.data)
+    for place, (begin, seq) in enumerate([(1400, 1200), (1500, 1100), (1600, 1300), (1700, 2)]):
+        values = (begin, seq, 12345, 1, begin)
+        layout.MARK.pack_into(image, sound.geometry.mark_area + 32 * (place + 4), *values)
+    path = tmp_path / "x.ring"
+    path.write_bytes(image)
+
+    (rank,) = open_run(path).ranks
+
+    check_log(rank.logs["k"], rank.logs["k"].first, 1399)
+
+
 @pytest.mark.parametrize("field", range(5))
 @pytest.mark.parametrize(
     "value", [0, 1, 3, 1000, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1]
@@ -339,7 +370,7 @@ def test_a_self_description_that_is_nested_too_deeply(tmp_path: Path) -> None:
     data = DEEP[:4000].encode()
     for copy in (0, 1):
         offset = ring.geometry.about + copy * ring.geometry.about_size
-        layout.ABOUT.pack_into(image, offset, 9, len(data), zlib.crc32(data), 0)
+        layout.ABOUT.pack_into(image, offset, 9, len(data), zlib.crc32(data, 9), 0)
         image[offset + 20 : offset + 20 + len(data)] = data
     ring.path.write_bytes(image)
 
@@ -419,6 +450,19 @@ def test_devices_are_not_read(among_others: Path, name: str) -> None:
     with pytest.raises(InputError):
         open_run(path)
     assert len(open_run(among_others).ranks) == 1
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(DamagedFileError, match="is no regular file"):
+            open_regular(path)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.close(open_regular(tmp_path / "link"))
+    with pytest.raises(OSError, match="symbolic links"):
+        open_regular(tmp_path / "link", follow=False)
 
 
 @pytest.mark.parametrize("name", NAMES)

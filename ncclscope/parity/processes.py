@@ -63,7 +63,7 @@ class Outcome:
         ending: ``finished`` when every rank returned, ``failed`` when one raised or died,
             ``stalled`` when nothing was recorded any more, ``timeout``.
         results: What the ranks returned, where all did.
-        failures: In the order in which they happened.
+        failures: Processes that just ended, then exceptions, each in the order they happened.
         output: What each rank wrote to its standard output and error.
         waiting: Ranks that had not returned.
         seconds: How long it took.
@@ -284,7 +284,9 @@ class _Processes:
         return Outcome(
             ending=ending,
             results=list(self._results()) if ending == "finished" else (),
-            failures=sorted(self.failures, key=lambda failure: failure.when),
+            # A process that just ended is noticed later than it happens: its peers' exceptions,
+            # which follow from it, may have arrived before.
+            failures=sorted(self.failures, key=lambda failure: (bool(failure.trace), failure.when)),
             output={
                 rank: path.read_text(errors="replace")
                 for rank in self.pids

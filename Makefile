@@ -3,9 +3,12 @@
 #   PYTHON=python3.12 make venv            another interpreter
 #   make demo ARGS="--fault skipped_call"  options for the demo
 #   make test ARGS="-k ring -x"            options for pytest
+#   make test JOBS=0                       one test after the other, in one process
 
 PYTHON ?= python3
 ARGS ?=
+# Most tests wait for processes of their own, so that two at a time take half as long on two cores.
+JOBS ?= 2
 VENV := .venv
 VLLM_VENV := .venv-vllm
 
@@ -28,7 +31,7 @@ demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARG
 
 .PHONY: test
 test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: pytest options)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
@@ -48,6 +51,10 @@ format: $(VENV)/.installed ## Rewrite the sources in the project's format
 .PHONY: bench
 bench: $(VENV)/.installed ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
 	$(VENV)/bin/python -m tests.bench $(ARGS)
+
+.PHONY: compare
+compare: $(VENV)/.installed ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)
+	$(VENV)/bin/python -m tests.comparison $(ARGS)
 
 .PHONY: clean
 clean: ## Remove environments, caches and build products

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from ncclscope import __version__
 from ncclscope.errors import NcclscopeError
@@ -20,6 +21,9 @@ _COMMANDS = {
     "diagnose": "ncclscope.commands.diagnose:DiagnoseCommand",
     "diff": "ncclscope.commands.diff:DiffCommand",
     "check": "ncclscope.commands.check:CheckCommand",
+    "watch": "ncclscope.commands.watch:WatchCommand",
+    "attach": "ncclscope.commands.attach:AttachCommand",
+    "doctor": "ncclscope.commands.doctor:DoctorCommand",
 }
 
 _EPILOG = """\
@@ -27,12 +31,15 @@ examples:
   $ ncclscope run -- torchrun --nproc-per-node 8 train.py     trace a job
   $ ncclscope run -- vllm serve MODEL -tp 4 -dp 2             trace vLLM
   $ ncclscope diagnose DIR                                    after a hang, a crash or a kill -9
+  $ ncclscope watch DIR                                       while the job runs
   $ ncclscope diff DIR#2 DIR#3                                where two ranks part
+  $ ncclscope attach                                          a hung job that was never traced
   $ ncclscope check DIR --baseline calls.lock                 in CI
 
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input
 environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),
-             NCCLSCOPE_RECORDS (records kept per process, default 65536)
+             NCCLSCOPE_RECORDS (records kept per process, default 65536),
+             NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host)
 """
 
 
@@ -48,6 +55,13 @@ class Command(Protocol):
         ...
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong, and where more can be read."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
@@ -57,40 +71,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 the ranks agree, 1 they do not, 2 trouble.
     """
-    parser, commands = _parser()
-    parsed = parser.parse_args(arguments)
-    if parsed.command is None:
-        parser.print_help()
-        return 0
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # The others need not be loaded when one is named.
+    names = arguments[:1] if set(arguments[:1]) & _COMMANDS.keys() else list(_COMMANDS)
     try:
-        return commands[parsed.command].run(parsed)
+        return _run(names, arguments)
     except NcclscopeError as error:
         print(f"ncclscope: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader of the pipe has seen enough; that is no trouble.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
+            raise
+        # Status 1 would say that the ranks differ, and the interpreter's last flush fails, too.
+        _silence_stdout()
+        print(f"ncclscope: the result cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("ncclscope: interrupted", file=sys.stderr)
         return 130
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
+    parser, commands = _parser(names)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    status = commands[parsed.command].run(parsed)
+    sys.stdout.flush()
+    return status
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser(names: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
     from rich_argparse import RawDescriptionRichHelpFormatter
 
     RawDescriptionRichHelpFormatter.highlights = []
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="ncclscope",
         description="Find the rank that left the common sequence of collectives, and where.",
         epilog=_EPILOG,
         formatter_class=RawDescriptionRichHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"ncclscope {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(
+        # Named, since argparse would print a usage to find the name.
+        prog=parser.prog,
+        dest="command",
+        metavar="COMMAND",
+        title="commands",
+    )
     commands: dict[str, Command] = {}
-    for name, place in _COMMANDS.items():
-        module, _, attribute = place.partition(":")
+    for name in names:
+        module, _, attribute = _COMMANDS[name].partition(":")
         command: Command = getattr(importlib.import_module(module), attribute)()
         help = (type(command).__doc__ or "").partition("\n")[0]
         command.prepare_parser(

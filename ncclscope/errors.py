@@ -6,6 +6,8 @@ NcclscopeError                 what happened, and a help text that says what to 
 │   ├── NothingFoundError      the paths hold no ring, dump or trace
 │   └── DamagedFileError       a file that looks like ours but is not consistent
 ├── RingError                  a ring cannot be made where it was asked for
+├── PartedError                the guard keeps a call from being posted that can never complete
+├── DispatchError              ranks are about to dispatch tokens in ways that do not go together
 └── LaboratoryError            the laboratory could not run the program it was asked to run
 
 Each carries the exit status that the command line ends with.
@@ -13,12 +15,16 @@ Each carries the exit status that the command line ends with.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = [
     "DamagedFileError",
+    "DispatchError",
     "InputError",
     "LaboratoryError",
     "NcclscopeError",
     "NothingFoundError",
+    "PartedError",
     "RingError",
     "UsageError",
 ]
@@ -61,6 +67,54 @@ class DamagedFileError(InputError):
 
 class RingError(NcclscopeError):
     """A ring cannot be made where it was asked for."""
+
+
+class PartedError(NcclscopeError):
+    """The sequences of a communicator have parted; raised under ``NCCLSCOPE_GUARD=raise``.
+
+    It reaches the program in place of the call, which its peers would never have joined.
+
+    Args:
+        message: What happened.
+        help: What to do about it.
+        comm: The communicator's label.
+        seq: First call that differs, counted from 1.
+        posted: What each rank posted there, and where: ``all_reduce sum [4] float32 at f.py:3 f``.
+    """
+
+    exit_status = 1
+
+    def __init__(
+        self,
+        message: str,
+        help: str = "",
+        *,
+        comm: str = "",
+        seq: int = 0,
+        posted: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, help)
+        self.comm = comm
+        self.seq = seq
+        self.posted = dict(posted or {})
+
+
+class DispatchError(NcclscopeError):
+    """Ranks are about to dispatch tokens to experts in ways that do not go together.
+
+    Args:
+        message: What happened.
+        help: What to do about it.
+        plans: What each global rank was about to do.
+    """
+
+    exit_status = 1
+
+    def __init__(
+        self, message: str, help: str = "", *, plans: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(message, help)
+        self.plans = dict(plans or {})
 
 
 class LaboratoryError(NcclscopeError):

@@ -86,6 +86,8 @@ def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None
     """Returns a list of 64-bit integers; None when anything in it is something else."""
     if not isinstance(value, list | tuple) or len(value) > longest:
         return None
+    if set(map(type, value)) <= {int} and (not value or min(value) >= -(1 << 63)):
+        return tuple(value) if not value or max(value) < 1 << 64 else None
     found = tuple(integer(item) for item in value)
     return None if None in found else found  # type: ignore[return-value]
 

@@ -13,9 +13,16 @@ import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ncclscope.signature import P2P_OPS
+
+if TYPE_CHECKING:
+    from ncclscope.capture import Capture
 
 __all__ = [
+    "CREATION_SUFFIX",
     "Call",
     "CallLog",
     "Communicator",
@@ -25,6 +32,9 @@ __all__ = [
     "State",
     "Step",
 ]
+
+CREATION_SUFFIX = "/groups"
+"""Ends the key of a communicator on which groups are created and nothing else is posted."""
 
 _NUMBER = re.compile(r":\d+")
 
@@ -67,6 +77,11 @@ class Communicator:
         """
         return _NUMBER.sub("", self.label)
 
+    @property
+    def creates_groups(self) -> bool:
+        """Whether its calls are the creations of process groups, and no work."""
+        return self.key.endswith(CREATION_SUFFIX)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the communicator in the terms of the JSON verdict."""
         return {
@@ -87,15 +102,18 @@ class Call:
         seq: Number on the communicator, from 1; collectives and point-to-point calls are
             counted apart.
         position: Number in the whole stream of the rank, from 0.
-        dtype: Element type, such as ``bfloat16``.
+        dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
         root: Root as a rank of the communicator.
         peer: Other side of a send or receive, as a rank of the communicator.
         numel: Elements of the input.
         shape: Shape of the input; of a tensor of more than four dimensions the last ones
             are folded into the fourth.
-        sizes: First dimensions per member of a v-collective, or splits of an all_to_all;
-            None where there are none or they have been overwritten.
+        sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
+            global ranks of the members of a ``new_group``; None where there are none or they
+            have been overwritten.
+        out_sizes: What an all_to_all receives from each member, in the unit of ``sizes``;
+            None where it was not recorded.
         out_shape: Shape of the output, where it was recorded.
         site: Where the call came from: ``file.py:120 function``.
         time_ns: Host clock at posting, nanoseconds since 1970.
@@ -125,6 +143,7 @@ class Call:
     group: int | None = None
     graph: int | None = None
     signature: int = 0
+    out_sizes: tuple[int, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the parameters in the terms of the JSON verdict."""
@@ -202,6 +221,14 @@ class CallLog(Protocol):
         """Signatures of calls ``start`` to ``stop - 1``, all of which are kept."""
         ...
 
+    def sites(self, start: int, stop: int) -> Sequence[str | None]:
+        """Where calls ``start`` to ``stop - 1`` came from, as far as they are kept."""
+        ...
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Their numbers in the whole stream of the rank."""
+        ...
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -254,6 +281,22 @@ class Rank:
             key: log.call(log.calls) for key, log in self.logs.items() if log.calls >= log.first
         }
 
+    def gave_up(self, call: Call) -> bool:
+        """Whether the input proves that a call had its timeout and did not complete."""
+        overdue = self.details.get("overdue", ())
+        return (call.comm, call.op in P2P_OPS, call.seq) in overdue
+
+    def last_step(self) -> Step | None:
+        """The last step of the engine; None where none was recorded lately, or ever.
+
+        A ring does not know whether it holds steps, and is not read whole to find out.
+        """
+        latest = getattr(self.steps, "latest", None)
+        if latest is not None:
+            found: Step | None = latest()
+            return found
+        return self.steps[-1] if self.steps else None
+
     def last_call(self) -> Call | None:
         """The last kept collective of all."""
         calls = self.last_calls().values()
@@ -272,6 +315,7 @@ class Run:
         notes: What a reader should know about the input: torn files, older runs left out.
         sources: The paths as they were given.
         others: Processes without a rank, such as engine cores.
+        capture: What was seen of the living processes, where somebody looked.
     """
 
     ranks: tuple[Rank, ...]
@@ -280,8 +324,9 @@ class Run:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     others: tuple[Rank, ...] = ()
+    capture: Capture | None = None
 
-    @property
+    @cached_property
     def by_rank(self) -> dict[int, Rank]:
         """Ranks by their number."""
         return {rank.rank: rank for rank in self.ranks}
@@ -299,7 +344,15 @@ class Run:
 
     def members(self, key: str) -> Iterator[Rank]:
         """The ranks that recorded something about a communicator, in order."""
-        return (rank for rank in self.ranks if key in rank.logs)
+        return iter(self._members.get(key, ()))
+
+    @cached_property
+    def _members(self) -> dict[str, list[Rank]]:
+        members: dict[str, list[Rank]] = {}
+        for rank in self.ranks:
+            for key in rank.logs:
+                members.setdefault(key, []).append(rank)
+        return members
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ __all__ = ["run_ranks"]
 MARKER = "collective_parity"
 _USAGE = (
     f"{MARKER}(ranks=2, backend='gloo', baseline=None, ignore_shapes=False, stall_after=10, "
-    f"timeout=120): how the fixture run_ranks runs a function in several processes, and the file "
-    f"that holds the calls they should make"
+    f"timeout=120, start_method=None): how the fixture run_ranks runs a function in several "
+    f"processes, and the file that holds the calls they should make"
 )
 _NARROWEST, _WIDEST = 80, 120
 _FILE_NAME = re.compile(r"[^\w.-]+")
@@ -39,13 +39,17 @@ class _Session:
     Attributes:
         item: The test that runs now.
         runs: Functions that were run under tracing.
-        written: Baselines that were stored, and for which test.
+        stored: Baselines that were to be stored, and for which test.
+        written: Those of them that have changed.
+        conflicts: Baselines that two workers stored for different programs.
     """
 
     def __init__(self) -> None:
         self.item: pytest.Item | None = None
         self.runs = 0
-        self.written: dict[Path, str] = {}
+        self.stored: dict[str, str] = {}
+        self.written: set[str] = set()
+        self.conflicts: list[str] = []
 
 
 _SESSION = pytest.StashKey[_Session]()
@@ -153,20 +157,26 @@ def _run(
 ) -> list[Any]:
     __tracebackhide__ = True
     from ncclscope.errors import NcclscopeError
+    from ncclscope.parity.trial import Skipped
 
     session = config.stash[_SESSION]
     item = session.item
     if item is None:
         pytest.fail("run_ranks can be called in a test only", pytrace=False)
+    reason: str | None = None
     try:
         trial = _trial(config, item, _settings(item))
         results = trial.run(function, *arguments, **keywords)
+    except Skipped as skipped:
+        reason = str(skipped)
     except NcclscopeError as error:
         complaint = str(error)
     else:
         _note(session, item, trial)
         return results
     # Outside, or the failure would be shown twice, once for each exception.
+    if reason is not None:
+        pytest.skip(reason)
     pytest.fail(complaint, pytrace=False)
 
 
@@ -207,14 +217,47 @@ def _note(session: _Session, item: pytest.Item, trial: Trial) -> None:
     session.runs += 1
     if report.baseline is None or report.outcome not in ("written", "unchanged"):
         return
-    path = report.baseline.resolve()
-    if report.outcome == "written" and path in session.written:
-        pytest.fail(
-            f"{path} was just stored for {session.written[path]}, with other calls: give each "
-            f"program a baseline of its own",
-            pytrace=False,
-        )
-    session.written.setdefault(path, item.nodeid)
+    path = str(report.baseline.resolve())
+    if report.outcome == "written" and path in session.stored:
+        pytest.fail(_two_programs(path, session.stored[path]), pytrace=False)
+    session.stored.setdefault(path, item.nodeid)
+    if report.outcome == "written":
+        session.written.add(path)
+
+
+def _two_programs(path: str, test: str) -> str:
+    return (
+        f"{path} was just stored for {test}, with other calls: give each program a baseline of "
+        f"its own"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Sends what a worker of pytest-xdist has done to who speaks for all of them."""
+    own = session.config.stash[_SESSION]
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[MARKER] = {
+            "runs": own.runs,
+            "stored": own.stored,
+            "written": sorted(own.written),
+        }
+    elif own.conflicts and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker has done; no worker can see that another has stored the same file."""
+    session = node.config.stash[_SESSION]
+    done = getattr(node, "workeroutput", {}).get(MARKER, {})
+    session.runs += done.get("runs", 0)
+    written = set(done.get("written", ()))
+    for path, test in done.get("stored", {}).items():
+        other = session.stored.setdefault(path, test)
+        if other != test and path in written | session.written:
+            session.conflicts.append(f"{test}: {_two_programs(path, other)}")
+    session.written |= written
 
 
 def pytest_terminal_summary(
@@ -229,3 +272,5 @@ def pytest_terminal_summary(
     terminalreporter.line(f"ranks were run and compared {times}")
     for path in sorted(session.written):
         terminalreporter.line(f"stored: {path}")
+    for conflict in session.conflicts:
+        terminalreporter.line(f"ERROR {conflict}", red=True)

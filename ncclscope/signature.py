@@ -23,6 +23,7 @@ from math import prod
 
 __all__ = [
     "BASE",
+    "CREATION_OPS",
     "MASK",
     "P2P_OPS",
     "VECTOR_OPS",
@@ -43,6 +44,8 @@ _CAPTURED = 0x9E3779B97F4A7C15
 
 P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
+CREATION_OPS = frozenset({"new_group"})
+"""Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
 
 # Operations in which every member passes the same number of input elements.
 _EQUAL_COUNT_OPS = frozenset(
@@ -117,7 +120,8 @@ def sign(
         root: Root as a rank of the communicator.
         numel: Elements of the input; taken from ``shape`` where absent.
         shape: Shape of the input.
-        sizes: First dimensions per member of a v-collective, or splits of an all_to_all.
+        sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
+            members of a new group.
         out_shape: Shape of the output.
         is_captured: Whether it was posted while a CUDA graph was captured.
 
@@ -133,6 +137,8 @@ def sign(
     if op in VECTOR_OPS:
         row = prod(shape[1:]) if shape else 1
         agreed = f"{','.join(map(str, sizes or ()))}x{row}"
+    elif op in CREATION_OPS:
+        agreed = ",".join(map(str, sizes or ()))
     elif op == "all_to_all" and sizes is not None:
         # Splits are each member's own business; analyzers compare them pairwise.
         agreed = f"x{prod(shape[1:]) if shape else 1}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.model import Run
+from ncclscope.model import CREATION_SUFFIX, Run
 from ncclscope.sources import open_run
 from ncclscope.tracing.tracer import Comm, Tracer
 
@@ -50,6 +50,8 @@ class Cluster:
         """Returns a communicator as one of its ranks knows it."""
         members = tuple(ranks)
         key = f"{label}/{','.join(map(str, members))}"
+        if label.endswith("groups"):
+            key += CREATION_SUFFIX
         return self.tracers[rank].communicator(key, label, members, backend)
 
     def post(

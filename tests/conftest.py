@@ -12,6 +12,7 @@ import pytest
 
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
+VARIABLES += ("NCCLSCOPE_GUARD", "NCCL_SCOPE_GUARD")
 
 
 @pytest.fixture(autouse=True)

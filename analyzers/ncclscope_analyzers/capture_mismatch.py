@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import subject
 from ncclscope.analysis.mismatch import ParameterMismatch
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ncclscope.analysis.case import Case
+from ncclscope.analysis.case import DEAD_SECONDS, Case
 from ncclscope.analysis.waits import Stand
-from ncclscope.analysis.wording import call_text, comm_text, plural, rank_text, ranks_text, sentence
-from ncclscope.model import Finding
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
+from ncclscope.model import Call, Communicator, Finding
 
 __all__ = ["DeadRank"]
 
@@ -20,6 +28,10 @@ class DeadRank:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each dead rank that a chain of waiting ends at."""
         odd = {rank for difference in case.differences for rank in difference.odd}
+        silent = [] if case.differences else list(self._silent_in_calls(case))
+        yield from silent
+        # Who waits for such a rank elsewhere waits for the same reason.
+        odd.update(rank for finding in silent for rank in finding.diverging_ranks)
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None:
@@ -30,6 +42,59 @@ class DeadRank:
             if how is not None and (case.stalled or rank.exited):
                 yield self._finding(case, number, waiting, how, consequence=number in odd)
 
+    def _silent_in_calls(self, case: Case) -> Iterable[Finding]:
+        """Yields ranks whose signs of life end in a call that all have posted."""
+        heads = case.waits.heads
+        for key, comm in case.run.communicators.items():
+            own = [heads.get(number) for number in comm.ranks]
+            posted = {(call.comm, call.seq) for call in own if call is not None}
+            if None in own or len(posted) != 1 or next(iter(posted))[0] != key:
+                continue
+            quiet = {n: case.quiet_seconds(case.run.by_rank[n]) for n in comm.ranks}
+            living = [n for n in comm.ranks if case.longest_common_quiet([n]) is not None]
+            lived = min((seconds for n in living if (seconds := quiet[n]) is not None), default=0.0)
+            for number in comm.ranks:
+                seconds = quiet[number]
+                if number in living or seconds is None:
+                    continue
+                if lived - seconds < DEAD_SECONDS:
+                    continue
+                yield self._silent(case, comm, number, heads[number], living, lived - seconds)
+
+    def _silent(
+        self,
+        case: Case,
+        comm: Communicator,
+        number: int,
+        call: Call,
+        living: Sequence[int],
+        seconds: float,
+    ) -> Finding:
+        how = f"its signs of life end {seconds:.0f} s before its peers'"
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"{sentence(rank_text(case.run, number))} is dead, gone or stopped ({how}), in "
+                f"call {call.seq} on {comm_text(comm)}, {call_text(call)}, which all have posted "
+                f"and none has completed."
+            ),
+            comm=comm,
+            seq=call.seq,
+            diverging_ranks=(number,),
+            odd=call,
+            peers=case.waits.heads[living[0]],
+            confidence="likely",
+            analyzer=self.name,
+            evidence=(
+                f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
+                f"{call_text(call)}; on none it is completed",
+                f"rank {number}: {how}",
+            ),
+            inferred=(
+                "that the process and not the call stands still: nothing in it has run since",
+            ),
+        )
+
     def _missed_by_all(self, case: Case, number: int, waiting: tuple[int, ...]) -> bool:
         """Whether all members that can wait for a rank without a record do."""
         if case.stalled:
@@ -38,6 +103,8 @@ class DeadRank:
             return False  # signs of life are recorded, and say that nobody waits for long
         if not all(rank.details.get("stated", True) for rank in case.run.ranks):
             return False  # nothing says that a call is still under way
+        if not all(case.run.by_rank[own].details.get("dumped", True) for own in waiting):
+            return False  # they posted it just before they were asked
         comm = case.waits.stands[waiting[0]].comm
         last = {log.calls for log in case.logs(comm.key).values()}
         return len(last) == 1 and len(waiting) == len(comm.ranks) - 1
@@ -72,7 +139,7 @@ class DeadRank:
             kind=self.name,
             summary=(
                 f"{sentence(rank_text(case.run, number))} is dead or gone ({how}); "
-                f"{ranks_text(waiting)} wait for it in call {stand.call.seq} on "
+                f"{ranks_text(waiting)} {verb(waiting, 'wait')} for it in call {stand.call.seq} on "
                 f"{comm_text(stand.comm)}, {call_text(stand.call)}."
             ),
             comm=stand.comm,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
+from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.wording import comm_text, plural, ranks_text, verb
 from ncclscope.model import Finding
 
 __all__ = ["ExtraCall"]
@@ -31,12 +31,12 @@ class ExtraCall:
                 summary=(
                     f"{subject(case, difference)} posted {plural(count, 'call')} on "
                     f"{comm_text(difference.comm)} that {ranks_text(difference.peers)} did not: "
-                    f"call {difference.seq} is {call_text(difference.odd_call)} there, "
-                    f"{call_text(difference.peer_call)} on the others."
+                    f"{contrast(difference)}."
                 ),
                 extent=count,
                 evidence=(
                     f"without {'it' if count == 1 else 'them'}, "
-                    f"{plural(difference.first.met, 'call')} agree again",
+                    f"{plural(difference.first.met, 'call')} "
+                    f"{verb(range(difference.first.met), 'agree')} again",
                 ),
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
+from ncclscope.analysis.difference import Difference
+from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence, verb
 from ncclscope.model import Finding
 
 __all__ = ["MissingCall"]
@@ -20,6 +21,8 @@ class MissingCall:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference that begins with a call left out."""
         for difference in case.differences:
+            if difference.inferred and not difference.odd:
+                yield self._either(case, difference)
             if not difference.odd or not difference.skipped:
                 continue
             if case.is_half_of_a_swap(difference):
@@ -27,7 +30,8 @@ class MissingCall:
             count = difference.first.left
             proof = (
                 f"after leaving out {plural(count, 'call')}, "
-                f"{plural(difference.first.met, 'call')} agree again"
+                f"{plural(difference.first.met, 'call')} "
+                f"{verb(range(difference.first.met), 'agree')} again"
             )
             habit = difference.first.met == 0
             yield from_difference(
@@ -35,11 +39,11 @@ class MissingCall:
                 difference,
                 kind=self.name,
                 analyzer=self.name,
-                summary=(
+                summary=_without(case, difference)
+                if difference.comm.creates_groups
+                else (
                     f"{subject(case, difference)} skipped {plural(count, 'call')} on "
-                    f"{comm_text(difference.comm)} and went on: call {difference.seq}, "
-                    f"{call_text(difference.peer_call)} on {ranks_text(difference.peers)}, "
-                    f"is {call_text(difference.odd_call)} there."
+                    f"{comm_text(difference.comm)} and went on: {contrast(difference)}."
                 ),
                 extent=count,
                 evidence=() if habit else (proof,),
@@ -52,3 +56,29 @@ class MissingCall:
                     else ()
                 ),
             )
+
+    def _either(self, case: Case, difference: Difference) -> Finding:
+        """One of two sides left calls out, or the other put them in."""
+        return from_difference(
+            case,
+            difference,
+            kind=self.name,
+            analyzer=self.name,
+            summary=(
+                f"{sentence(ranks_text(difference.peers))} are "
+                f"{plural(abs(difference.surplus), 'call')} apart on {comm_text(difference.comm)} "
+                f"since call {difference.seq}, {call_text(difference.peer_call)}: one side left "
+                f"out what the other posted, or the other put it in; the records do not tell."
+            ),
+            extent=difference.first.left,
+        )
+
+
+def _without(case: Case, difference: Difference) -> str:
+    """Says that a group was not created. Its rank stands in the next one, and may mean to."""
+    return (
+        f"{subject(case, difference)} came to {call_text(difference.odd_call)} without "
+        f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} created as call "
+        f"{difference.seq} on {comm_text(difference.comm)}: it left that out, or meant to create "
+        f"it later."
+    )

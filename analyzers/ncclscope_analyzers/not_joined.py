@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.transfers import stuck_transfers
 from ncclscope.analysis.waits import Stand
-from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    verb,
+)
 from ncclscope.model import Finding, Rank
 
 __all__ = ["NotJoined"]
@@ -38,13 +47,16 @@ class NotJoined:
                 stand = _where_most_wait(case, waiting)
                 call = stand.comm.key, stand.call.seq
                 missed.setdefault(call, (stand, []))[1].append(number)
+        held_up = {transfer.rank for transfer in stuck_transfers(case)}
         for stand, numbers in missed.values():
-            yield self._absent(case, numbers, stand)
+            finding = self._absent(case, numbers, stand)
+            # Who waits for the other side of a transfer cannot join anything.
+            yield replace(finding, role="consequence") if held_up >= set(numbers) else finding
         yield from self._elsewhere(case, set(missed))
 
     def _strayed(self, case: Case) -> Iterable[Finding]:
         """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
-        cycle = case.waits.cycle
+        cycle = () if case.waits.cycle_creates else case.waits.cycle
         strays = [rank for rank in cycle if not case.is_usual(case.waits.stands[rank])]
         if len(strays) == 1:
             (number,) = strays
@@ -61,7 +73,7 @@ class NotJoined:
         one = len(ranks) == 1
         evidence = [
             f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
-            f"{call_text(stand.call)}, and stand in it"
+            f"{call_text(stand.call)}, and {verb(waiting, 'stand')} in it"
         ]
         inferred = []
         for rank in ranks:
@@ -87,7 +99,7 @@ class NotJoined:
             summary=(
                 f"{sentence(who)} {joined} call {stand.call.seq} on "
                 f"{comm_text(stand.comm)}, {call_text(stand.call)}, in which "
-                f"{ranks_text(waiting)} wait{was}."
+                f"{ranks_text(waiting)} {verb(waiting, 'wait')}{was}."
             ),
             comm=stand.comm,
             seq=stand.call.seq,

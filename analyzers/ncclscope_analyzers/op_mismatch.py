@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import subject
 from ncclscope.analysis.mismatch import ParameterMismatch
 from ncclscope.analysis.wording import comm_text
@@ -34,4 +35,4 @@ class OpMismatch(ParameterMismatch):
 def _overwritten(difference: Difference) -> bool:
     """Whether the calls that are left agree, and the difference lies before them."""
     same = difference.odd_call.signature == difference.peer_call.signature
-    return not difference.exact and same
+    return same and not difference.exact and not difference.witness

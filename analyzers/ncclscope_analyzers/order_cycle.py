@@ -8,6 +8,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
 from ncclscope.model import Finding, Rank
+from ncclscope.signature import CREATION_OPS
 
 __all__ = ["OrderCycle"]
 
@@ -24,7 +25,9 @@ class OrderCycle:
             return
         stands = case.waits.stands
         odd, against = self._odd(case, cycle)
-        if odd is not None and not case.is_usual(stands[odd]):
+        new = [number for number in cycle if not case.is_usual(stands[number])]
+        creates = case.waits.cycle_creates
+        if new == [odd] and not creates:
             return  # it is in a call of its own, and not early in a common one
         here = stands[odd if odd is not None else cycle[0]]
         there = next(
@@ -44,8 +47,17 @@ class OrderCycle:
                 f"{here.call.seq}, {call_text(here.call)}, and {others} in call "
                 f"{there.call.seq}, {call_text(there.call)}, each waiting for the other."
             )
+        absent = odd is not None and there.call.op in CREATION_OPS
+        if odd is not None and absent:
+            summary = (
+                f"{sentence(rank_text(case.run, odd))} never joined call {there.call.seq} on "
+                f"{comm_text(there.comm)}, {call_text(there.call)}, in which "
+                f"{ranks_text([there.rank])} waits: it stands in call {here.call.seq} on "
+                f"{comm_text(here.comm)}, {call_text(here.call)}, which its peers post after that."
+            )
         yield Finding(
-            kind=self.name,
+            # Of a group that a rank does not create, nothing says that it ever meant to.
+            kind="not_joined" if absent else self.name,
             summary=summary,
             comm=there.comm,
             seq=there.call.seq,
@@ -53,9 +65,24 @@ class OrderCycle:
             candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
             odd=here.call,
             peers=there.call,
-            confidence="ambiguous" if odd is None else "likely" if case.timeless else "certain",
+            confidence=(
+                "ambiguous"
+                if odd is None
+                else "likely"
+                if case.timeless or (new and not absent)
+                else "certain"
+            ),
             analyzer=self.name,
             evidence=(*self._circle(cycle, stands), *against),
+            inferred=(
+                (
+                    "another order, since such calls are new there: a rank that takes one "
+                    "communicator for the other, as when it made them in another order, stands "
+                    "like this, too",
+                )
+                if odd is not None and new and not creates
+                else ()
+            ),
             extent=len(cycle),
         )
 
@@ -112,6 +139,8 @@ class OrderCycle:
     def _place(self, case: Case, rank: Rank, stand: Stand) -> int | None:
         """Where a rank posted its counterpart of a call; None not yet, -1 when it has none."""
         place: int | None = -1
+        if stand.comm.creates_groups and rank.rank in stand.comm.ranks:
+            place = None  # it belongs there, also before its first creation
         for key, log in rank.logs.items():
             if case.run.communicators[key].kind != stand.comm.kind:
                 continue

@@ -1,51 +1,128 @@
-"""A send and a receive that are one pair and do not fit."""
+"""A send and a receive that are one pair and do not fit, or of which one is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.wording import call_text, comm_text, rank_text, sentence, site_text
+from ncclscope.analysis.transfers import Transfer, pairs, stuck_transfers
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    rank_text,
+    sentence,
+    site_text,
+)
 from ncclscope.model import Call, Communicator, Finding
 
 __all__ = ["P2pMismatch"]
 
+_DOES = {"send": "sends to", "recv": "waits to receive from"}
+_LACKS = {"send": "receive", "recv": "send"}
+
 
 class P2pMismatch:
-    """A send and the receive it is paired with differ in size or element type."""
+    """A send and the receive it is paired with differ, or one of the two is missing."""
 
     name = "p2p_mismatch"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields the first pair that does not fit, for each direction between two ranks.
 
-        Sends and receives between two ranks are paired in their order, in each direction
-        apart, which is how NCCL and gloo pair them.
+        Then those transfers of which one side was never posted, where ranks wait in vain.
         """
-        for comm in case.run.communicators.values():
-            for sender, receiver, sends, receives in self._directions(case, comm):
-                for number, (sent, received) in enumerate(zip(sends, receives, strict=False), 1):
-                    if _fits(sent, received):
-                        continue
-                    yield self._finding(case, comm, (sender, receiver), number, sent, received)
+        unfit = set()
+        for pair in pairs(case):
+            for number, (sent, received) in enumerate(
+                zip(pair.sends, pair.receives, strict=False), 1
+            ):
+                if not _fits(sent, received):
+                    ranks = pair.sender, pair.receiver
+                    unfit.add(frozenset(ranks))
+                    yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
+        found = stuck_transfers(case)
+        singled = _singled_out(case, found)
+        if singled is not None and not unfit:
+            yield self._misdirected(case, found, singled)
+            return
+        waiting = {transfer.rank for transfer in found}
+        for place, transfer in enumerate(found):
+            if frozenset((transfer.rank, transfer.peer)) not in unfit:
+                # In a circle of transfers the first stands for all of them.
+                led = transfer.peer in waiting and place > 0
+                yield self._missing(case, transfer, "consequence" if led else "cause")
 
-    def _directions(
-        self, case: Case, comm: Communicator
-    ) -> Iterator[tuple[int, int, list[Call], list[Call]]]:
-        calls = {}
-        for place, number in enumerate(comm.ranks):
-            rank = case.run.by_rank.get(number)
-            # Where records were overwritten, the first that is left is paired with nothing.
-            if rank is not None and not rank.lost and not rank.window and comm.key in rank.p2p:
-                calls[place] = (number, rank.p2p[comm.key])
-        for one, (sender, sent) in calls.items():
-            for other, (receiver, received) in calls.items():
-                if one == other:
-                    continue
-                sends = [call for call in sent if call.op == "send" and call.peer == other]
-                receives = [call for call in received if call.op == "recv" and call.peer == one]
-                yield sender, receiver, sends, receives
+    def _missing(self, case: Case, transfer: Transfer, role: str) -> Finding:
+        pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
+        fitting = transfer.number - 1
+        did = "sent" if call.op == "send" else "waits to receive"
+        lacking = _LACKS[call.op]
+        last = case.run.by_rank[peer].last_call()
+        evidence = [
+            f"{plural(len(pair.sends), 'send')} from rank {pair.sender} to rank {pair.receiver}, "
+            f"{plural(len(pair.receives), 'receive')} there; {fitting} of them are pairs",
+            f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}",
+            transfer.proof,
+        ]
+        if last is not None:
+            comm = case.run.communicators[last.comm]
+            evidence.append(
+                f"the last collective of rank {peer} is #{last.seq} on {comm_text(comm)}, "
+                f"{call_text(last)}, {last.state.word}{site_text(last)}"
+            )
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"{sentence(rank_text(case.run, rank))} {did} {call_text(call)} on "
+                f"{comm_text(pair.comm)}, transfer {transfer.number} from rank {pair.sender} to "
+                f"rank {pair.receiver}, and {rank_text(case.run, peer)} has posted no {lacking} "
+                f"for it."
+            ),
+            comm=pair.comm,
+            seq=call.seq,
+            candidate_ranks=tuple(sorted((rank, peer))),
+            odd=call,
+            confidence="ambiguous",
+            role=role,
+            analyzer=self.name,
+            evidence=tuple(evidence),
+            inferred=("the records do not say which of the two is wrong",),
+        )
+
+    def _misdirected(self, case: Case, found: Sequence[Transfer], odd: int) -> Finding:
+        """One rank's transfers fit nowhere: one error of it explains all that wait."""
+        own = sorted(found, key=lambda transfer: transfer.rank != odd)
+        first = own[0]
+        halves = "; ".join(
+            f"rank {transfer.rank} {_DOES[transfer.call.op]} rank {transfer.peer}, which has "
+            f"posted no {_LACKS[transfer.call.op]} for it"
+            for transfer in own
+        )
+        text = halves.replace(f"rank {odd}", rank_text(case.run, odd), 1)
+        return Finding(
+            kind=self.name,
+            summary=f"{sentence(text)} (on {comm_text(first.pair.comm)}).",
+            comm=first.pair.comm,
+            # Transfers are numbered apart from collectives, of which it is none.
+            seq=None,
+            diverging_ranks=(odd,),
+            odd=first.call,
+            peers=own[1].call,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=tuple(
+                f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
+                f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before it "
+                f"between the two; {transfer.proof}"
+                for transfer in own
+            ),
+            inferred=(
+                f"that it is rank {odd}: it is all that the transfers without another half have "
+                f"in common, and all have gone on to a later collective",
+            ),
+        )
 
     def _finding(
         self,
@@ -86,3 +163,28 @@ def _fits(sent: Call, received: Call) -> bool:
     same_type = sent.dtype == received.dtype or None in (sent.dtype, received.dtype)
     known = sent.numel and received.numel
     return same_type and (not known or sent.numel == received.numel)
+
+
+def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
+    """The one rank that all transfers without another half have in common.
+
+    Only where each side has gone on without its half: a rank that has not come to it, since it
+    waits for a third, has as many transfers without another half, and no part in them.
+    """
+    if len(found) < 2 or len({transfer.pair.comm.key for transfer in found}) > 1:
+        return None
+    common = set.intersection(*({transfer.rank, transfer.peer} for transfer in found))
+    if len(common) != 1 or not all(_went_on(case, transfer) for transfer in found):
+        return None
+    return common.pop()
+
+
+def _went_on(case: Case, transfer: Transfer) -> bool:
+    """Whether the other side has posted a collective that this one posted after its half."""
+    other = case.run.by_rank[transfer.peer]
+    for key, log in case.run.by_rank[transfer.rank].logs.items():
+        kept = log.span(log.first, log.calls + 1)
+        after = next((c.seq for c in kept if c.position > transfer.call.position), None)
+        if after is not None and key in other.logs and other.logs[key].calls >= after:
+            return True
+    return False

@@ -1,12 +1,201 @@
-"""Same v-collective or all_to_all, different sizes list."""
+"""Same v-collective or all_to_all, different sizes."""
 
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from ncclscope.analysis.case import Case, may_hold
 from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+)
+from ncclscope.model import Call, CallLog, Communicator, Finding
 
 __all__ = ["SplitMismatch"]
 
+FRONT = 32
+"""Calls before the end, or before the members part, that are looked at in rings."""
+
+Edge = tuple[int, int, int, int]
+"""Sender and receiver, what the one sends, and what the other expects."""
+
 
 class SplitMismatch(ParameterMismatch):
-    """One rank posted a v-collective with another sizes list than its peers."""
+    """One rank posted a v-collective, or an all_to_all, with other sizes than its peers expect."""
 
     name = "split_mismatch"
     parameter = "split"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields differences in common sizes, then all_to_all calls whose splits do not fit.
+
+        What a member of an all_to_all sends to another is what that one has to expect, and
+        the rows that a member gathers or is left with are its own entry of the sizes.
+        """
+        yield from super().analyze(case)
+        parted = {parting.comm.key: parting.seq for parting in case.partings}
+        for key, comm in case.run.communicators.items():
+            finding = self._first_unfit(case, comm, parted.get(key))
+            if finding is not None:
+                yield finding
+            yield from self._first_unlike(case, comm, parted.get(key))
+
+    def _first_unfit(self, case: Case, comm: Communicator, end: int | None) -> Finding | None:
+        logs = {
+            place: log
+            for place, rank in enumerate(comm.ranks)
+            if (log := case.logs(comm.key).get(rank)) is not None and log.calls >= log.first
+        }
+        whole = any(rank.details.get("splits") for rank in case.run.ranks)
+        for seq in _exchanges(logs.values(), end, whole=whole):
+            calls = {
+                place: log.call(seq) for place, log in logs.items() if log.first <= seq <= log.calls
+            }
+            unfit = list(_unfit(calls, len(comm.ranks)))
+            if unfit:
+                return self._unfit_finding(case, comm, seq, calls, unfit)
+        return None
+
+    def _first_unlike(self, case: Case, comm: Communicator, end: int | None) -> Iterator[Finding]:
+        """Yields members whose rows are not their own entry of the sizes, in one call.
+
+        Where that is so for most of them, rows and sizes are counted in different units.
+        """
+        fitting: Counter[int] = Counter()
+        unlike: dict[int, list[Finding]] = {}
+        for place, number in enumerate(comm.ranks):
+            log = case.logs(comm.key).get(number)
+            if log is None or not may_hold(log, "all_gatherv", "reduce_scatterv"):
+                continue
+            stop = min(log.calls + 1, end or log.calls + 1)
+            for call in log.span(max(log.first, stop - FRONT), stop):
+                rows = _own_rows(call)
+                if rows is None or call.sizes is None or place >= len(call.sizes):
+                    continue
+                if rows == call.sizes[place]:
+                    fitting[call.seq] += 1
+                else:
+                    finding = self._unlike_finding(case, comm, number, call, rows)
+                    unlike.setdefault(call.seq, []).append(finding)
+        for seq, findings in sorted(unlike.items()):
+            if fitting[seq] > len(findings):
+                yield from findings
+                return
+
+    def _unlike_finding(
+        self, case: Case, comm: Communicator, rank: int, call: Call, rows: int
+    ) -> Finding:
+        entry = (call.sizes or ())[comm.ranks.index(rank)]
+        what = "passed" if call.op == "all_gatherv" else "took"
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"{sentence(rank_text(case.run, rank))} {what} {rows} rows in call {call.seq} on "
+                f"{comm_text(comm)}, {call_text(call)}, and its own entry of the sizes is {entry}."
+            ),
+            comm=comm,
+            seq=call.seq,
+            diverging_ranks=(rank,),
+            odd=call,
+            analyzer=self.name,
+            extent=1,
+            evidence=(
+                f"rank {rank} posted {call_text(call)} with sizes "
+                f"{','.join(map(str, call.sizes or ()))}{site_text(call)}",
+            ),
+        )
+
+    def _unfit_finding(
+        self,
+        case: Case,
+        comm: Communicator,
+        seq: int,
+        calls: Mapping[int, Call],
+        unfit: list[Edge],
+    ) -> Finding:
+        counts = Counter(
+            place for edge in {frozenset(edge[:2]) for edge in unfit} for place in edge
+        )
+        pairs = len({frozenset(edge[:2]) for edge in unfit})
+        odd = [place for place, count in counts.items() if count == pairs]
+        alone = odd if len(odd) == 1 and pairs > 1 else []
+        ranks = comm.ranks
+        sender, receiver, sent, expected = unfit[0]
+        first = (
+            f"rank {ranks[sender]} sends {sent} to rank {ranks[receiver]}, which expects {expected}"
+        )
+        who = sentence(rank_text(case.run, ranks[alone[0]])) if alone else ""
+        where = f"call {seq} on {comm_text(comm)}, all_to_all"
+        summary = (
+            f"{who} split its tensors in {where}, as none of its peers expects: {first}."
+            if alone
+            else f"In {where}, the splits of "
+            f"{ranks_text(sorted(ranks[place] for place in counts))} do not fit: {first}."
+        )
+        peer = next(place for place in counts if place not in alone)
+        return Finding(
+            kind=self.name,
+            summary=summary,
+            comm=comm,
+            seq=seq,
+            diverging_ranks=tuple(ranks[place] for place in alone),
+            candidate_ranks=() if alone else tuple(sorted(ranks[place] for place in counts)),
+            odd=calls[alone[0] if alone else sender],
+            peers=calls[peer if alone else receiver],
+            confidence="certain" if alone else "ambiguous",
+            analyzer=self.name,
+            extent=1,
+            evidence=tuple(
+                f"rank {ranks[one]} sends {put} to rank {ranks[other]}, which expects {got}"
+                for one, other, put, got in unfit[:8]
+            ),
+            inferred=() if alone else ("the records do not say which side is wrong",),
+        )
+
+
+def _own_rows(call: Call) -> int | None:
+    """The rows that are a member's own in a v-collective; None where they are not known."""
+    if call.op == "all_gatherv" and call.shape and len(call.shape) <= 4:
+        return call.shape[0]
+    if call.op == "reduce_scatterv" and call.out_shape:
+        return call.out_shape[0]
+    return None
+
+
+def _exchanges(logs: Iterable[CallLog], end: int | None, *, whole: bool) -> Iterator[int]:
+    """Numbers of the all_to_all calls that all members keep, before they part.
+
+    Calls with equal signatures are one operation, so that few have to be looked at; where
+    the logs are not ``whole`` in memory, only those at the front.
+    """
+    logs = list(logs)
+    if len(logs) < 2 or not any(may_hold(log, "all_to_all") for log in logs):
+        return
+    log = logs[0]
+    start = max(log.first, min(other.first for other in logs))
+    stop = min(log.calls + 1, end or log.calls + 1)
+    start = start if whole else max(start, stop - FRONT)
+    known: dict[int, bool] = {}
+    for seq, signature in enumerate(log.signatures(start, stop) if start < stop else (), start):
+        if signature not in known:
+            known[signature] = log.call(seq).op == "all_to_all"
+        if known[signature]:
+            yield seq
+
+
+def _unfit(calls: Mapping[int, Call], size: int) -> Iterator[Edge]:
+    """Yields what one member sends and another does not expect."""
+    for one, sent in calls.items():
+        for other, received in calls.items():
+            if sent.sizes is None or received.out_sizes is None:
+                continue
+            if len(sent.sizes) == len(received.out_sizes) == size:
+                put, got = sent.sizes[other], received.out_sizes[one]
+                if put != got:
+                    yield one, other, put, got

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Call, Communicator, Finding, State
 
 __all__ = ["Stalled"]
+
+_REASON = "a link, a device or the library stands still; the program's order is in order"
 
 
 class Stalled:
@@ -20,35 +25,84 @@ class Stalled:
         """Yields a finding for each communicator whose members wait for nobody, and in vain."""
         if case.differences:
             return
-        for comm, call in self._common_heads(case):
+        pending = _in_transfer(case)
+        behind = _behind(case, pending)
+        for half in pending.values():
+            if half.is_shared(pending) and half.call.op == "send":
+                yield from self._transfer(case, half)
+        for comm, call in self._common_heads(case, behind):
             seconds = case.longest_common_quiet(comm.ranks)
-            if seconds is None:
-                continue
-            yield Finding(
-                kind=self.name,
-                summary=(
-                    f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
-                    f"{call_text(call)}, and none has completed it for {seconds:.0f} s: no rank "
-                    f"diverged, the call itself does not come to an end."
-                ),
-                comm=comm,
-                seq=call.seq,
-                candidate_ranks=comm.ranks,
-                peers=call,
-                confidence="likely",
-                analyzer=self.name,
-                evidence=(
-                    f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; on none it is completed",
-                    f"{plural(call.seq - 1, 'call')} before it completed",
+            overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
+            if seconds is not None:
+                yield self._finding(
+                    comm,
+                    call,
+                    f"for {seconds:.0f} s",
                     f"all showed life for at least {seconds:.0f} s after it",
-                ),
-                inferred=(
-                    "a link, a device or the library stands still; the program's order is in order",
-                ),
-            )
+                )
+            elif overdue:
+                yield self._finding(
+                    comm,
+                    call,
+                    "within its timeout",
+                    f"on {ranks_text(overdue)} it was given up, or calls after its timeout are "
+                    f"recorded",
+                )
 
-    def _common_heads(self, case: Case) -> Iterable[tuple[Communicator, Call]]:
+    def _finding(self, comm: Communicator, call: Call, time: str, proof: str) -> Finding:
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
+                f"{call_text(call)}, and none has completed it {time}: no rank diverged, the "
+                f"call itself does not come to an end."
+            ),
+            comm=comm,
+            seq=call.seq,
+            candidate_ranks=comm.ranks,
+            peers=call,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=(
+                f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
+                f"{call_text(call)}; on none it is completed",
+                f"{plural(call.seq - 1, 'call')} before it completed",
+                proof,
+            ),
+            inferred=(_REASON,),
+        )
+
+    def _transfer(self, case: Case, half: _Half) -> Iterable[Finding]:
+        """Describes a send and a receive that are posted, fit, and do not complete."""
+        comm = case.run.communicators[half.call.comm]
+        pair = tuple(sorted((half.rank, half.other)))
+        seconds = case.longest_common_quiet(pair)
+        if seconds is None:
+            return
+        yield Finding(
+            kind=self.name,
+            summary=(
+                f"Rank {half.rank} has posted {call_text(half.call)} on {comm_text(comm)}, rank "
+                f"{half.other} the receive for it, and neither has completed for {seconds:.0f} s: "
+                f"no rank diverged, the transfer itself does not come to an end."
+            ),
+            comm=comm,
+            seq=half.call.seq,
+            candidate_ranks=pair,
+            peers=half.call,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=(
+                f"both halves of transfer {half.number} from rank {half.rank} to rank "
+                f"{half.other} are posted; neither is completed",
+                f"both showed life for at least {seconds:.0f} s after it",
+            ),
+            inferred=(_REASON,),
+        )
+
+    def _common_heads(
+        self, case: Case, behind: Container[int]
+    ) -> Iterable[tuple[Communicator, Call]]:
         """Calls that all members of a communicator have posted and stand in."""
         heads = case.waits.heads
         seen = set()
@@ -57,7 +111,70 @@ class Stalled:
             if comm.key in seen or len(comm.ranks) < 2:
                 continue
             seen.add(comm.key)
+            if any(rank in behind for rank in comm.ranks):
+                continue  # it has not come to the collective yet
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:
                 yield comm, call
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A send or receive, and the other side's call for it, where it has posted one."""
+
+    rank: int
+    other: int
+    call: Call
+    number: int
+    answer: Call | None
+
+    def is_shared(self, pending: Mapping[int, _Half]) -> bool:
+        """Whether the other side stands in the same transfer."""
+        other = pending.get(self.other)
+        return other is not None and other.call is self.answer
+
+
+def _in_transfer(case: Case) -> dict[int, _Half]:
+    """The ranks that stand in a send or receive, which they posted before any collective.
+
+    Only of backends that tell: where no transfer of a rank is known to have completed, its
+    states say nothing.
+    """
+    first: dict[int, _Half] = {}
+    tells = set()
+    for pair in pairs(case):
+        for half in _halves(pair):
+            if half.call.state is State.COMPLETED:
+                tells.add(half.rank)
+            elif half.rank not in first or half.call.position < first[half.rank].call.position:
+                first[half.rank] = half
+    heads = case.waits.heads
+    return {
+        rank: half
+        for rank, half in first.items()
+        if rank in tells and (rank not in heads or half.call.position < heads[rank].position)
+    }
+
+
+def _halves(pair: Pair) -> Iterable[_Half]:
+    for number, (sent, received) in enumerate(zip_longest(pair.sends, pair.receives), 1):
+        if sent is not None:
+            yield _Half(pair.sender, pair.receiver, sent, number, received)
+        if received is not None:
+            yield _Half(pair.receiver, pair.sender, received, number, sent)
+
+
+def _behind(case: Case, pending: Mapping[int, _Half]) -> set[int]:
+    """Ranks in a transfer that explains by itself why they are in no collective yet."""
+    behind = {
+        rank
+        for rank, half in pending.items()
+        if half.answer is None or half.is_shared(pending) or half.other in case.waits.stands
+    }
+    grown = True
+    while grown:
+        more = {rank for rank, half in pending.items() if half.other in behind} - behind
+        behind |= more
+        grown = bool(more)
+    return behind

@@ -8,93 +8,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, cmp_to_key
 
 from ncclscope.analysis.align import Parting, align_windows, compare, side_by_side
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of
+from ncclscope.analysis.order import Moment, Order
+from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.swaps import Swap, find_swaps
 from ncclscope.analysis.waits import Stand, Waits
-from ncclscope.model import Call, CallLog, Communicator, Rank, Run
+from ncclscope.model import CallLog, Rank, Run
 
-__all__ = ["Case", "Difference"]
+__all__ = ["Case", "may_hold"]
 
 DEAD_SECONDS = 2.0
 """A process whose signs of life end so much before its peers' is dead. Two beats."""
 
 
-_REASONS = {
-    "other communicators": "the odd side was told by another communicator, which has a majority",
-    "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
-    "same kind": "the odd side was told by what the other communicators of its kind did",
-}
+def may_hold(log: CallLog, *ops: str) -> bool:
+    """Whether a log may have calls of one of these operations, as far as is known unread.
 
-
-@dataclass(frozen=True)
-class Difference:
-    """What one group of ranks did differently on one communicator.
-
-    Attributes:
-        comm: The communicator.
-        seq: First differing call.
-        exact: False where it may have been an earlier one that has been overwritten.
-        odd: The ranks that differ; empty where nothing says which side is odd.
-        peers: The ranks they differ from; where ``odd`` is empty, the candidates.
-        odd_call: What the odd ranks posted at ``seq``.
-        peer_call: What the others posted there.
-        edits: How the odd sequence differs from there on.
-        aligned: A peer's calls and the odd rank's around it, side by side.
-        basis: Why they and not the others are held to be odd: ``majority``,
-            ``other communicators``, ``same kind``, ``habit``, or nothing.
+    A ring says which operations its process has posted at all.
     """
-
-    comm: Communicator
-    seq: int
-    exact: bool
-    odd: tuple[int, ...]
-    peers: tuple[int, ...]
-    odd_call: Call
-    peer_call: Call
-    edits: tuple[Edit, ...]
-    aligned: tuple[tuple[Call | None, Call | None], ...]
-    basis: str
-
-    @property
-    def first(self) -> Edit:
-        """The first edit."""
-        return self.edits[0]
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the odd ranks left a call out and went on."""
-        return self.first.put == 0 < self.first.left
-
-    @property
-    def inserted(self) -> bool:
-        """Whether the odd ranks put a call in that the others do not have."""
-        return self.first.left == 0 < self.first.put
-
-    @property
-    def replaced(self) -> bool:
-        """Whether the odd ranks posted something else in place of a call."""
-        return self.first.put > 0 and self.first.left > 0
-
-    @property
-    def reason(self) -> str | None:
-        """Why the odd side is held to be odd, where that is a conclusion; None for a majority."""
-        return _REASONS.get(self.basis)
-
-    @property
-    def certain(self) -> bool:
-        """Whether the records alone say who is odd and since when."""
-        return bool(self.odd) and self.exact and self.basis not in ("same kind", "habit")
-
-    @property
-    def surplus(self) -> int:
-        """Calls the odd ranks have more (positive) or fewer, as far as both go."""
-        return sum(edit.put - edit.left for edit in self.edits)
+    posted: frozenset[str] | None = getattr(log, "ops", None)
+    return posted is None or not posted.isdisjoint(ops)
 
 
 class Case:
@@ -167,7 +107,10 @@ class Case:
         for parting in self.partings:
             if not parting.majority:
                 found += self._undecided(parting, singled)
-        return sorted(found, key=self._when)
+        parted = {parting.comm.key for parting in self.partings}
+        found += find_skips(self, self.run.communicators.keys() - parted, singled)
+        in_order = sorted(found, key=cmp_to_key(self._compare))
+        return sorted(in_order, key=lambda difference: not difference.odd)
 
     def _undecided(self, parting: Parting, singled: set[int]) -> Iterator[Difference]:
         """Decides who is odd where no majority does."""
@@ -213,7 +156,7 @@ class Case:
             }
             if len(posted) == 1:
                 calls.append(next(iter(posted.values())).call(parting.seq))
-        for aspect in ("signature", "op", "dtype", "redop", "root"):
+        for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
             usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
             if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
                 continue
@@ -241,7 +184,13 @@ class Case:
             if follows(peer_log, parting.seq + 1, one, other) == habit_of(one):
                 # All stopped here, but what the odd rank posted is what its peers post next.
                 found = [Edit(0, 0, 0, 1, 0)]
-        return Difference(
+        if (
+            parting.comm.creates_groups
+            and len(found) > 1
+            and not sum(e.put - e.left for e in found)
+        ):
+            found = [Edit(0, 1, 0, 1, 0)]  # the same groups in another order: none left out
+        difference = Difference(
             comm=parting.comm,
             seq=parting.seq,
             exact=parting.exact,
@@ -253,6 +202,7 @@ class Case:
             aligned=tuple(side_by_side(odd_log, peer_log, parting.seq, found)),
             basis=basis,
         )
+        return trace_back(self, difference, odd_log, peer_log)
 
     def _habitual_group(self, parting: Parting) -> tuple[int, ...] | None:
         """In a pair, the rank that did what both have always done at this place."""
@@ -268,10 +218,17 @@ class Case:
     def _log(self, parting: Parting, rank: int) -> CallLog:
         return self.logs(parting.comm.key)[rank]
 
-    def _when(self, difference: Difference) -> tuple[int, int, int]:
-        """Orders differences: decided ones first, then by the time of the odd call."""
-        undecided = 0 if difference.odd else 1
-        return undecided, difference.odd_call.time_ns or 0, difference.odd_call.position
+    @cached_property
+    def order(self) -> Order:
+        """What happened before what."""
+        return Order(self.run)
+
+    def _compare(self, one: Difference, other: Difference) -> int:
+        moments = [
+            Moment(each.comm.key, each.seq, (each.odd or each.peers)[0], each.odd_call)
+            for each in (one, other)
+        ]
+        return self.order.compare(*moments)
 
     @cached_property
     def swaps(self) -> list[Swap]:
@@ -286,10 +243,11 @@ class Case:
 
     def quiet_seconds(self, rank: Rank) -> float | None:
         """How long a rank lived on after its last call, by its own clock; None when unknown."""
-        last = rank.last_call()
         if rank.last_seen_ns is None:
             return None
-        since = last.time_ns if last is not None and last.time_ns else rank.started_ns
+        last = [rank.last_call(), *(calls[-1] for calls in rank.p2p.values() if calls)]
+        times = [call.time_ns for call in last if call is not None and call.time_ns]
+        since = max(times, default=rank.started_ns)
         return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -14,7 +15,25 @@ from ncclscope.analysis.wording import (
 )
 from ncclscope.model import Finding
 
-__all__ = ["from_difference", "subject"]
+__all__ = ["contrast", "from_difference", "subject"]
+
+
+def contrast(difference: Difference) -> str:
+    """Returns ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``."""
+    odd, peer = call_text(difference.odd_call), call_text(difference.peer_call)
+    theirs = f"call {difference.seq}, {peer}"
+    if odd != peer:
+        return f"{theirs} on {ranks_text(difference.peers)}, is {odd} there"
+    lines = difference.odd_call.site, difference.peer_call.site
+    if None not in lines and lines[0] != lines[1]:
+        return (
+            f"{theirs}, comes from {lines[1]} on {ranks_text(difference.peers)}, "
+            f"from {lines[0]} there"
+        )
+    side = "behind" if difference.surplus < 0 else "ahead of"
+    return (
+        f"from {theirs}, on it is {abs(difference.surplus)} {side} {ranks_text(difference.peers)}"
+    )
 
 
 def subject(case: Case, difference: Difference) -> str:
@@ -68,10 +87,22 @@ def from_difference(
     else:
         facts.append(
             f"#{difference.seq}: two sides of equal weight posted "
-            f"{call_text(difference.odd_call)} and {call_text(difference.peer_call)}"
+            f"{call_text(difference.odd_call)}{site_text(difference.odd_call)} and "
+            f"{call_text(difference.peer_call)}{site_text(difference.peer_call)}"
         )
     facts += evidence
     thoughts = list(inferred)
+    if difference.inferred:
+        thoughts.append(
+            f"which call it is: these calls equal each other in all that members must agree in, "
+            f"but {difference.witness} are those of the others, shifted by "
+            f"{abs(difference.surplus)}, from #{difference.seq} to the end"
+        )
+    elif difference.witness:
+        facts.append(
+            f"in what members must agree in they differ from #{difference.noticed} on, in "
+            f"{difference.witness} from #{difference.seq} on"
+        )
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:

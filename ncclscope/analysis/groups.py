@@ -60,12 +60,15 @@ def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap 
     if len(parting.groups) < 2 or not parting.exact:
         return None
     posted = [rank for group in parting.groups for rank in group]
-    bounds = {_bounds(logs[rank], parting.seq) for rank in posted}
-    if len(bounds) != 1 or None in bounds:
+    bounds = set()
+    for rank in posted:
+        found = _bounds(logs[rank], parting.seq)
+        if found is None:
+            return None
+        bounds.add(found)
+    if len(bounds) != 1:
         return None
-    found = bounds.pop()
-    assert found is not None
-    start, end = found
+    start, end = bounds.pop()
     contents = {tuple(sorted(logs[rank].signatures(start, end + 1))) for rank in posted}
     if len(contents) != 1:
         return None
@@ -84,9 +87,9 @@ def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap 
 
 def _bounds(log: CallLog, seq: int) -> tuple[int, int] | None:
     """Returns the first and the last call of the group that a call stands in."""
-    near = log.span(max(log.first, seq - LONGEST), seq + LONGEST)
-    group = next((call.group for call in near if call.seq == seq), None)
+    group = log.call(seq).group
     if group is None:
-        return None
+        return None  # as most are: no need to look at what is near
+    near = log.span(max(log.first, seq - LONGEST), seq + LONGEST)
     own = [call.seq for call in near if call.group == group]
     return own[0], own[-1]

@@ -12,7 +12,8 @@ by the same call at least twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 from ncclscope.model import Call, CallLog
 
@@ -30,11 +31,14 @@ def habit_of(call: Call) -> Habit:
     return call.op, call.dtype, call.redop, call.root
 
 
-def expected_next(past: Sequence[Habit], one: Habit, other: Habit) -> Habit | None:
+What = TypeVar("What", bound=Hashable)
+
+
+def expected_next(past: Sequence[What], one: What, other: What) -> What | None:
     """Tells which of two calls is to be expected after others.
 
     Args:
-        past: A rank's calls, oldest first.
+        past: A rank's calls, oldest first, each by what repeats itself: a habit, a call site.
         one: What may follow.
         other: What may follow instead.
 

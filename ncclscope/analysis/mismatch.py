@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope.analysis.case import Case, Difference
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import call_text, comm_text, ranks_text
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sizes_text
 from ncclscope.model import Call, Finding
-from ncclscope.signature import VECTOR_OPS
+from ncclscope.signature import CREATION_OPS, VECTOR_OPS
 
 __all__ = ["ParameterMismatch", "differing_parameter"]
 
@@ -17,7 +18,10 @@ def differing_parameter(odd: Call, peer: Call) -> str:
     """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
     for parameter in ("op", "captured", "dtype", "redop", "root"):
         if getattr(odd, parameter) != getattr(peer, parameter):
-            return parameter
+            # Another group is another call: nothing of it has the size or type of a tensor.
+            return "op" if odd.op in CREATION_OPS else parameter
+    if odd.op in CREATION_OPS:
+        return "op"
     return "split" if odd.op in VECTOR_OPS or odd.op == "all_to_all" else "size"
 
 
@@ -42,7 +46,7 @@ class ParameterMismatch:
             )
 
     def _concerns(self, difference: Difference) -> bool:
-        if difference.odd and not difference.replaced:
+        if difference.inferred or (difference.odd and not difference.replaced):
             return False
         found = differing_parameter(difference.odd_call, difference.peer_call)
         return found == self.parameter
@@ -52,10 +56,18 @@ class ParameterMismatch:
         if not difference.odd:
             return (
                 f"At {where} {ranks_text(difference.peers)} posted different calls, "
-                f"{call_text(difference.odd_call)} and {call_text(difference.peer_call)}; "
+                f"{self._text(difference.odd_call)} and {self._text(difference.peer_call)}; "
                 f"the records do not tell which is odd."
             )
         return (
-            f"{subject(case, difference)} posted {call_text(difference.odd_call)} as {where}; "
-            f"{ranks_text(difference.peers)} posted {call_text(difference.peer_call)}."
+            f"{subject(case, difference)} posted {self._text(difference.odd_call)} as {where}; "
+            f"{ranks_text(difference.peers)} posted {self._text(difference.peer_call)}."
         )
+
+    def _text(self, call: Call) -> str:
+        """A call in words, with the parameter in question where they leave it out."""
+        if self.parameter == "split" and call.sizes is not None:
+            return f"{call_text(call)} with sizes {sizes_text(call.sizes)}"
+        if self.parameter == "captured":
+            return f"{call_text(call)}, {'captured' if call.captured else 'not captured'}"
+        return call_text(call)

@@ -11,7 +11,8 @@ from ncclscope.analysis.habit import habit_of
 from ncclscope.model import Call, CallLog, Communicator, Rank, Run
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case, Difference
+    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.difference import Difference
 
 __all__ = ["Swap", "find_swaps"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model import Call, Communicator, Rank, Run, State
 
 __all__ = ["Cell", "Row", "build_table"]
 
@@ -63,7 +63,10 @@ class Row:
 
 
 def build_table(run: Run) -> list[Row]:
-    """Returns a row for each rank, a cell for each of its communicators of two or more."""
+    """Returns a row for each rank, a cell for each of its communicators of two or more.
+
+    The creation of groups is no work: it is left out where all ranks have come as far with it.
+    """
     counts: dict[str, dict[int, int]] = {}
     for rank in run.ranks:
         for key, log in rank.logs.items():
@@ -73,12 +76,26 @@ def build_table(run: Run) -> list[Row]:
         cells: dict[str, Cell] = {}
         for key, log in rank.logs.items():
             comm = run.communicators[key]
+            if comm.creates_groups and _is_settled(run, comm):
+                continue
             calls = counts[key][rank.rank]
             last = log.call(log.calls) if log.calls >= log.first else None
             label = _free_label(comm, cells)
             cells[label] = Cell(comm, calls, calls - _usual(run, comm, counts, calls), last)
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
+
+
+def _is_settled(run: Run, comm: Communicator) -> bool:
+    """Whether all members have made the same calls on a communicator, and none is under way."""
+    logs = [rank.logs[comm.key] for rank in run.members(comm.key)]
+    if len(logs) < len(comm.ranks):
+        return False
+    if len({(log.calls, log.fingerprint(log.calls)) for log in logs}) > 1:
+        return False
+    return all(
+        log.calls < log.first or log.call(log.calls).state is State.COMPLETED for log in logs
+    )
 
 
 def _unknown(rank: Rank, first: int) -> int:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cmp_to_key, partial
 from typing import Any
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.engine_steps import describe_steps
+from ncclscope.analysis.order import Moment
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.table import Row, build_table
+from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture, stall_limit
 from ncclscope.model import Call, Communicator, Finding, Run
+from ncclscope.progress import steps
+from ncclscope.signature import P2P_OPS
 
 __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 
@@ -82,6 +88,11 @@ class Verdict:
         return (*self.run.notes, *failed)
 
     @property
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Those of living processes, where somebody looked; what each says."""
+        return call_witnesses(self.run, self.cause)
+
+    @property
     def exit_status(self) -> int:
         """0 when the ranks agree, 1 when they do not or hang; as diff(1)."""
         return 1 if self.status in ("diverged", "hung") else 0
@@ -91,6 +102,12 @@ class Verdict:
         cause = None
         if self.cause is not None:
             cause = self.cause.to_dict()
+        seen = {}
+        if self.run.capture is not None:
+            seen = {
+                "witnesses": [witness.to_dict() for witness in self.witnesses],
+                "stacks": describe_capture(self.run.capture),
+            }
         return {
             "schema": SCHEMA,
             "status": self.status,
@@ -108,6 +125,7 @@ class Verdict:
             "neighbourhood": None if self.neighbourhood is None else self.neighbourhood.to_dict(),
             "quiet_seconds": self.quiet_seconds,
             "notes": list(self.notes),
+            **seen,
         }
 
 
@@ -130,14 +148,20 @@ def diagnose(
     Returns:
         The verdict. The same records give the same verdict, in whatever order they are read.
     """
+    live_stall_seconds = stall_limit(run, stall_seconds, live_stall_seconds)
     case = Case(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
     found = [
         finding
-        for analyzer in (load_analyzers() if analyzers is None else analyzers)
+        for analyzer in steps("comparing", load_analyzers() if analyzers is None else analyzers)
         for finding in analyzer.analyze(case)
     ]
-    found.sort(key=lambda finding: _weight(case, finding))
+    found = _without_echoes(found)
+    found.sort(key=cmp_to_key(partial(_compare, case)))
+    found.sort(key=_weight)
     cause = next((finding for finding in found if finding.role == "cause"), None)
+    if cause is not None:
+        told = replace(cause, evidence=(*cause.evidence, *describe_steps(run, cause)))
+        found[found.index(cause)] = cause = told
     return Verdict(
         run=run,
         status=_status(run, cause),
@@ -149,17 +173,48 @@ def diagnose(
     )
 
 
-def _weight(case: Case, finding: Finding) -> tuple[int, int, int, int, str, tuple[int, ...]]:
-    """Causes first, differences before waits, the sure before the unsure, then by time."""
-    odd = finding.odd
+def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
+    """Makes a consequence of each call that stands still because its parameters do not fit."""
+    unfit = {
+        (finding.comm.key, finding.seq)
+        for finding in found
+        if finding.role == "cause" and finding.kind not in HANG_KINDS and finding.comm is not None
+    }
+    return [
+        replace(finding, role="consequence")
+        if finding.kind == "stalled"
+        and finding.comm is not None
+        and (finding.comm.key, finding.seq) in unfit
+        else finding
+        for finding in found
+    ]
+
+
+def _weight(finding: Finding) -> tuple[int, int, int]:
+    """Causes first, differences before waits, the sure before the unsure."""
     return (
         0 if finding.role == "cause" else 1,
         1 if finding.kind in HANG_KINDS else 0,
         _CONFIDENCE[finding.confidence] // 2,
-        (odd.time_ns or odd.position) if odd is not None else 0,
-        finding.kind,
-        finding.diverging_ranks,
     )
+
+
+def _compare(case: Case, one: Finding, other: Finding) -> int:
+    """Which of two findings came first; without calls, by their names."""
+    moments = [
+        Moment(
+            finding.comm.key,
+            finding.seq,
+            min(finding.diverging_ranks or finding.candidate_ranks, default=-1),
+            finding.odd,
+        )
+        for finding in (one, other)
+        if finding.comm is not None and finding.seq is not None
+    ]
+    if len(moments) == 2 and (found := case.order.compare(*moments)):
+        return found
+    names = [(finding.kind, finding.diverging_ranks) for finding in (one, other)]
+    return (names[0] > names[1]) - (names[0] < names[1])
 
 
 def _status(run: Run, cause: Finding | None) -> str:
@@ -171,6 +226,8 @@ def _status(run: Run, cause: Finding | None) -> str:
 def _neighbourhood(case: Case, cause: Finding | None) -> Neighbourhood | None:
     if cause is None or cause.comm is None or cause.seq is None:
         return None
+    if any(call is not None and call.op in P2P_OPS for call in (cause.odd, cause.peers)):
+        return None  # its number is not one of a collective
     calls: dict[int, dict[int, Call]] = {}
     for rank, log in case.logs(cause.comm.key).items():
         near = log.span(max(log.first, cause.seq - 3), min(log.calls + 1, cause.seq + 4))

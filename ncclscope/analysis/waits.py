@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclscope.model import Call, CallLog, Communicator, Rank, Run, State
+from ncclscope.signature import CREATION_OPS
 
 __all__ = ["Stand", "Waits"]
 
@@ -76,7 +77,7 @@ class Waits:
         for number, call in heads.items():
             comm = self._run.communicators[call.comm]
             absent, queued = [], []
-            for member in comm.ranks:
+            for member in _concerned(comm, call):
                 if member == number:
                     continue
                 log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
@@ -119,6 +120,14 @@ class Waits:
             if path and (not best or len(path) < len(best)):
                 best = path
         return best
+
+    @property
+    def cycle_creates(self) -> bool:
+        """Whether a rank of the cycle stands in the creation of a group.
+
+        That is new each time, so that its being new singles out nobody.
+        """
+        return any(self.stands[number].call.op in CREATION_OPS for number in self.cycle)
 
     @cached_property
     def still(self) -> bool:
@@ -203,7 +212,7 @@ class Waits:
                 # A backend that does not tell: what all have posted is taken for done.
                 seq = max(self._posted_by_all(key) + 1, log.first)
                 pending = log.call(seq) if seq <= log.calls else None
-            if pending is not None:
+            if pending is not None and not _was_left(rank, pending):
                 heads.append(pending)
         return min(heads, key=lambda call: call.position, default=None)
 
@@ -227,6 +236,27 @@ class Waits:
             return False
         posted = log.call(call.seq)
         return posted.state is not State.COMPLETED and head.position < posted.position
+
+
+def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
+    """The ranks without which a call does not come to its end.
+
+    All must create a group, but where its members meet at the store they need nobody else.
+    """
+    if call.op in CREATION_OPS and comm.backend == "store" and call.sizes:
+        return tuple(rank for rank in comm.ranks if rank in call.sizes)
+    return comm.ranks
+
+
+def _was_left(rank: Rank, call: Call) -> bool:
+    """Whether a rank has posted more after a call that holds its caller until it ends.
+
+    A creation that has raised, and was caught, ends like this.
+    """
+    if call.op not in CREATION_OPS:
+        return False
+    last = [rank.last_call(), *(calls[-1] for calls in rank.p2p.values() if calls)]
+    return any(one is not None and one.position > call.position for one in last)
 
 
 def _pending(log: CallLog) -> tuple[Call | None, bool]:

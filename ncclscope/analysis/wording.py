@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ncclscope.model import Call, Communicator, Run
+from ncclscope.signature import CREATION_OPS
 
 __all__ = [
     "call_text",
@@ -15,7 +16,12 @@ __all__ = [
     "sentence",
     "shape_text",
     "site_text",
+    "sizes_text",
+    "verb",
 ]
+
+
+_SIZES_SHOWN = 16
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
@@ -23,10 +29,22 @@ def shape_text(shape: Sequence[int] | None) -> str:
     return "" if shape is None else f"[{','.join(map(str, shape))}]"
 
 
+def sizes_text(sizes: Sequence[int]) -> str:
+    """Returns ``14,16``, of a long list its beginning and its length."""
+    shown = ",".join(map(str, sizes[:_SIZES_SHOWN]))
+    return shown if len(sizes) <= _SIZES_SHOWN else f"{shown},... ({len(sizes)} in all)"
+
+
 def call_text(call: Call | None) -> str:
-    """Returns ``all_reduce sum [15,2] float32``: what members must agree in, and the shape."""
+    """Returns ``all_reduce sum [15,2] float32``: what members must agree in, and the shape.
+
+    Of a new group that is who its members are: ``new_group of ranks 2 3 (gloo)``.
+    """
     if call is None:
         return "nothing"
+    if call.op in CREATION_OPS:
+        members = f" of {ranks_text(call.sizes)}" if call.sizes else ""
+        return f"{call.op}{members}" + (f" ({call.dtype})" if call.dtype else "")
     parts = [call.op]
     if call.redop:
         parts.append(call.redop)
@@ -72,6 +90,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
         else:
             texts += [str(number) for number in range(low, high + 1)]
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {' '.join(texts)}"
+
+
+def verb(ranks: Iterable[int], plain: str) -> str:
+    """Returns ``wait``, or ``waits`` where one rank does it."""
+    return f"{plain}s" if len(set(ranks)) == 1 else plain
 
 
 def rank_text(run: Run, number: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,41 +50,55 @@ class CheckCommand:
             action="store_true",
             help="sizes of tensors do not count; a baseline written so says so itself",
         )
-        parser.add_argument(
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument(
             "--format",
             choices=("text", "github", "junit"),
             default="text",
             help="text, text with GitHub annotations, or JUnit XML (default: text)",
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        output.add_argument("--json", action="store_true", help="one JSON document on stdout")
         parser.add_argument(
             "--stall-after",
-            type=float,
+            type=_seconds,
             default=2.0,
             metavar="SECONDS",
             help="ranks that waited so long before their process ended are stuck (default: 2)",
         )
 
+    @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, prints; stores where it is asked to."""
         from ncclscope.parity.report import check_run
+        from ncclscope.render.progress import progress_for
         from ncclscope.sources import open_run
 
         if arguments.update and arguments.baseline is None:
             raise UsageError("--update needs a file to write", "name it with --baseline FILE")
-        report = check_run(
-            open_run(*arguments.paths),
-            arguments.baseline,
-            update=arguments.update,
-            shapes=not arguments.ignore_shapes,
-            stall_seconds=arguments.stall_after,
-        )
+        with progress_for(json=arguments.json):
+            report = check_run(
+                open_run(*arguments.paths),
+                arguments.baseline,
+                update=arguments.update,
+                shapes=not arguments.ignore_shapes,
+                stall_seconds=arguments.stall_after,
+            )
         if arguments.json:
             json.dump(report.to_dict(), sys.stdout)
             sys.stdout.write("\n")
         else:
             _print(report, arguments.format)
         return report.exit_status
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
 
 
 def _print(report: Report, form: str) -> None:

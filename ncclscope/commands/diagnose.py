@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 
+from ncclscope.economy import economy
+
 __all__ = ["DiagnoseCommand"]
 
 
@@ -33,21 +35,28 @@ class DiagnoseCommand:
             help="the same for processes that still run (default: 30)",
         )
 
+    @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, prints."""
         from ncclscope.analysis.verdict import diagnose
+        from ncclscope.render.attach import render_attach
         from ncclscope.render.console import print_verdict
+        from ncclscope.render.progress import progress_for
         from ncclscope.render.terminal import stdout_console
         from ncclscope.sources import open_run
 
-        verdict = diagnose(
-            open_run(*arguments.paths),
-            stall_seconds=arguments.stall_after,
-            live_stall_seconds=arguments.live_stall_after,
-        )
+        with progress_for(json=arguments.json):
+            verdict = diagnose(
+                open_run(*arguments.paths),
+                stall_seconds=arguments.stall_after,
+                live_stall_seconds=arguments.live_stall_after,
+            )
         if arguments.json:
             json.dump(verdict.to_dict(), sys.stdout)
             sys.stdout.write("\n")
+        elif verdict.run.capture is not None:
+            console = stdout_console()
+            console.print(render_attach(verdict, console.width))
         else:
             print_verdict(verdict, stdout_console())
         return verdict.exit_status

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class DiffCommand:
             help="equal lines around each change, a loop counting as one (default: 3)",
         )
 
+    @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, prints."""
         from ncclscope.model import Rank
@@ -60,20 +62,23 @@ class DiffCommand:
         from ncclscope.parity.selection import open_selection
         from ncclscope.parity.sequence import Vocabulary
         from ncclscope.render.difference import print_difference
+        from ncclscope.render.progress import progress_for
         from ncclscope.render.terminal import stdout_console
 
-        a, b = open_selection(arguments.a), open_selection(arguments.b)
         words = Vocabulary()
         shapes = not arguments.ignore_shapes
-        if isinstance(a, Rank) and isinstance(b, Rank):
-            # Between two ranks of one job, the one's sends are the other's receives.
-            pairs = [compare_ranks(a, b, words, shapes=shapes, p2p=a.rank == b.rank)]
-        elif isinstance(a, Rank) or isinstance(b, Rank):
-            one = arguments.a if isinstance(a, Rank) else arguments.b
-            run = arguments.b if isinstance(a, Rank) else arguments.a
-            raise UsageError(f"{one} is one rank and {run} is a run", f"name a rank of it: {run}#3")
-        else:
-            pairs = compare_runs(a, b, words, shapes=shapes)
+        with progress_for(json=arguments.json):
+            a, b = open_selection(arguments.a), open_selection(arguments.b)
+            if isinstance(a, Rank) and isinstance(b, Rank):
+                # Between two ranks of one job, the one's sends are the other's receives.
+                pairs = [compare_ranks(a, b, words, shapes=shapes, p2p=a.rank == b.rank)]
+            elif isinstance(a, Rank) or isinstance(b, Rank):
+                one = arguments.a if isinstance(a, Rank) else arguments.b
+                run = arguments.b if isinstance(a, Rank) else arguments.a
+                advice = f"name a rank of it: {run}#3"
+                raise UsageError(f"{one} is one rank and {run} is a run", advice)
+            else:
+                pairs = compare_runs(a, b, words, shapes=shapes)
         same = all(pair.same for pair in pairs)
         if arguments.json:
             document = {

@@ -7,12 +7,15 @@ rooted collective per member.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.tracing import callsite
+from ncclscope.tracing import callsite, scope
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +71,8 @@ class LabCommunicator:
         self._stream = stream
         self._progress = progress
         self._group = group
+        self._captures = False
+        self._batch: list[tuple[tuple[str, str, int], Callable[[], None]]] | None = None
         if self.size > 1:
             key = communicator_key(nonce, label, ranks)
             self._comm = tracer.communicator(key, label, ranks, backend)
@@ -125,6 +130,45 @@ class LabCommunicator:
         if self.size > 1:
             self._post(_barrier, "barrier", None)
 
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Sends a tensor to one member, a rank of this communicator."""
+        self._post(_send, "send", tensor, tensor, peer, peer=peer)
+
+    def recv(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+        """Fills a tensor with what one member sends, a rank of this communicator."""
+        self._post(_recv, "recv", tensor, tensor, peer, peer=peer)
+        return tensor
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Calls inside the block are recorded as captured, and not carried out.
+
+        That is what becomes of a call while a CUDA graph is captured; there is no graph here,
+        on no backend, and nothing is ever replayed.
+        """
+        self._captures = True
+        try:
+            yield
+        finally:
+            self._captures = False
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """Calls inside the block are carried out at its end, in an order of their own.
+
+        That is what ncclGroupStart and ncclGroupEnd do: NCCL sorts what was posted between
+        them by size, so that the order of posting does not count.
+        """
+        self._batch = []
+        scope.enter_group()
+        try:
+            yield
+        finally:
+            scope.leave_group()
+            batch, self._batch = self._batch, None
+            for _, launch in sorted(batch, key=itemgetter(0)):
+                launch()
+
     def _post(
         self,
         work: Callable[..., None],
@@ -139,9 +183,18 @@ class LabCommunicator:
         # The line of interest is the one that called the method which called this one.
         found = callsite.locate(sys._getframe(2))
         site = callsite.describe(found[2], found[1]) if found else None
-        position = self._tracer.record(self._comm, op, site=site, **parameters)
+        position = self._tracer.record(
+            self._comm, op, site=site, captured=self._captures, **parameters
+        )
         self._progress.post()
-        self._stream.launch(work, self, *arguments, position=position)
+        if self._captures:
+            return
+        launch = partial(self._stream.launch, work, self, *arguments, position=position)
+        if self._batch is None:
+            launch()
+        else:
+            size = 0 if tensor is None else tensor.numel()
+            self._batch.append(((op, parameters.get("dtype", ""), size), launch))
 
 
 # --- what the stream runs ------------------------------------------------------------------
@@ -194,3 +247,15 @@ def _barrier(comm: LabCommunicator) -> None:
     import torch.distributed as dist
 
     dist.barrier(group=comm._group)
+
+
+def _send(comm: LabCommunicator, tensor: torch.Tensor, peer: int) -> None:
+    import torch.distributed as dist
+
+    dist.send(tensor, dst=comm.ranks[peer], group=comm._group)
+
+
+def _recv(comm: LabCommunicator, tensor: torch.Tensor, peer: int) -> None:
+    import torch.distributed as dist
+
+    dist.recv(tensor, src=comm.ranks[peer], group=comm._group)

@@ -74,7 +74,7 @@ class Engine:
         self.sizes: list[int] = []
         self._tracer = tracer
         self._progress = progress
-        self._healthy = Fault()
+        self._usual: Fault = program.planted_fault.usual()
 
     def run(self) -> None:
         """Runs all steps.
@@ -90,7 +90,7 @@ class Engine:
     def _run_step(self, step: int) -> None:
         program = self.program
         planted = (self.rank, step) == (program.fault_rank, program.fault_step)
-        conduct = program.planted_fault if planted else self._healthy
+        conduct = program.planted_fault if planted else self._usual
         tokens = program.tokens(step, self.dp_rank)
         self.rows = program.rows(step, self.dp_rank)
         self._tracer.step(step, tokens=tokens, dummy=tokens == 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 __all__ = ["Change", "changes"]
 
 MOST = 256
@@ -31,16 +33,24 @@ class Change(NamedTuple):
 
 def changes(a: Sequence[int], b: Sequence[int]) -> list[Change]:
     """Returns the changes that turn ``a`` into ``b``, in order, none when they are equal."""
-    head = 0
-    shorter = min(len(a), len(b))
-    while head < shorter and a[head] == b[head]:
-        head += 1
-    tail = 0
-    while tail < shorter - head and a[-1 - tail] == b[-1 - tail]:
-        tail += 1
+    head, tail = _ends(a, b)
     own, other = a[head : len(a) - tail], b[head : len(b) - tail]
     found = [Change(*(place + head for place in change)) for change in _search(own, other)]
     return _joined(_slid(a, b, _joined(found)))
+
+
+def _ends(a: Sequence[int], b: Sequence[int]) -> tuple[int, int]:
+    """Returns how many items the sequences have in common at their beginnings and ends."""
+    shorter = min(len(a), len(b))
+    if not shorter:
+        return 0, 0
+    own, other = np.array(a, np.int64), np.array(b, np.int64)
+    unlike = np.flatnonzero(own[:shorter] != other[:shorter])
+    head = int(unlike[0]) if len(unlike) else shorter
+    # What is equal from the beginning is not counted from the end again.
+    rest = shorter - head
+    unlike = np.flatnonzero(own[len(own) - rest :][::-1] != other[len(other) - rest :][::-1])
+    return head, int(unlike[0]) if len(unlike) else rest
 
 
 def _joined(found: Sequence[Change]) -> list[Change]:

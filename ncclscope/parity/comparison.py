@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ncclscope.analysis.align import align_windows
@@ -12,6 +12,8 @@ from ncclscope.parity.changes import Change, changes
 from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.sequence import Stream, Vocabulary
+from ncclscope.progress import steps
+from ncclscope.signature import VECTOR_OPS
 
 __all__ = ["ACROSS", "Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
 
@@ -23,6 +25,9 @@ _BEFORE = {
     False: "; their running hash says that they differ",
     None: " and are not compared",
 }
+_UNSEEN = (
+    "sizes of uneven collectives have been overwritten; their running hash says that they differ"
+)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> l
     """
     ours, theirs = a.by_rank, b.by_rank
     pairs = []
-    for number in sorted({*ours, *theirs}):
+    for number in steps("comparing", sorted({*ours, *theirs})):
         one, other = ours.get(number), theirs.get(number)
         if one is None or other is None:
             pairs.append(Pair(one, other))
@@ -259,7 +264,10 @@ class _Comparison:
             notes.append(f"calls before #{first} have been overwritten{_BEFORE[same_before]}")
         a = Side(one.communicator, *self._calls(self.a, one, first), first, one.calls)
         b = Side(other.communicator, *self._calls(self.b, other, first), first, other.calls)
-        return _difference(role, a, b, notes, same_before=same_before is not False)
+        found = _difference(role, a, b, notes, same_before=same_before is not False)
+        if found.same and self.shapes and _differ_unseen(one, other, (self.a, self.b)):
+            return replace(found, same=False, notes=(*notes, _UNSEEN))
+        return found
 
     def messages(self, role: str, ours: str | None, theirs: str | None) -> list[Difference]:
         """Compares sends and receives, where there are any."""
@@ -289,10 +297,10 @@ class _Comparison:
     ) -> tuple[Sequence[Call], Sequence[int]]:
         key = log.communicator.key
         if stream.rank.logs.get(key) is log:
-            calls: Sequence[Call] = stream.on(key)
-            calls = calls[first - log.first :]
-        else:
-            calls = log.span(first, log.calls + 1)
+            gone = first - log.first
+            lines = stream.lines_on(key, self.words, shapes=self.shapes)
+            return stream.on(key)[gone:], lines[gone:]
+        calls = log.span(first, log.calls + 1)
         return calls, self._lines(stream, calls)
 
     def _lines(self, stream: Stream, calls: Sequence[Call]) -> list[int]:
@@ -301,6 +309,17 @@ class _Comparison:
 
 def _log(rank: Rank, key: str | None) -> CallLog | None:
     return None if key is None else rank.logs.get(key)
+
+
+def _differ_unseen(one: CallLog, other: CallLog, streams: Sequence[Stream]) -> bool:
+    """Whether calls that look alike differ in sizes which are not kept as long as the calls."""
+    keys = {one.communicator.key, other.communicator.key}
+    gone = any(
+        kind.op in VECTOR_OPS and kind.sizes is None and kind.comm in keys
+        for stream in streams
+        for kind in stream.kinds
+    )
+    return gone and _same_before(one, other, min(one.calls, other.calls) + 1) is False
 
 
 def _same_before(one: CallLog, other: CallLog, first: int) -> bool | None:

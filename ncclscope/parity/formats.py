@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 
-from ncclscope.parity.report import Report
+from ncclscope.parity.report import Mismatch, Report
 
 __all__ = ["github", "junit"]
 
@@ -59,6 +60,7 @@ def github(report: Report) -> str:
         text = _baseline_line(report)
         if ranks:
             text += f" on {len(ranks)} of {len(report.verdict.run.ranks)} ranks"
+        text += _first_change(mismatch, report.texts)
         lines.append(f"::error {place},title=ncclscope%3A baseline::{_data(text)}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -74,6 +76,22 @@ def _headline(report: Report) -> str:
 
 def _baseline_line(report: Report) -> str:
     return f"The calls are not those of {report.baseline}"
+
+
+def _first_change(mismatch: Mismatch, texts: Sequence[str]) -> str:
+    """Says what is stored where the first change is, and what is posted there now."""
+    if not mismatch.changes:
+        return ""
+    change = mismatch.changes[0]
+    sides = (
+        (mismatch.stored, change.a_start, change.a_stop),
+        (mismatch.run, change.b_start, change.b_stop),
+    )
+    stored, now = (
+        texts[section.lines[low]] if section is not None and low < high else "nothing"
+        for section, low, high in sides
+    )
+    return f". First change, call {change.b_start + 1}: {stored} is stored, {now} is posted"
 
 
 def _xml(text: str) -> str:

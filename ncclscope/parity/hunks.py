@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ncclscope.parity.changes import Change
 from ncclscope.parity.folding import Loop, Node, fold
 
@@ -34,6 +36,7 @@ class Row(NamedTuple):
         a: First call of the first sequence that it stands for, from 0, and how many; none in
             a loop.
         b: The same in the second sequence.
+        at: First call of each sequence that it stands for, in a loop, too.
     """
 
     kind: str
@@ -42,6 +45,7 @@ class Row(NamedTuple):
     depth: int = 0
     a: tuple[int, int] = (0, 0)
     b: tuple[int, int] = (0, 0)
+    at: tuple[int, int] = (0, 0)
 
 
 class _Size(NamedTuple):
@@ -77,7 +81,7 @@ def rows(
         if shown:
             found += _hidden(hidden)
             hidden = 0
-            found += _shortened(list(_rows(node, 0, (x, size.a), (y, size.b), texts)))
+            found += _shortened(list(_rows(node, 0, (x, y), texts)))
         else:
             hidden += size.a
         x, y = x + size.a, y + size.b
@@ -89,14 +93,15 @@ def rows(
 
 def _script(a: Sequence[int], b: Sequence[int], changes: Sequence[Change]) -> list[int]:
     """Returns one number for each line of the unfolded diff: which text, and which kind."""
-    script: list[int] = []
+    own, other = 3 * np.array(a, np.int64), 3 * np.array(b, np.int64)
+    parts = []
     x = 0
     for change in changes:
-        script += [3 * call for call in a[x : change.a_start]]
-        script += [3 * call + 1 for call in a[change.a_start : change.a_stop]]
-        script += [3 * call + 2 for call in b[change.b_start : change.b_stop]]
+        parts.append(own[x : change.a_start])
+        parts.append(own[change.a_start : change.a_stop] + 1)
+        parts.append(other[change.b_start : change.b_stop] + 2)
         x = change.a_stop
-    script += [3 * call for call in a[x:]]
+    script: list[int] = np.concatenate([*parts, own[x:]]).tolist()
     return script
 
 
@@ -138,20 +143,22 @@ def _shortened(found: list[Row]) -> list[Row]:
     return [*found[: LONG // 2], Row("@", f"{more} more lines", depth=1)]
 
 
-def _rows(
-    node: Node, depth: int, a: tuple[int, int], b: tuple[int, int], texts: Sequence[str]
-) -> Iterator[Row]:
+def _rows(node: Node, depth: int, at: tuple[int, int], texts: Sequence[str]) -> Iterator[Row]:
+    size = _size(node)
+    x, y = at
+    a, b = ((0, 0), (0, 0)) if depth else ((x, size.a), (y, size.b))
     if not isinstance(node, Loop):
-        yield Row(_KINDS[node % 3], texts[node // 3], 1, depth, a, b)
+        yield Row(_KINDS[node % 3], texts[node // 3], 1, depth, a, b, at)
     elif len(node.body) == 1 and not isinstance(node.body[0], Loop):
         code = node.body[0]
-        yield Row(_KINDS[code % 3], texts[code // 3], node.count, depth, a, b)
+        yield Row(_KINDS[code % 3], texts[code // 3], node.count, depth, a, b, at)
     else:
-        size = _size(node)
         kind = "+" if not size.a else "-" if not size.b else " "
-        yield Row(kind, "", node.count, depth, a, b)
+        yield Row(kind, "", node.count, depth, a, b, at)
         for inner in node.body:
-            yield from _rows(inner, depth + 1, (0, 0), (0, 0), texts)
+            yield from _rows(inner, depth + 1, (x, y), texts)
+            step = _size(inner)
+            x, y = x + step.a, y + step.b
 
 
 def folded_calls(nodes: Sequence[Node], texts: Sequence[str]) -> list[Any]:

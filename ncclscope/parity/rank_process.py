@@ -1,4 +1,4 @@
-"""One rank of a function under test, from the fork to its end."""
+"""One rank of a function under test, from the beginning of its process to its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-__all__ = ["Job", "be_rank"]
+__all__ = ["Job", "Place", "be_rank"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
@@ -36,7 +36,7 @@ class Job:
         keywords: By name.
         ranks: How many processes.
         backend: Of the process group.
-        workplace: For results, output and the ranks' meeting.
+        workplace: For output and the ranks' meeting.
         rings: Where rings go; None where nothing is to be recorded.
     """
 
@@ -52,26 +52,52 @@ class Job:
         """Where a rank's standard output and error go."""
         return self.workplace / f"rank-{rank}.out"
 
-    def result(self, rank: int) -> Path:
-        """Where what a rank returned is left."""
-        return self.workplace / f"rank-{rank}.result"
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank a process is, and how it reaches the test run.
+
+    Attributes:
+        rank: The rank.
+        parent: Process id of the test run.
+        control: Socket for lines of JSON.
+        result: Descriptor of a file without a name, for what the function returns.
+    """
+
+    rank: int
+    parent: int
+    control: socket.socket
+    result: int
 
 
-def be_rank(job: Job, rank: int, control: socket.socket, parent: int) -> NoReturn:
-    """Runs the function in a process that has just been forked, and ends that process."""
+def be_rank(job: Job, place: Place, load: Callable[[], Job] | None = None) -> NoReturn:
+    """Runs the function in a process that has just begun, and ends that process.
+
+    Args:
+        job: What to do.
+        place: Where.
+        load: Returns the job with its function, where that has to be imported first.
+    """
+    rank, control = place.rank, place.control
     status = 1
     try:
-        _settle(job, rank, parent)
+        _settle(job, rank, place.parent)
         try:
+            _trace(job)
+            if load is not None:
+                job = load()
             _join(job, rank)
             _tell(control, {"joined": True})
             result = job.function(rank, *job.arguments, **job.keywords)
-            with open(job.result(rank), "wb") as file:
+            _finish(job)
+            with open(place.result, "wb", closefd=False) as file:
                 pickle.dump(result, file)
             _tell(control, {"done": True})
             status = 0
         except BaseException as error:
-            _tell(control, _failure(error))
+            reason = _skip_reason(error)
+            status = int(reason is None)
+            _tell(control, _failure(error) if reason is None else {"skipped": reason})
         # The others may still be in a call that this one has left, with or without an error. On
         # gloo they would stop with an error of their own if it closed its connections.
         control.recv(1)
@@ -114,7 +140,7 @@ def _settle(job: Job, rank: int, parent: int) -> None:
         os.environ["NCCLSCOPE_DIR"] = str(job.rings)
 
 
-def _join(job: Job, rank: int) -> None:
+def _trace(job: Job) -> None:
     if job.rings is not None:
         # By name, as in every other process that is to be traced from its beginning.
         from ncclscope.tracing import session
@@ -122,6 +148,9 @@ def _join(job: Job, rank: int) -> None:
 
         registry.install_all()
         session.current()  # so that a rank which posts nothing leaves a ring, too
+
+
+def _join(job: Job, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -138,12 +167,31 @@ def _join(job: Job, rank: int) -> None:
     )
 
 
+def _finish(job: Job) -> None:
+    """Waits for what has been posted: on a GPU, a call that returns has not happened yet."""
+    if job.backend == "nccl":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def _close() -> None:
     from ncclscope.tracing import session
 
     tracer = session.current()
     if tracer is not None:
         tracer.close()
+
+
+def _skip_reason(error: BaseException) -> str | None:
+    """Returns why a rank skips its test; None where it does not."""
+    pytest, unittest = sys.modules.get("pytest"), sys.modules.get("unittest")
+    kinds: list[type[BaseException]] = []
+    if pytest is not None:
+        kinds.append(pytest.skip.Exception)
+    if unittest is not None:
+        kinds.append(unittest.SkipTest)
+    return str(error) if isinstance(error, tuple(kinds)) else None
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -22,6 +22,10 @@ def open_selection(text: str) -> Run | Rank:
         InputError: It cannot be read, or has no such rank.
         UsageError: What stands after the ``#`` is no number.
     """
+    if not text:
+        raise UsageError(
+            "a path is empty", "write DIR, FILE, or DIR#3 for rank 3 of the run in DIR"
+        )
     path, mark, number = text.rpartition("#")
     if not mark or os.path.exists(text):
         run = open_run(text)

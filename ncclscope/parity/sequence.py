@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import overload
 
-from ncclscope.errors import InputError
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
-from ncclscope.signature import P2P_OPS
+from ncclscope.sources.distinct import distinct_calls, group_calls
 
 __all__ = ["Lines", "Section", "Stream", "Vocabulary", "sections"]
 
@@ -37,29 +41,64 @@ Lines = Sequence[int]
 class Stream:
     """All that a rank has kept of its calls, in the order in which it posted them.
 
+    Without the creation of groups, whose number depends on how many ranks there are.
+
     Args:
         rank: Whose they are.
         p2p: Whether sends and receives count.
     """
 
     def __init__(self, rank: Rank, *, p2p: bool = True) -> None:
+        if any(log.communicator.creates_groups for log in rank.logs.values()):
+            logs = {
+                key: log for key, log in rank.logs.items() if not log.communicator.creates_groups
+            }
+            rank = replace(rank, logs=logs)
         self.rank = rank
-        calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
-        if p2p:
-            calls += [call for sent in rank.p2p.values() for call in sent]
-        calls.sort(key=lambda call: call.position)
-        self.calls: Sequence[Call] = calls
-        self._on: dict[str, list[Call]] = {}
-        self._spelled: dict[tuple[object, ...], str] = {}
-        self.roles = Roles(rank, list(dict.fromkeys(call.comm for call in calls)))
+        self._logs = list(rank.logs.values())
+        found = [distinct_calls(log) for log in self._logs]
+        self._own = len(found)
+        """Parts that are logs; those after them are sends and receives."""
+        self._sent: list[Sequence[Call]] = list(rank.p2p.values()) if p2p else []
+        found += [group_calls(sent) for sent in self._sent]
+        self.kinds = [kind for part in found for kind in part.kinds]
+        """One call of each kind."""
+        offsets = np.cumsum([0, *(len(part.kinds) for part in found)])
+        sizes = [len(part.which) for part in found]
+        positions = _joined([part.positions for part in found])
+        order = np.argsort(positions, kind="stable")
+        self._kind = _joined([part.which + at for part, at in zip(found, offsets, strict=False)])
+        self._kind = self._kind[order]
+        self._part = np.repeat(np.arange(len(found)), sizes)[order]
+        self._place = _joined([np.arange(size) for size in sizes])[order]
+        self.roles = Roles(rank, self._used())
 
-    def on(self, key: str) -> list[Call]:
+    def _used(self) -> list[str]:
+        """Returns keys of communicators in the order of their first call."""
+        parts, firsts = np.unique(self._part, return_index=True)
+        keys = [*self.rank.logs, *self.rank.p2p]
+        return list(dict.fromkeys(keys[part] for part in parts[np.argsort(firsts)].tolist()))
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls, read from where they are kept when one is asked for."""
+        return _Calls(self, np.arange(len(self._kind)))
+
+    def on(self, key: str) -> Sequence[Call]:
         """Returns the collectives on one communicator."""
-        if not self._on:
-            for call in self.calls:
-                if call.op not in P2P_OPS:
-                    self._on.setdefault(call.comm, []).append(call)
-        return self._on.get(key, [])
+        return _Calls(self, self._places(key))
+
+    def call(self, place: int) -> Call:
+        """Returns the call at a place."""
+        part, own = int(self._part[place]), int(self._place[place])
+        if part >= self._own:
+            return self._sent[part - self._own][own]
+        log = self._logs[part]
+        try:
+            return log.call(log.first + own)
+        except (IndexError, DamagedFileError):
+            # Overwritten since by a job that runs; what it was is known, from where is not.
+            return replace(self.kinds[int(self._kind[place])], seq=log.first + own, site=None)
 
     def communicator(self, key: str) -> Communicator:
         """Returns one of the rank's communicators."""
@@ -69,33 +108,55 @@ class Stream:
     def lines(self, words: Vocabulary, *, shapes: bool = True) -> list[int]:
         """Returns each call with its role, as a number of the vocabulary."""
         names = self.roles.names
-        return [
-            words.number(f"{names[call.comm]} {self.spell(call, shapes=shapes)}")
-            for call in self.calls
-        ]
+        spelled = [f"{names[kind.comm]} {self.spell(kind, shapes=shapes)}" for kind in self.kinds]
+        return self._numbered(spelled, self._kind, words)
+
+    def lines_on(self, key: str, words: Vocabulary, *, shapes: bool = True) -> list[int]:
+        """Returns the collectives on one communicator, each as a number of the vocabulary."""
+        spelled = [self.spell(kind, shapes=shapes) for kind in self.kinds]
+        return self._numbered(spelled, self._kind[self._places(key)], words)
+
+    def _places(self, key: str) -> NDArray[np.int64]:
+        if key not in self.rank.logs:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self._part == list(self.rank.logs).index(key))
+
+    def _numbered(
+        self, spelled: Sequence[str], kinds: NDArray[np.int64], words: Vocabulary
+    ) -> list[int]:
+        used = np.unique(kinds).tolist()
+        numbers = np.zeros(len(spelled), np.int64)
+        numbers[used] = [words.number(spelled[kind]) for kind in used]
+        lines: list[int] = numbers[kinds].tolist()
+        return lines
 
     def spell(self, call: Call, *, shapes: bool = True) -> str:
         """Returns one of the rank's calls in a line."""
-        # Of a hundred thousand calls a few dozen are different.
-        alike = (
-            shapes,
-            call.comm,
-            call.op,
-            call.redop,
-            call.shape,
-            call.numel,
-            call.dtype,
-            call.root,
-            call.peer,
-            call.sizes,
-            call.out_shape if call.op == "scatter" else None,
-            call.captured,
-        )
-        text = self._spelled.get(alike)
-        if text is None:
-            comm = self.communicator(call.comm)
-            text = self._spelled[alike] = spell(call, comm, self.rank.rank, shapes=shapes)
-        return text
+        return spell(call, self.communicator(call.comm), self.rank.rank, shapes=shapes)
+
+
+def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+class _Calls(Sequence[Call]):
+    """Some of a stream's calls, none of which is decoded before it is asked for."""
+
+    def __init__(self, stream: Stream, places: NDArray[np.int64]) -> None:
+        self._stream = stream
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Call: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Call]: ...
+    def __getitem__(self, index: int | slice) -> Call | Sequence[Call]:
+        if isinstance(index, slice):
+            return _Calls(self._stream, self._places[index])
+        return self._stream.call(int(self._places[index]))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.errors import NcclscopeError, UsageError
 from ncclscope.parity.processes import (
     STALL_SECONDS,
+    START_METHODS,
     TIMEOUT_SECONDS,
     Outcome,
     remove,
@@ -19,7 +20,7 @@ from ncclscope.parity.processes import (
 )
 from ncclscope.parity.report import Report, check_run
 
-__all__ = ["ParityError", "Settings", "Trial"]
+__all__ = ["ParityError", "Settings", "Skipped", "Trial"]
 
 BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
@@ -30,6 +31,10 @@ class ParityError(NcclscopeError, AssertionError):
     exit_status = 1
 
 
+class Skipped(Exception):
+    """All ranks skipped the test; the message is why."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a function is run, and what it is held to.
@@ -37,6 +42,7 @@ class Settings:
     Attributes:
         ranks: Processes.
         backend: Of their process group.
+        start_method: ``fork`` or ``spawn``; None for what the backend needs.
         baseline: File with the stored sequence; None where the ranks need only agree.
         ignore_shapes: Whether sizes do not count in it.
         stall_after: Seconds without a recorded call that count as a hang.
@@ -49,6 +55,7 @@ class Settings:
     ignore_shapes: bool = False
     stall_after: float = STALL_SECONDS
     timeout: float = TIMEOUT_SECONDS
+    start_method: str | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in (
@@ -64,6 +71,11 @@ class Settings:
         if self.backend not in BACKENDS:
             raise UsageError(
                 f"collective_parity: backend={self.backend!r}", f"give one of {', '.join(BACKENDS)}"
+            )
+        if self.start_method not in (None, *START_METHODS):
+            raise UsageError(
+                f"collective_parity: start_method={self.start_method!r}",
+                f"give one of {', '.join(START_METHODS)}",
             )
         for name in ("ranks", "stall_after", "timeout"):
             if getattr(self, name) <= 0:
@@ -113,6 +125,7 @@ class Trial:
         Raises:
             ParityError: A rank raised or died, they hang or disagree, or their calls are not
                 those that are stored.
+            Skipped: All ranks skipped.
         """
         rings = rings_directory() if self.traced else None
         failed = True
@@ -123,11 +136,15 @@ class Trial:
                 keywords=keywords,
                 ranks=self.settings.ranks,
                 backend=self.settings.backend,
+                start_method=self.settings.start_method,
                 rings=rings,
                 stall_after=self.settings.stall_after,
                 timeout=self.settings.timeout,
             )
             _show(outcome)
+            if outcome.ending == "skipped":
+                failed = False
+                raise Skipped("; ".join(dict.fromkeys(outcome.skipped.values())))
             self.report = self._judge(rings, outcome) if rings is not None else None
             text = self._complaint(outcome, self.report)
             failed = bool(text)
@@ -199,17 +216,33 @@ class Trial:
         if failed and self.keep is not None:
             import shutil
 
-            self.keep.parent.mkdir(parents=True, exist_ok=True)
+            from ncclscope.ring import layout
+
+            self.keep.mkdir(parents=True, exist_ok=True)
+            # Of an earlier example of hypothesis, or an earlier day.
+            for old in self.keep.glob(f"*{layout.SUFFIX}"):
+                old.unlink(missing_ok=True)
             shutil.copytree(rings, self.keep, dirs_exist_ok=True)
         remove(rings)
 
 
 def _headline(outcome: Outcome, settings: Settings) -> str:
     waiting = ranks_text(outcome.waiting)
-    if outcome.ending == "stalled":
-        return f"Nothing was recorded for {settings.stall_after:g} s: {waiting} did not return."
-    if outcome.ending == "timeout":
-        return f"Not over after {settings.timeout:g} s: {waiting} did not return."
+    if outcome.skipped:
+        others = [rank for rank in range(settings.ranks) if rank not in outcome.skipped]
+        reasons = "; ".join(dict.fromkeys(outcome.skipped.values()))
+        text = (
+            f"{sentence(ranks_text(outcome.skipped))} skipped the test ({reasons}) and "
+            f"{ranks_text(others)} did not: that is a divergence, skip on all ranks or on none."
+        )
+        errors = [f"{sentence(ranks_text([one.rank]))}: {one.error}" for one in outcome.failures]
+        return "\n".join([text, *errors])
+    if outcome.ending in ("stalled", "timeout"):
+        stalled = f"Nothing was recorded for {settings.stall_after:g} s"
+        begin = stalled if outcome.ending == "stalled" else f"Not over after {settings.timeout:g} s"
+        returned = [rank for rank in range(settings.ranks) if rank not in outcome.waiting]
+        rest = f", {ranks_text(returned)} did" if returned else ""
+        return f"{begin}: {waiting} did not return{rest}."
     if outcome.ending == "failed":
         first = outcome.failures[0]
         text = f"{sentence(ranks_text([first.rank]))} of {settings.ranks}: {first.error}"

@@ -204,18 +204,26 @@ def _aligned(cause: Finding, width: int) -> RenderableType:
     table.add_column(ranks_text(peers), overflow="fold", ratio=1)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column(ranks_text(odd), overflow="fold", ratio=1)
+    by_site = _told_by_site(cause)
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
         first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
         _add_row(
             table,
             _number(theirs, mark=first),
-            _near_text(theirs, show_site=first, width=width),
+            _near_text(theirs, show_site=first or by_site, width=width),
             _number(own),
-            _near_text(own, show_site=first, width=width),
+            _near_text(own, show_site=first or by_site, width=width),
             style="" if same else "red",
         )
     return table
+
+
+def _told_by_site(cause: Finding) -> bool:
+    """Whether equal calls are told apart by the lines they came from."""
+    if cause.odd is None or cause.peers is None:
+        return False
+    return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site
 
 
 def _number(call: Call | None, *, mark: bool = False) -> str:
@@ -260,11 +268,11 @@ def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     return text
 
 
-def _knowledge(cause: Finding) -> RenderableType:
-    parts: list[RenderableType] = [_section("how it is known", "recorded")]
+def _knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
+    parts: list[RenderableType] = [_section("how it is known", how)]
     parts += [_item(line) for line in cause.evidence]
     if cause.inferred:
-        parts.append(_section("what follows from it", "inferred, not recorded"))
+        parts.append(_section("what follows from it", f"inferred, not {how}"))
         parts += [_item(line) for line in cause.inferred]
     return Group(*parts)
 

@@ -16,7 +16,7 @@ from ncclscope.parity.hunks import Row, rows
 __all__ = ["print_difference", "render_difference", "render_rows"]
 
 WIDE = 120
-"""Columns from which a call's place in the program stands beside it."""
+"""Columns from which a call's place in the program stands beside it, not below."""
 MANY = 8
 """Groups of ranks that are shown."""
 
@@ -169,15 +169,11 @@ def _line(row: Row, width: int, sides: tuple[Side, Side] | None) -> str:
     text = f"{indent}{row.text}"
     if row.times > 1:
         text += f" × {row.times}"
-    if width >= WIDE and sides is not None and row.kind in "-+":
-        text += _site(row, sides)
+    if sides is not None and row.kind in "-+":
+        site = sides[row.kind == "+"].calls[row.at[row.kind == "+"]].site
+        if site:
+            text += f"   at {site}" if width >= WIDE else f"\n{indent}   at {site}"
     return text
-
-
-def _site(row: Row, sides: tuple[Side, Side]) -> str:
-    place, calls = row.a if row.kind == "-" else row.b
-    site = sides[row.kind == "+"].calls[place].site if calls else None
-    return f"   at {site}" if site else ""
 
 
 def _summary(pairs: Sequence[Pair]) -> Text:

@@ -29,7 +29,11 @@ def render_report(report: Report, width: int) -> RenderableType:
         run = report.verdict.run
         calls = sum(rank.records for rank in run.ranks)
         parts.append(
-            Text(f"{plural(len(run.ranks), 'rank')} agree, {plural(calls, 'call')}", style="green")
+            Text(
+                f"{plural(len(run.ranks), 'rank')} agree{'s' * (len(run.ranks) == 1)}, "
+                f"{plural(calls, 'call')}",
+                style="green",
+            )
         )
         parts += [Text(f"  {note}", style="dim") for note in run.notes]
     else:

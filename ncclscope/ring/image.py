@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,16 @@ from ncclscope.ring import layout
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CIRCLE_DTYPE", "RECORD_DTYPE", "Circle", "Records", "RingImage", "whole"]
+__all__ = [
+    "CIRCLE_DTYPE",
+    "RECORD_DTYPE",
+    "Circle",
+    "Records",
+    "RingImage",
+    "chosen",
+    "joined",
+    "whole",
+]
 
 RECORD_DTYPE = np.dtype(
     [
@@ -61,6 +71,7 @@ CIRCLE_DTYPE = np.dtype(
 Records = NDArray[np.void]
 Circle = NDArray[np.void]
 
+_PLAIN_RECORD = np.dtype(f"V{RECORD_DTYPE.itemsize}")
 _MOST_ABOUT = 1 << 20
 _MOST_TEXT = 1 << 26
 _MOST_MARKS = 1 << 20
@@ -154,8 +165,7 @@ class RingImage:
         stable = whole(records, wanted)
         stable &= before["end"][:count] == wanted
         stable &= after["begin"][:count] == wanted
-        found: Records = records[stable]
-        return found
+        return chosen(records, stable)
 
     def sizes(self, place: int) -> tuple[int, ...] | None:
         """Returns a sizes list, or None when it has been overwritten."""
@@ -249,6 +259,10 @@ class RingImage:
 
     # --- bytes ---
 
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Returns what stands there now; fewer bytes where the file ends."""
+        return self._read(offset, size)
+
     def _read_geometry(self) -> layout.Geometry:
         header = self._read(0, layout.PAGE)
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
@@ -277,6 +291,22 @@ class RingImage:
 
     def _u64(self, offset: int) -> int:
         return int.from_bytes(self._read(offset, 8), "little")
+
+
+def chosen(records: Records, which: NDArray[np.bool_]) -> Records:
+    """Returns some records; to index them would copy field by field, which takes much longer."""
+    found: Records = records.compress(which)
+    return found
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    """Returns records one after the other; see :func:`chosen`."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return np.empty(0, RECORD_DTYPE)
+    together: Records = np.concatenate([part.view(_PLAIN_RECORD) for part in parts])
+    return together.view(RECORD_DTYPE)
 
 
 def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:

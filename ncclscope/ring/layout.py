@@ -58,7 +58,8 @@ COMM_UPDATE carry ``comm`` (the number) and what has changed.
 
 **Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 CRC of
 the numbers that starts from the place, then ``length`` times i64, so that an entry which has
-been overwritten is recognised. At HEAP_END, rounded down to whole circles, places count from
+been overwritten is recognised. A list that begins with BOTH_WAYS holds ``sizes`` and, behind
+it, as many ``out_sizes``. At HEAP_END, rounded down to whole circles, places count from
 0 again.
 
 **Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
@@ -76,6 +77,7 @@ ranks: the first difference is found in them before any record is read.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -134,6 +136,9 @@ FIXED_DUMMY = 4
 
 FLAG_CAPTURED = 1
 
+BOTH_WAYS = -(1 << 63)
+"""No size. Begins a sizes list that holds what goes to each member, then what comes from each."""
+
 NO_SHAPE = 255
 NO_ROOM = 255
 """Number of an element type or a reduction that could not be interned."""
@@ -146,6 +151,25 @@ HEAP_END = 8 << 32
 """As many bytes as the 32 bits in a record can tell apart."""
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
+
+
+def join_sizes(
+    sizes: Sequence[int] | None, out_sizes: Sequence[int] | None
+) -> Sequence[int] | None:
+    """Returns the sizes list of a call as the heap holds it."""
+    if sizes is None or out_sizes is None or len(sizes) != len(out_sizes):
+        return sizes
+    return (BOTH_WAYS, *sizes, *out_sizes)
+
+
+def part_sizes(
+    joined: tuple[int, ...] | None,
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Returns ``sizes`` and ``out_sizes`` from what the heap holds."""
+    if not joined or joined[0] != BOTH_WAYS:
+        return joined, None
+    half = len(joined) // 2
+    return joined[1 : half + 1], joined[half + 1 :]
 
 
 def table_every(capacity: int) -> int:

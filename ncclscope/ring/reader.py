@@ -8,23 +8,34 @@ so the first question copies all that is left of one that is still written.
 
 from __future__ import annotations
 
-import bisect
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope.ring import layout
-from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage, whole
+from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
 from ncclscope.signature import BASE
 
-__all__ = ["CHUNK", "ChannelState", "RingFile", "bracket", "hash_before"]
+__all__ = [
+    "CHUNK",
+    "ChannelState",
+    "Marks",
+    "RingFile",
+    "bracket",
+    "collectives",
+    "hash_before",
+]
 
 CHUNK = 1024
-_CHUNKS_KEPT = 64
+_PIECES_KEPT = 512
+"""Chunks, and parts of them, that are kept of all rings together: 48 MB at most."""
 _PINNED = 1 << 20
 """Records of a live ring that are copied at most: 96 MB."""
 _SLICE = 1 << 16
@@ -40,6 +51,44 @@ class ChannelState:
     seq: int
     hash: int
     p2p: int
+
+
+class Marks(NamedTuple):
+    """Marks of one communicator, in order.
+
+    Attributes:
+        seqs: Numbers of the calls that they stand at.
+        positions: Of these calls in the stream.
+        hashes: Running hashes after them.
+    """
+
+    seqs: NDArray[np.uint64]
+    positions: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+
+
+_NO_MARKS = Marks(*(np.empty(0, np.uint64) for _ in range(3)))
+
+
+class _Pieces:
+    """What was read last of any ring. A ring of its own would keep little, a thousand much."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, ...], Records] = OrderedDict()
+
+    def get(self, key: tuple[int, ...], read: Callable[[], Records]) -> Records:
+        """Returns what was read under this key, or reads it."""
+        piece = self._kept.pop(key, None)
+        if piece is None:
+            piece = read()
+            if len(self._kept) >= _PIECES_KEPT:
+                self._kept.popitem(last=False)
+        self._kept[key] = piece
+        return piece
+
+
+_pieces = _Pieces()
+_serials = count()
 
 
 class RingFile(RingImage):
@@ -67,13 +116,11 @@ class RingFile(RingImage):
         self.live = False
         self.head = 0
         self.states: dict[int, ChannelState] = {}
-        self._chunks: OrderedDict[int, Records] = OrderedDict()
+        self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than a circle, so that the record before fits in with them.
         self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
-            marks = self.read_circle(self.geometry.mark_area, self.geometry.marks)
-            self._marks = np.sort(marks[marks["begin"] != 0], order="begin")
             self._find_head()
             # After the records: what they refer to had been written before them.
             self.texts = self.read_texts()
@@ -107,35 +154,59 @@ class RingFile(RingImage):
         if self.live:
             pinned = self._pin()
             return pinned[start - self.oldest : stop - self.oldest]
-        parts = [self._chunk(number) for number in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        low, high = np.searchsorted(joined["begin"], np.array([start + 1, stop + 1], np.uint64))
-        return joined[low:high]
+        together = joined(
+            [self._chunk(number) for number in range(start // CHUNK, (stop - 1) // CHUNK + 1)]
+        )
+        if start % CHUNK == 0 and (stop % CHUNK == 0 or stop == self.head):
+            return together
+        begins = together["begin"]
+        low, high = np.searchsorted(begins, np.array([start + 1, stop + 1], np.uint64))
+        return together[low:high]
 
-    def marks(self, comm: int) -> tuple[list[int], list[int], list[int]]:
-        """Returns seqs, positions and running hashes of a communicator's marks that are kept."""
-        begins = self._marks["begin"]
-        mine = self._marks[
-            (self._marks["word"] == comm) & (begins > self.lost) & (begins <= self.head)
-        ]
-        seqs: list[int] = mine["seq"].tolist()
-        if any(after <= before for before, after in pairwise(seqs)):
-            return [], [], []  # damaged; records are found without them
-        return seqs, (mine["begin"] - np.uint64(1)).tolist(), mine["hash"].tolist()
+    def piece(self, number: int, comm: int) -> Records:
+        """Returns a communicator's collectives among the records of a chunk.
+
+        Args:
+            number: The chunk: positions from ``number * CHUNK`` on.
+            comm: The communicator's number.
+        """
+
+        def read() -> Records:
+            return collectives(self.window(number * CHUNK, (number + 1) * CHUNK), comm)
+
+        return _pieces.get((self._serial, number, comm), read)
+
+    def marks(self, comm: int) -> Marks:
+        """Returns a communicator's marks, as far as the records are kept that they stand at."""
+        low, high = np.searchsorted(self._marks["word"], np.array([comm, comm + 1], np.uint32))
+        mine = self._marks[low:high]
+        begins = mine["begin"]
+        low, high = np.searchsorted(begins, np.array([self.lost + 1, self.head + 1], np.uint64))
+        mine = mine[low:high]
+        seqs = mine["seq"]
+        if np.any(seqs[1:] <= seqs[:-1]):
+            return _NO_MARKS  # damaged; records are found without them
+        return Marks(seqs, mine["begin"] - np.uint64(1), mine["hash"])
+
+    @cached_property
+    def _marks(self) -> Circle:
+        """Marks that are whole, by communicator and in order; read when they are asked for."""
+        marks = self.read_circle(self.geometry.mark_area, self.geometry.marks)
+        order = np.lexsort((marks["begin"], marks["word"]))
+        marks = marks.take(order)
+        found: Circle = marks.compress(marks["begin"] != 0)
+        return found
 
     def _chunk(self, number: int) -> Records:
         """The whole records among positions ``number * CHUNK`` and the next chunk's first."""
-        kept = self._chunks.get(number)
-        if kept is not None:
-            self._chunks.move_to_end(number)
-            return kept
-        start, stop = number * CHUNK, min((number + 1) * CHUNK, self.head)
-        records, wanted = self.read_slots(start, stop)
-        chunk: Records = records[whole(records, wanted)]
-        self._chunks[number] = chunk
-        if len(self._chunks) > _CHUNKS_KEPT:
-            self._chunks.popitem(last=False)
-        return chunk
+
+        def read() -> Records:
+            start, stop = number * CHUNK, min((number + 1) * CHUNK, self.head)
+            records, wanted = self.read_slots(start, stop)
+            good = whole(records, wanted)
+            return records if good.all() else chosen(records, good)
+
+        return _pieces.get((self._serial, number), read)
 
     def _pin(self) -> Records:
         """Copies what is left of a ring that is still written, from the newest back to a gap."""
@@ -152,7 +223,7 @@ class RingFile(RingImage):
                 if len(part) < min(_SLICE, stop - limit):
                     break
                 stop -= len(part)
-            self._pinned = np.concatenate(parts[::-1]) if parts else np.empty(0, RECORD_DTYPE)
+            self._pinned = joined(parts[::-1])
             self.pin_heap()
         return self._pinned
 
@@ -202,8 +273,8 @@ class RingFile(RingImage):
         """Brings the states up to date with records that were made since."""
         fixed = records["fixed"]
         p2p = fixed & layout.FIXED_P2P != 0
-        for chosen in (~p2p, p2p):
-            mine = records[chosen & (fixed & layout.FIXED_STEP == 0)]
+        for kind in (~p2p, p2p):
+            mine = chosen(records, kind & (fixed & layout.FIXED_STEP == 0))
             # The last of each communicator: unique() finds the first of the reversed.
             comms, places = np.unique(mine["comm"][::-1], return_index=True)
             for comm, last in zip(comms.tolist(), mine[::-1][places], strict=True):
@@ -221,7 +292,13 @@ def hash_before(after: int, signature: int) -> int:
     return (after - signature) * BASE_INVERSE & ((1 << 64) - 1)
 
 
-def bracket(seqs: list[int], seq: int) -> tuple[int, int]:
+def collectives(records: Records, comm: int) -> Records:
+    """Returns those records that are collectives of a communicator."""
+    other = layout.FIXED_P2P | layout.FIXED_STEP
+    return chosen(records, (records["comm"] == comm) & (records["fixed"] & other == 0))
+
+
+def bracket(seqs: NDArray[np.uint64], seq: int) -> tuple[int, int]:
     """Returns the places of the marks around a seq: the last at or before, the first after."""
-    after = bisect.bisect_right(seqs, seq)
+    after = int(np.searchsorted(seqs, np.uint64(seq), "right"))
     return after - 1, after

@@ -8,19 +8,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ncclscope.capture import Capture
+from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.foreign import MAX_RANKS, open_regular, printable
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.progress import steps
 from ncclscope.ring import layout
+from ncclscope.sources.bundle import is_capture, read_capture, with_capture
 from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
-from ncclscope.sources.plain_pickle import without_collection
 from ncclscope.sources.replicas import separate_replicas
 from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
 
-__all__ = ["assemble", "open_run"]
+__all__ = ["assemble", "follow_pointer", "open_run"]
 
 _LONGEST_NOTE = 1 << 12
 
@@ -41,12 +44,16 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     """
     notes: list[str] = []
     ranks: list[Rank] = []
+    captures: list[Capture] = []
     empty = 0
     seen = set()
     given_paths = {Path(path) for path in paths}
-    for path in _files(paths, notes):
-        reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
+    for path in steps("reading", list(_files(paths, notes))):
         try:
+            if is_capture(path):
+                captures.append(read_capture(path))
+                continue
+            reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
             status = path.stat()
             if status.st_size == 0:
                 empty += 1
@@ -62,7 +69,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         except OSError as error:
             notes.append(_cannot(path, error))
     given = tuple(printable(str(path)) for path in paths)
-    if not ranks:
+    if not ranks and not captures:
         if notes:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
@@ -70,7 +77,10 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             f"{', '.join(given)}: {what} found",
             "give the directory that NCCLSCOPE_DIR or `ncclscope run --dir` named",
         )
-    return assemble(ranks, notes=notes, sources=given)
+    run = assemble(ranks, notes=notes, sources=given)
+    if not captures:
+        return run
+    return with_capture(run, max(captures, key=lambda capture: capture.time_ns))
 
 
 def assemble(
@@ -130,12 +140,17 @@ def _files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterato
             for name in sorted(names):
                 found = Path(folder, name)
                 if name.endswith(layout.MOVED_SUFFIX):
-                    yield from _moved(found)
-                elif name.endswith(layout.SUFFIX) or is_trace(found) or is_dump(found):
+                    yield from follow_pointer(found)
+                elif (
+                    name.endswith(layout.SUFFIX)
+                    or is_capture(found)
+                    or is_trace(found)
+                    or is_dump(found)
+                ):
                     yield found
 
 
-def _moved(pointer: Path) -> Iterator[Path]:
+def follow_pointer(pointer: Path) -> Iterator[Path]:
     """Follows the note that a ring leaves where there was no room for it."""
     try:
         with open(open_regular(pointer, follow=False), "rb") as file:

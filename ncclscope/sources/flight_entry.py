@@ -1,30 +1,24 @@
-"""Entries of a Flight Recorder dump -> calls, made when somebody looks at them.
+"""What an entry of a Flight Recorder dump says of its call.
 
-A dump has thousands of entries and a diagnosis looks at a few. What tells calls apart is the
-same for many entries, so that it is worked out once for each spelling; a
-:class:`~ncclscope.model.Call` is made of it and of what the entry alone has when it is
-asked for.
+What tells calls apart is the same for many entries, so that it is worked out once for each
+spelling.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
-from ncclscope.foreign import integer, integers, text
-from ncclscope.model import Call, Communicator, State
+from ncclscope.foreign import integers, text
+from ncclscope.model import State
 from ncclscope.signature import MASK, P2P_OPS, VECTOR_OPS, canonical_op, extend, sign
-from ncclscope.sources.flight_pattern import Stack
-from ncclscope.sources.memory import running_hashes
 
-__all__ = ["DumpLog", "Entry", "LazyCalls", "Posted", "posted", "together"]
+__all__ = ["Entry", "Posted", "posted", "together"]
 
 MAX_DIMENSIONS = 64
 MAX_TENSORS = 1 << 12
-MAX_FRAMES = 128
 _LONGEST_NAME = 200
 _KNOWN_AT_MOST = 1 << 16
 """Spellings that are remembered; a hostile dump has a new one in each entry."""
@@ -50,14 +44,6 @@ _DTYPES = {
     "complexfloat": "complex64",
     "complexdouble": "complex128",
 }
-_PLUMBING = (
-    "/torch/",
-    "/vllm/distributed/",
-    "/vllm/compilation/",
-    "/contextlib.py",
-    "/functools.py",
-    "/typing_extensions.py",
-)
 # Of these the output counts as many elements on every member.
 _EQUAL_OUTPUT = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
@@ -73,7 +59,9 @@ class Posted:
         dtype: Element type of the first input, or output where there is no input.
         numel: Elements of the input.
         shape: Shape of the first input.
-        sizes: First dimensions per member of a v-collective.
+        sizes: First dimensions per member of a v-collective; of an all_to_all the elements
+            that go to each member, where the dump has them.
+        out_sizes: Elements of an all_to_all that come from each member, likewise.
         out_shape: Shape of the first output.
         peer: Other side of a send or receive.
         signature: What the members must agree in.
@@ -88,6 +76,7 @@ class Posted:
     numel: int | None
     shape: tuple[int, ...] | None
     sizes: tuple[int, ...] | None
+    out_sizes: tuple[int, ...] | None
     out_shape: tuple[int, ...] | None
     peer: int | None
     signature: int
@@ -104,6 +93,7 @@ class Entry(NamedTuple):
         state: As it was written.
         retired: Whether the recorder has done with it: it completed, or it failed.
         time_ns: When it was posted.
+        timeout_ms: After how long the watchdog gives it up; 0 where that is not known.
         frames: The stack, as it was written.
     """
 
@@ -113,13 +103,16 @@ class Entry(NamedTuple):
     state: State
     retired: bool
     time_ns: int | None
+    timeout_ms: int
     frames: Any
 
 
 _known: dict[tuple[Any, ...], Posted] = {}
 
 
-def posted(name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> Posted:
+def posted(
+    name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any = None
+) -> Posted:
     """Returns what an entry's fields say of the call.
 
     Args:
@@ -128,20 +121,21 @@ def posted(name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> Po
         outputs: Shapes of the outputs.
         dtypes: Element types of inputs and outputs.
         is_p2p: The entry's flag.
+        splits: Elements to and from each member, by the names of their fields.
     """
-    key = (name, repr(inputs), repr(outputs), repr(dtypes), bool(is_p2p))
+    key = (name, repr(inputs), repr(outputs), repr(dtypes), bool(is_p2p), repr(splits or None))
     try:
         found = _known.get(key)
     except TypeError:  # the name is no text
-        return _posted("?", inputs, outputs, dtypes, is_p2p)
+        return _posted("?", inputs, outputs, dtypes, is_p2p, splits)
     if found is None:
         if len(_known) >= _KNOWN_AT_MOST:
             _known.clear()
-        found = _known[key] = _posted(text(name) or "?", inputs, outputs, dtypes, is_p2p)
+        found = _known[key] = _posted(text(name) or "?", inputs, outputs, dtypes, is_p2p, splits)
     return found
 
 
-def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> Posted:
+def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any) -> Posted:
     title, _, pair = name[:_LONGEST_NAME].partition(" ")
     backend, _, op = title.rpartition(":")
     op = canonical_op(op.strip("_") if op.endswith("_") else op)
@@ -156,6 +150,9 @@ def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> P
         op, sizes = "all_gatherv", tuple(out[0] if out else 1 for out in outs)
     elif op in ("reduce_scatter", "reduce_scatterv") and len({prod(own) for own in ins}) > 1:
         op, sizes = "reduce_scatterv", tuple(own[0] if own else 1 for own in ins)
+    out_sizes = None
+    if op == "all_to_all":
+        sizes, out_sizes = _splits(splits, ins, outs)
     dtype = _dtype(dtypes)
     signature = 0
     if not p2p:
@@ -164,7 +161,7 @@ def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> P
             dtype=dtype,
             numel=numel,
             shape=shape,
-            sizes=() if op == "all_to_all" else sizes,  # its splits are not recorded
+            sizes=() if op == "all_to_all" else sizes,  # its splits are each member's own
             out_shape=outs[0] if outs else None,
         )
         if op in VECTOR_OPS and sizes is None:
@@ -180,11 +177,34 @@ def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any) -> P
         numel=numel,
         shape=shape,
         sizes=sizes,
+        out_sizes=out_sizes,
         out_shape=outs[0] if outs else None,
         peer=_peer(op, pair),
         signature=signature,
         size=_size(op, numel, total),
     )
+
+
+def _splits(
+    value: Any, ins: Sequence[tuple[int, ...]], outs: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """The elements that go to each member and that come from each, or neither.
+
+    From format 2.11 on dumps have them. Before, they are known where there is a tensor for
+    each member; a single tensor may be split in any way, and even splits are not written.
+    """
+    lists = {}
+    for name, given in value.items() if isinstance(value, dict) else ():
+        own = integers(given, MAX_TENSORS)
+        if own and all(0 <= size < 1 << 62 for size in own):
+            lists[name[:2]] = own
+    if "in" not in lists and len(ins) > 1:
+        lists["in"] = tuple(map(prod, ins))
+    if "ou" not in lists and len(outs) > 1:
+        lists["ou"] = tuple(map(prod, outs))
+    if len(lists) < 2 or len(lists["in"]) != len(lists["ou"]):
+        return None, None
+    return lists["in"], lists["ou"]
 
 
 def _size(op: str, numel: int | None, total: int | None) -> int:
@@ -245,6 +265,7 @@ def together(entries: Sequence[Entry]) -> Entry:
             numel=sum(call.numel or 0 for call in calls),
             shape=None,
             sizes=None,
+            out_sizes=None,
             out_shape=None,
             peer=None,
             signature=signature & MASK | 1,
@@ -252,141 +273,3 @@ def together(entries: Sequence[Entry]) -> Entry:
         )
     state = max(entry.state for entry in entries)
     return entries[0]._replace(posted=whole, state=state, retired=last.retired)
-
-
-def site(frames: Any) -> str | None:
-    """Returns the first frame of the program's own: ``file.py:120 function``."""
-    if isinstance(frames, Stack):
-        frames = frames.frames()
-    if not isinstance(frames, list) or not frames:
-        return None
-    own = [frame for frame in frames[:MAX_FRAMES] if isinstance(frame, dict)]
-    for frame in own:
-        path = text(frame.get("filename")) or ""
-        if not any(part in path for part in _PLUMBING):
-            return _frame(frame)
-    return _frame(own[0]) if own else None
-
-
-def _frame(frame: dict[str, Any]) -> str:
-    path, name = text(frame.get("filename")) or "?", text(frame.get("name")) or "?"
-    return f"{os.path.basename(path)}:{integer(frame.get('line')) or 0} {name}"
-
-
-class LazyCalls(Sequence[Call]):
-    """Entries as calls.
-
-    Args:
-        comm: Key of the communicator.
-        entries: In order.
-        done: Entries that are retired count as completed up to this number.
-        by_time: Whether calls are placed by their time: two dumps of one process have no
-            other order between them.
-    """
-
-    def __init__(
-        self, comm: str, entries: Sequence[Entry], *, done: int = 0, by_time: bool = False
-    ) -> None:
-        self._comm = comm
-        self._entries = entries
-        self._done = done
-        self._by_time = by_time
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Call]:
-        return map(self._call, self._entries)
-
-    @overload
-    def __getitem__(self, place: int) -> Call: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Call]: ...
-
-    def __getitem__(self, place: int | slice) -> Call | list[Call]:
-        if isinstance(place, slice):
-            return [self._call(entry) for entry in self._entries[place]]
-        return self._call(self._entries[place])
-
-    def _call(self, entry: Entry) -> Call:
-        told = entry.posted
-        state = entry.state
-        if entry.retired and entry.seq <= self._done:
-            state = State.COMPLETED
-        return Call(
-            op=told.op,
-            comm=self._comm,
-            seq=entry.seq,
-            position=(entry.time_ns or 0) if self._by_time else entry.position,
-            dtype=told.dtype,
-            peer=told.peer,
-            numel=told.numel,
-            shape=told.shape,
-            sizes=told.sizes,
-            out_shape=told.out_shape,
-            site=site(entry.frames),
-            time_ns=entry.time_ns,
-            state=state,
-            signature=told.signature,
-        )
-
-
-class DumpLog:
-    """A :class:`~ncclscope.model.CallLog` over entries.
-
-    Args:
-        communicator: What the calls were made on.
-        entries: Collectives in order, with consecutive numbers.
-        calls: Calls made; the last of them is the last entry, where there is one.
-        done: See :class:`LazyCalls`.
-        by_time: See :class:`LazyCalls`.
-    """
-
-    anchored = True
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        entries: Sequence[Entry],
-        calls: int,
-        *,
-        done: int = 0,
-        by_time: bool = False,
-    ) -> None:
-        self._communicator = communicator
-        self._calls = LazyCalls(communicator.key, entries, done=done, by_time=by_time)
-        self._count = calls
-        self._first = calls + 1 - len(entries)
-        self._signatures = [entry.posted.signature for entry in entries]
-        self._hashes = running_hashes(self._signatures)
-
-    @property
-    def communicator(self) -> Communicator:
-        return self._communicator
-
-    @property
-    def calls(self) -> int:
-        return self._count
-
-    @property
-    def first(self) -> int:
-        return self._first
-
-    @property
-    def rooted(self) -> bool:
-        return self._first == 1
-
-    def fingerprint(self, seq: int) -> int:
-        return self._hashes[seq - self._first + 1]
-
-    def call(self, seq: int) -> Call:
-        return self._calls[seq - self._first]
-
-    def span(self, start: int, stop: int) -> Sequence[Call]:
-        low = max(start - self._first, 0)
-        return self._calls[low : max(stop - self._first, low)]
-
-    def signatures(self, start: int, stop: int) -> Sequence[int]:
-        low = max(start - self._first, 0)
-        return self._signatures[low : max(stop - self._first, low)]

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.model import CallLog, Communicator, Rank, State
-from ncclscope.sources.flight_entry import DumpLog, Entry, LazyCalls
+from ncclscope.sources.flight_entry import Entry
 from ncclscope.sources.flight_group import Group, Held
+from ncclscope.sources.flight_log import DumpLog, LazyCalls
 from ncclscope.sources.flight_recorder import Dump
 
 __all__ = ["settle"]
 
 _WORLD = "default_pg"
 _NAMELESS = ("", "undefined")
+_AT_ONCE_NS = 250_000_000
+_LONG_NS = 30_000_000_000
 
 
 @dataclass
@@ -81,7 +84,7 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
         comm.ranks = comm.group.ranks or _inferred(comm, world, by_rank)
     logs = _logs(by_rank, comms)
     return others + [
-        _rank(number, own, logs[number], world) for number, own in sorted(by_rank.items())
+        _rank(number, own, logs[number], comms, world) for number, own in sorted(by_rank.items())
     ]
 
 
@@ -245,17 +248,40 @@ def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:
     return labels
 
 
+def _fresh(rank: Rank) -> bool:
+    """Whether a dump was written right after a call, as dumps of running jobs are.
+
+    A file is never older than it says. It may be younger, where a copy did not keep the time,
+    so that an old file proves nothing. How long is right after depends on how often the rank
+    made calls.
+    """
+    dump = _dump(rank)
+    age: int = rank.details["written_ns"] - dump.newest_ns
+    limit = min(max(_AT_ONCE_NS, 2 * dump.pace_ns), _LONG_NS)
+    return 0 <= age < limit
+
+
 def _rank(
     number: int,
     own: Sequence[Rank],
     logs: tuple[dict[str, CallLog], dict[str, LazyCalls]],
+    comms: Mapping[Group, _Comm],
     world: int,
 ) -> Rank:
     details: dict[str, Any] = {**own[0].details, "numbered": True}
-    details["timed_out"] = sum(_dump(rank).timed_out for rank in own)
-    details["dumped"] = True  # usually because somebody thought that the job hangs
+    overdue = [
+        (comms[group].key, entry.posted.p2p, entry.seq)
+        for rank in own
+        for group, entries in _dump(rank).overdue.items()
+        for entry in entries
+    ]
+    details["timed_out"] = len(overdue)
+    details["overdue"] = frozenset(overdue)
+    # Usually because somebody thought that the job hangs; not if it was posting just before.
+    details["dumped"] = not any(_fresh(rank) for rank in own)
     details["tells"] = any(_dump(rank).tells for rank in own)
-    del details["dump"]
+    details["splits"] = any(_dump(rank).splits for rank in own)
+    del details["dump"], details["written_ns"]
     return replace(
         own[0],
         rank=number,

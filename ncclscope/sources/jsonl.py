@@ -193,6 +193,8 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
     }
     if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
         line["numel"] = call.numel
+    if call.out_sizes is not None:
+        line["out_sizes"] = call.out_sizes
     if call.group is not None:
         line["group"] = call.group
     if call.graph is not None:
@@ -318,6 +320,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         shape=shape,
         sizes=integers(line.get("sizes")),
         out_shape=integers(line.get("out_shape"), MAX_DIMENSIONS),
+        out_sizes=integers(line.get("out_sizes")),
         site=text(line.get("site")),
         time_ns=integer(line.get("t_ns")),
         state=_STATES.get(text(line.get("state")) or "", State.SCHEDULED),

@@ -70,6 +70,14 @@ class ListLog:
         """Signatures of calls ``start`` to ``stop - 1``."""
         return [call.signature for call in self.span(start, stop)]
 
+    def sites(self, start: int, stop: int) -> Sequence[str | None]:
+        """Call sites of calls ``start`` to ``stop - 1``."""
+        return [call.site for call in self.span(start, stop)]
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        return [call.position for call in self.span(start, stop)]
+
 
 class Tail:
     """A log from one call on, as if nothing before it were kept."""

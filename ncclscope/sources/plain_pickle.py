@@ -8,17 +8,15 @@ is refused. What is left of the language is carried out by the interpreter's own
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError
 
-__all__ = ["load_plain", "without_collection"]
+__all__ = ["load_plain"]
 
 _PLAIN = re.compile(
     rb"(?:"
@@ -64,25 +62,13 @@ def load_plain(data: bytes, name: str, strings: dict[int, Any] | None = None) ->
     _look_through(data, name)
     try:
         with without_collection():
-            reader = _PlainUnpickler(io.BytesIO(data))
+            reader = _PlainUnpickler(io.BufferedReader(io.BytesIO(data)))  # it reads ahead
             value = reader.load()
             if strings is not None:
                 strings.update(dict(reader.memo.copy()))
             return value
     except Exception as error:  # a torn or twisted stream can fail in any way
         raise DamagedFileError(f"{name} is no whole pickle: {error}"[:300]) from None
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Keeps the garbage collector off what is all in use: it would look at it many times."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _look_through(data: bytes, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text, texts
 from ncclscope.model import Call, Communicator, Rank, State, Step
 from ncclscope.ring import layout
-from ncclscope.ring.image import RECORD_DTYPE, Records
+from ncclscope.ring.image import Records, chosen, joined
 from ncclscope.ring.reader import CHUNK, RingFile, hash_before
-from ncclscope.signature import BASE, VECTOR_OPS, sign
+from ncclscope.signature import BASE, CREATION_OPS, VECTOR_OPS, sign
+from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
 
-__all__ = ["RingLog", "read_ring"]
+__all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
 
 _LIVELY_NS = 60_000_000_000
 """A process that was heard of less than a minute ago may still write."""
+
+STEP_CHUNKS = 4
+"""Chunks of records at the end of a ring that a step is looked for in."""
 
 _CLIPPED = 0xFFFFFFFF
 _MOST_PIDS = 1 << 22
@@ -40,11 +45,11 @@ def read_ring(path: Path) -> Rank:
     ring = RingFile(path)
     about = ring.about
     host, pid = text(about.get("host")) or "", number(about.get("pid"), _MOST_PIDS)
-    alive = _alive(about, host, pid)
+    alive = is_alive(about, host, pid)
     exited = ring.exited_ns > 0
     age = abs(time.time_ns() - ring.heartbeat_ns)
     ring.live = alive is not False and not exited and age < _LIVELY_NS
-    communicators = _communicators(ring)
+    found = communicators(ring)
     return Rank(
         rank=_rank(about.get("rank")),
         world_size=number(about.get("world_size")),
@@ -54,10 +59,10 @@ def read_ring(path: Path) -> Rank:
         labels=texts(about.get("labels")),
         logs={
             communicator.key: RingLog(ring, index, communicator)
-            for index, communicator in communicators.items()
+            for index, communicator in found.items()
             if index in ring.states
         },
-        p2p=_LazyP2p(ring, communicators),
+        p2p=_LazyP2p(ring, found),
         records=ring.head - ring.lost,
         lost=ring.lost,
         started_ns=integer(about.get("started_ns")) or None,
@@ -82,6 +87,11 @@ class RingLog:
         self._strand = Strand(ring, number)
         self._state = ring.states[number]
         self._beginning: tuple[int, int] | None = None
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """Operations that the process has posted, on any communicator."""
+        return frozenset(self._ring.texts.get(layout.KIND_OP, ()))
 
     @property
     def calls(self) -> int:
@@ -121,6 +131,23 @@ class RingLog:
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
         return self._signatures(self._records(start, stop))
+
+    def distinct(self, start: int, stop: int) -> Distinct:
+        """Calls ``start`` to ``stop - 1``, as far as they are kept, by what sets them apart."""
+        key = self.communicator.key
+        found = self._records(start, stop)
+        return distinct_records(found, lambda records: _decode(self._ring, records, key))
+
+    def sites(self, start: int, stop: int) -> Sequence[str | None]:
+        """Where calls ``start`` to ``stop - 1`` came from."""
+        numbers, places = np.unique(self._records(start, stop)["site"], return_inverse=True)
+        texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
+        return [texts[place] for place in places.tolist()]
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        begins: list[int] = (self._records(start, stop)["begin"] - np.uint64(1)).tolist()
+        return begins
 
     def _signatures(self, records: Records) -> list[int]:
         if not len(records):
@@ -183,9 +210,7 @@ class RingLog:
                 )
             parts.append(found[low:high])
             seq = int(seqs[high - 1]) + 1
-        if not parts:
-            return np.empty(0, RECORD_DTYPE)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return joined(parts)
 
 
 class _LazyP2p(Mapping[str, Sequence[Call]]):
@@ -206,10 +231,13 @@ class _LazyP2p(Mapping[str, Sequence[Call]]):
             found: list[Call] = []
             for start in range(self._ring.oldest, self._ring.head, CHUNK):
                 window = self._ring.window(start, start + CHUNK)
-                mine = window[(window["comm"] == index) & (window["fixed"] & layout.FIXED_P2P != 0)]
-                found += _decode(self._ring, mine, key)
+                own = (window["comm"] == index) & (window["fixed"] & layout.FIXED_P2P != 0)
+                found += _decode(self._ring, chosen(window, own), key)
             self._calls[key] = found
         return self._calls[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._numbers  # without reading them
 
     def __iter__(self) -> Any:
         return iter(self._numbers)
@@ -229,18 +257,32 @@ class _LazySteps(Sequence[Step]):
         if self._steps is None:
             self._steps = []
             for start in range(self._ring.oldest, self._ring.head, CHUNK):
-                window = self._ring.window(start, start + CHUNK)
-                for record in window[window["fixed"] & layout.FIXED_STEP != 0]:
-                    tokens = int(record["numel"])
-                    self._steps.append(
-                        Step(
-                            number=int(record["seq"]),
-                            position=int(record["begin"]) - 1,
-                            tokens=tokens - 1 if tokens else None,
-                            dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
-                        )
-                    )
+                self._steps += self._between(start, start + CHUNK)
         return self._steps
+
+    def _between(self, start: int, stop: int) -> list[Step]:
+        window = self._ring.window(start, stop)
+        return [
+            Step(
+                number=int(record["seq"]),
+                position=int(record["begin"]) - 1,
+                tokens=int(record["numel"]) - 1 if record["numel"] else None,
+                dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
+            )
+            for record in chosen(window, window["fixed"] & layout.FIXED_STEP != 0)
+        ]
+
+    def latest(self) -> Step | None:
+        """The last step among the newest records."""
+        stop = self._ring.head
+        for _ in range(STEP_CHUNKS):
+            start = (stop - 1) // CHUNK * CHUNK
+            if stop <= self._ring.oldest:
+                break
+            if found := self._between(start, stop):
+                return found[-1]
+            stop = start
+        return None
 
     def __getitem__(self, index: Any) -> Any:
         return self._read()[index]
@@ -263,6 +305,7 @@ def _decode(
         p2p = fixed & layout.FIXED_P2P != 0
         shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
         out_shape = ring.text(layout.KIND_SHAPE, out)
+        own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
         calls.append(
             Call(
                 op=ring.text(layout.KIND_OP, op) or "?",
@@ -275,7 +318,8 @@ def _decode(
                 peer=root if p2p and root >= 0 else None,
                 numel=numel if numel or shape is not None else None,
                 shape=shape,
-                sizes=ring.sizes(sizes) if sizes else None,
+                sizes=own_sizes,
+                out_sizes=out_sizes,
                 out_shape=None if out_shape is None else _dimensions(out_shape),
                 site=ring.text(layout.KIND_SITE, site),
                 time_ns=when,
@@ -300,7 +344,7 @@ def _is_signable(ring: RingFile, record: Records) -> bool:
     )
     if call.op == "scatter":
         return complete and call.out_shape is not None
-    return complete and (call.op not in VECTOR_OPS or call.sizes is not None)
+    return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
 
 
 def _sign(call: Call) -> int:
@@ -322,27 +366,34 @@ def _dimensions(spelled: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdecimal() and len(part) < 20)
 
 
-def _communicators(ring: RingFile) -> dict[int, Communicator]:
+def communicators(ring: RingFile) -> dict[int, Communicator]:
     """By their number in the file; what cannot be understood is left out."""
-    found: dict[int, dict[str, Any]] = {}
-    for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1):
-        about = _object(spelled)
-        if text(about.get("key")) is not None:
-            found[index] = about
+    changes: dict[int, list[str]] = {}
     for spelled in ring.texts.get(layout.KIND_COMM_UPDATE, []):
-        changed = _object(spelled)
-        updated = found.get(number(changed.get("comm")))
-        if updated is not None:
-            updated.update({name: changed[name] for name in changed if name not in ("comm", "key")})
-    return {
-        index: Communicator(
-            key=text(about["key"]) or "",
-            label=text(about.get("label")) or "",
-            ranks=integers(about.get("ranks")) or (),
-            backend=text(about.get("backend")) or "",
-        )
-        for index, about in found.items()
+        changes.setdefault(number(_object(spelled).get("comm")), []).append(spelled)
+    found = {
+        index: _communicator(spelled, *changes.get(index, ()))
+        for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1)
     }
+    return {index: comm for index, comm in found.items() if comm is not None}
+
+
+@lru_cache(maxsize=1 << 9)
+def _communicator(spelled: str, *changes: str) -> Communicator | None:
+    """Returns what its members describe in the same words, hence once for all of them."""
+    about = _object(spelled)
+    key = text(about.get("key"))
+    if key is None:
+        return None
+    for change in changes:
+        changed = _object(change)
+        about.update({name: changed[name] for name in changed if name not in ("comm", "key")})
+    return Communicator(
+        key=key,
+        label=text(about.get("label")) or "",
+        ranks=integers(about.get("ranks")) or (),
+        backend=text(about.get("backend")) or "",
+    )
 
 
 def _object(spelled: str) -> dict[str, Any]:
@@ -358,7 +409,7 @@ def _rank(value: Any) -> int:
     return found if found is not None and 0 <= found < MAX_RANKS else -1
 
 
-def _alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
+def is_alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
     """Whether the process runs, where this machine can tell."""
     if not about.get("boot_id") or host != socket.gethostname():
         return None

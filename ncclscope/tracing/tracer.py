@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from ncclscope import signature
 from ncclscope.ring import layout
 from ncclscope.ring.writer import Channel, RingWriter
-from ncclscope.tracing import callsite, identity, scope
+from ncclscope.tracing import callsite, guard, identity, scope
+from ncclscope.tracing.guard import Guard
 
 __all__ = ["Comm", "Template", "Tracer"]
 
@@ -101,6 +102,11 @@ class Tracer:
         self._closed = False
         self.post = self.ring.post
         """:meth:`RingWriter.post`, bound once: the probes' way in."""
+        self._guard: Guard | None = None
+        if mode := guard.mode():
+            self._guard = guard.open_guard(self, mode)
+            if self._guard is not None:
+                self.post = self._guard.post
         if heartbeat:
             beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
@@ -152,6 +158,8 @@ class Tracer:
                 )
                 comm = Comm(channel, key, label, members, backend)
                 self._comms[key] = comm
+                if self._guard is not None:
+                    self._guard.watch(comm)
         return comm
 
     def relabel(self, comm: Comm, label: str) -> None:
@@ -173,6 +181,7 @@ class Tracer:
         numel: int | None = None,
         sizes: Sequence[int] | None = None,
         out_shape: Sequence[int] | None = None,
+        out_sizes: Sequence[int] | None = None,
         site: str | None = None,
         state: int = 0,
         captured: bool = False,
@@ -191,6 +200,7 @@ class Tracer:
             numel: Elements of the input; from the shape where absent.
             sizes: First dimensions per member, or splits.
             out_shape: Shape of the output.
+            out_sizes: What an all_to_all receives from each member; only beside ``sizes``.
             site: ``file.py:120 function``; found from the stack where absent.
             state: A :class:`~ncclscope.model.State`.
             captured: Whether a CUDA graph is being captured.
@@ -216,6 +226,7 @@ class Tracer:
                 numel,
                 None if sizes is None else tuple(sizes),
                 None if out_shape is None else tuple(out_shape),
+                None if out_sizes is None else tuple(out_sizes),
                 site,
                 place,
             )
@@ -236,6 +247,7 @@ class Tracer:
                     numel=numel,
                     sizes=sizes,
                     out_shape=out_shape,
+                    out_sizes=out_sizes,
                     site=site,
                 )
                 keep(comm, parameters, template)
@@ -265,6 +277,7 @@ class Tracer:
         numel: int | None = None,
         sizes: Sequence[int] | None = None,
         out_shape: Sequence[int] | None = None,
+        out_sizes: Sequence[int] | None = None,
         site: str | None = None,
     ) -> Template:
         """Packs and signs a call's parameters, for probes that keep the result.
@@ -295,7 +308,7 @@ class Tracer:
             root=peer if op in signature.P2P_OPS else root,
             numel=numel,
             shape=shape,
-            sizes=sizes,
+            sizes=layout.join_sizes(sizes, out_sizes),
             out_shape=out_shape,
             site=site or None,
             p2p=op in signature.P2P_OPS,
@@ -330,6 +343,8 @@ class Tracer:
         """Lets go of the ring without a trace in it; for the child after a fork."""
         self._stop = threading.Event()
         self._lock = threading.RLock()
+        if self._guard is not None:
+            self._guard.detach()
         self.ring.detach()
 
 

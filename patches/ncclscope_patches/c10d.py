@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import scope, session
-from ncclscope_patches import process_groups, works
+from ncclscope_patches import group_creation, process_groups, works
 from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.posting import put_posting
 from ncclscope_patches.probe import Patch
@@ -23,6 +23,11 @@ from ncclscope_patches.recording import Handle
 from ncclscope_patches.works import Posted
 
 __all__ = ["C10dProbe"]
+
+_HELPER = (
+    *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
+)
+"""The parameters of torch's maker of groups, those that have always been there."""
 
 _ALWAYS_WAITED = frozenset({"barrier", "monitored_barrier"})
 """These hold the caller until all have come, on every backend."""
@@ -86,7 +91,9 @@ class C10dProbe(Patch):
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
-            size, rank, ranks = token
+            size, rank, ranks, creation = token
+            if creation is not None:
+                group_creation.end(creation)
             group = result[0]
             if not isinstance(group, module.ProcessGroup):
                 return  # made by others; this process is no member
@@ -97,9 +104,14 @@ class C10dProbe(Patch):
             process_groups.declare(group, ranks or range(size))
 
         def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            names = ("group_size", "group_rank", "global_ranks_in_group")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            return tuple(given[name] for name in names)
+            given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
+            size, rank, ranks = (given[name] for name in _HELPER[:3])
+            creation = None
+            # With a tag it is made by functional collectives, each rank its own only.
+            if ranks and not given.get("pg_tag"):
+                parent, name = module._world.default_pg, given["group_name"]
+                creation = group_creation.begin(parent, name, ranks, given["backend"])
+            return size, rank, ranks, creation
 
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
 

@@ -26,7 +26,8 @@ _CALLER = 2
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 
 # Name -> canonical operation and the places of reduction, root and splits among the
-# arguments. The group is the last that has no name.
+# arguments; before the splits of the input stand those of the output. The group is the last
+# that has no name.
 _OPERATORS: dict[str, tuple[str, int, int, int]] = {
     "all_gather_into_tensor": ("all_gather", 0, 0, 0),
     "all_gather_into_tensor_coalesced": ("all_gather", 0, 0, 0),
@@ -78,11 +79,23 @@ def _recording(op: str, redop_at: int, root_at: int, sizes_at: int) -> Before:
         redop = args[redop_at].lower() if redop_at else None
         root = args[root_at] if root_at else None
         sizes = tuple(args[sizes_at]) if sizes_at else None
+        out_sizes = tuple(args[sizes_at - 1]) if sizes_at else None
         if several and len(given) > 1:
             numel = sum(tensor.numel() for tensor in given)
             parameters: tuple[Any, ...] = (op, None, tensor.dtype, redop, None, None, numel)
         else:
-            parameters = (op, tensor.shape, tensor.dtype, redop, root, None, None, sizes)
+            parameters = (
+                op,
+                tensor.shape,
+                tensor.dtype,
+                redop,
+                root,
+                None,
+                None,
+                sizes,
+                None,
+                out_sizes,
+            )
         return _record(args[-1], parameters, tensor)
 
     return before

@@ -125,16 +125,23 @@ def _reduce_scatter_coalesced(args: Arguments, kwargs: Keywords) -> tuple[Any, .
 
 def _all_to_all_single(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
     tensor = args[2] if len(args) > 2 else _named(kwargs, "input", "input_tensor")
+    into = args[1] if len(args) > 1 else _named(kwargs, "output", "output_tensor")
+    from_splits = args[3] if len(args) > 3 else kwargs.get("output_split_sizes")
     splits = args[4] if len(args) > 4 else kwargs.get("input_split_sizes")
-    sizes = tuple(splits) if splits else None
-    return "all_to_all", tensor.shape, tensor.dtype, None, None, None, None, sizes
+    if not splits and not from_splits:
+        return "all_to_all", tensor.shape, tensor.dtype
+    sizes, out_sizes = _splits(splits, tensor, from_splits), _splits(from_splits, into, splits)
+    return "all_to_all", tensor.shape, tensor.dtype, None, None, None, None, sizes, None, out_sizes
 
 
 def _all_to_all_list(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
     inputs = args[2] if len(args) > 2 else kwargs["input_tensors"]
     # Lists may be uneven on one rank and even on the next: always with their sizes.
     sizes = tuple(_rows(tensor) for tensor in inputs)
-    return "all_to_all", _joined(inputs), inputs[0].dtype, None, None, None, None, sizes
+    outputs = args[1] if len(args) > 1 else kwargs["output_tensors"]
+    out_sizes = tuple(_rows(tensor) for tensor in outputs)
+    shape, dtype = _joined(inputs), inputs[0].dtype
+    return "all_to_all", shape, dtype, None, None, None, None, sizes, None, out_sizes
 
 
 def _send(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
@@ -203,6 +210,11 @@ def _root(args: Arguments, kwargs: Keywords, at: int) -> int:
         return int(given.rootRank)
     except AttributeError:  # the overload without options
         return int(given or 0)
+
+
+def _splits(given: Any, tensor: Any, others: Any) -> tuple[int, ...]:
+    """Returns the splits of one side; where only the other side has any, they are even."""
+    return tuple(given) if given else (_rows(tensor) // len(others),) * len(others)
 
 
 def _rows(tensor: Any) -> int:

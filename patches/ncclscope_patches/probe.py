@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
+from ncclscope.errors import PartedError
 from ncclscope.tracing import session
 
 __all__ = ["After", "Before", "Patch"]
@@ -81,7 +82,12 @@ class Patch:
         """Ends the probe for the rest of the process, and says so once.
 
         A rank whose probe has ended looks as if it had stopped; a reader must know.
+
+        Raises:
+            PartedError: The error is one, which the guard means for the program.
         """
+        if isinstance(error, PartedError):
+            raise error
         self.active = False
         try:
             reason = f"{type(error).__name__}: {error}"

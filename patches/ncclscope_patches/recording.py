@@ -28,7 +28,18 @@ __all__ = [
     "watch_captures",
 ]
 
-_FIELDS = ("op", "shape", "dtype", "redop", "root", "peer", "numel", "sizes", "out_shape")
+_FIELDS = (
+    "op",
+    "shape",
+    "dtype",
+    "redop",
+    "root",
+    "peer",
+    "numel",
+    "sizes",
+    "out_shape",
+    "out_sizes",
+)
 """What a call's parameters mean, by position. Calls give as many as they have."""
 
 NOWHERE = (0, 0, None)

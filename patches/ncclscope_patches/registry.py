@@ -26,9 +26,11 @@ _OWN = (
     "ncclscope_patches.pynccl:PyNcclProbe",
     "ncclscope_patches.cpu_shm:CpuShmProbe",
     "ncclscope_patches.dynamo:DynamoSkip",
+    "ncclscope_patches.uneven:UnevenProbe",
     "ncclscope_patches.vllm_groups:VllmCommunicatorNames",
     "ncclscope_patches.vllm_groups:VllmGroupNames",
     "ncclscope_patches.vllm_groups:VllmEngineNames",
+    "ncclscope_patches.vllm_steps:VllmSteps",
 )
 """These are there even where the package is not installed but only on the path, as in
 another environment's Python below ``ncclscope run``: there are no entry points then."""

@@ -1,23 +1,56 @@
-"""What vLLM calls in each of its processes, through the group ``vllm.general_plugins``."""
+"""What vLLM calls in each of its processes, through the group ``vllm.general_plugins``.
+
+Each part is asked for by a variable of its own, and without one nothing is imported.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Installs the patches where ``NCCLSCOPE_DIR`` is set; else does nothing.
+    """Installs what the environment asks for; else does nothing.
+
+    ``NCCLSCOPE_DIR`` asks for the probes, ``NCCLSCOPE_VLLM_DISPATCH`` for another dispatcher of
+    mixtures of experts, ``NCCLSCOPE_VLLM_CPU_MOE`` for what CPU workers need to have any.
 
     vLLM does not guard the call: an exception here would end the process.
     """
+    _attempt(_trace, "tracing is off in this process")
+    if os.environ.get("NCCLSCOPE_VLLM_DISPATCH"):
+        _attempt(_replace_dispatch, "vLLM's own dispatcher stays in this process")
+    if os.environ.get("NCCLSCOPE_VLLM_CPU_MOE"):
+        _attempt(_extend_cpu, "NCCLSCOPE_VLLM_CPU_MOE has no effect in this process")
+
+
+def _attempt(install: Callable[[], None], otherwise: str) -> None:
     try:
-        from ncclscope.tracing import session
-
-        if session.enabled():
-            from ncclscope_patches import registry
-
-            registry.install_all()
+        install()
     except Exception as error:
-        print(f"ncclscope: tracing is off in this process: {error!r}", file=sys.stderr)
+        print(f"ncclscope: {otherwise}: {error!r}", file=sys.stderr)
+
+
+def _trace() -> None:
+    from ncclscope.tracing import session
+
+    if session.enabled():
+        from ncclscope_patches import registry
+
+        registry.install_all()
+
+
+def _replace_dispatch() -> None:
+    from ncclscope_patches import vllm_dispatch
+
+    vllm_dispatch.install()
+
+
+def _extend_cpu() -> None:
+    from ncclscope_patches import vllm_cpu_moe
+
+    if vllm_cpu_moe.wanted():
+        vllm_cpu_moe.install()

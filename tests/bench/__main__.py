@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
+import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import diagnosis, gloo, rings
+from tests.bench import diagnosis, dispatch, gloo, guard, rings, watching
 from tests.bench.timing import Rounds, Sample
 
 RING_BYTES = 7_200_000
+RECORD_BYTES = 96
+SPARSE_RECORDS = 50_000
+"""Those that a sparse ring has at most."""
 SIZES = (8, 64, 512)
 
 
@@ -30,6 +38,9 @@ class Effort:
         count: Repetitions in a round of what takes microseconds.
         sizes: Numbers of rings to diagnose.
         repeats: How often each of them is.
+        ranks: Of the jobs whose cost is compared by ranks; the last but one by records, too.
+        records: A ring in these; of the jobs that are compared by ranks, the last.
+        runs: Jobs that diverge.
     """
 
     rounds: int
@@ -37,17 +48,42 @@ class Effort:
     count: int
     sizes: tuple[int, ...]
     repeats: int
+    ranks: tuple[int, ...]
+    records: tuple[int, ...]
+    runs: int
 
 
-THOROUGH = Effort(rounds=100, turns=300, count=2000, sizes=SIZES, repeats=3)
-QUICK = Effort(rounds=40, turns=60, count=500, sizes=SIZES[:2], repeats=1)
+THOROUGH = Effort(
+    rounds=100,
+    turns=300,
+    count=2000,
+    sizes=SIZES,
+    repeats=3,
+    ranks=(10, 100, 1000),
+    records=(10_000, 100_000, 1_000_000),
+    runs=20,
+)
+QUICK = Effort(
+    rounds=40,
+    turns=60,
+    count=500,
+    sizes=SIZES[:2],
+    repeats=1,
+    ranks=(10, 20, 40),
+    records=(10_000, 20_000, 40_000),
+    runs=5,
+)
 
 
 def main() -> None:
     """Measures what was asked for, in a directory that is removed afterwards."""
     parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than half a minute")
-    parser.add_argument("--only", choices=("records", "diagnose"), help="one half of it")
+    parser.add_argument(
+        "--only",
+        choices=("records", "diagnose", "watch", "guard", "dispatch", "latency"),
+        help="one part of it",
+    )
     parser.add_argument("--dir", type=Path, help="where to put rings (default: TMPDIR)")
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else THOROUGH
@@ -56,10 +92,20 @@ def main() -> None:
     for _ in range(3):
         table.add_column("", justify="right", no_wrap=True)
     with tempfile.TemporaryDirectory(prefix="ncclscope-bench-", dir=arguments.dir) as name:
-        if arguments.only != "diagnose":
-            add_records(table, Path(name), effort)
-        if arguments.only != "records":
-            add_diagnoses(table, Path(name), effort)
+        parts = {
+            "records": add_records,
+            "diagnose": add_diagnoses,
+            "curves": add_curves,
+            "watch": add_looks,
+            "guard": add_guard,
+            "dispatch": add_dispatch,
+            "latency": add_latencies,
+        }
+        for part, add in parts.items():
+            # Twenty jobs take minutes: they are started when they are asked for.
+            asked = "diagnose" if part == "curves" else part
+            if asked == arguments.only or (arguments.only is None and part != "latency"):
+                add(table, Path(name), effort)
     Console(highlight=False).print(table)
 
 
@@ -100,9 +146,7 @@ def add_diagnoses(table: Table, directory: Path, effort: Effort) -> None:
         count = rings.make_rings(folder, size)
         costs = [diagnosis.measure(folder) for _ in range(effort.repeats)]
         shutil.rmtree(folder)
-        for cost in costs:
-            if cost.named != (rings.DIVERGING,):
-                raise SystemExit(f"{size} rings: the verdict names {cost.named}")
+        check_named(f"{size} rings", costs)
         seconds = min(cost.seconds for cost in costs)
         table.add_row(
             f"{size} rings",
@@ -110,6 +154,116 @@ def add_diagnoses(table: Table, directory: Path, effort: Effort) -> None:
             f"{count / seconds:,.0f}",
             f"{max(cost.memory for cost in costs) >> 20} MB",
         )
+
+
+def add_curves(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds how the cost grows with the ranks of a job, and with the records of each."""
+    title = f"diagnose, {effort.records[-1]:,} records a ring, sparse"
+    add_header(table, title, "processor s", "of the one above", "most memory")
+    add_curve(table, directory, effort, [(ranks, effort.records[-1]) for ranks in effort.ranks])
+    title = f"diagnose, {effort.ranks[-2]:,} rings, sparse"
+    add_header(table, title, "processor s", "of the one above", "most memory")
+    add_curve(table, directory, effort, [(effort.ranks[-2], count) for count in effort.records])
+
+
+def add_curve(
+    table: Table, directory: Path, effort: Effort, jobs: Sequence[tuple[int, int]]
+) -> None:
+    """Adds jobs of so many ranks with so many records each."""
+    before = 0.0
+    for ranks, records in jobs:
+        title = f"{ranks:,} x {records:,}"
+        size = RECORD_BYTES * (records * (rings.FULL + 4) + ranks * min(records, SPARSE_RECORDS))
+        if shutil.disk_usage(directory).free < 2 * size:
+            table.add_row(title, "no room", "", "")
+            continue
+        say(title)
+        folder = directory / f"rings-{ranks}-{records}"
+        rings.make_rings(folder, ranks, capacity=records, sparse=True)
+        costs = [diagnosis.measure(folder) for _ in range(effort.repeats)]
+        shutil.rmtree(folder)
+        check_named(title, costs)
+        seconds = min(cost.processor for cost in costs)
+        table.add_row(
+            title,
+            f"{seconds:.2f}",
+            f"x {seconds / before:.1f}" if before else "",
+            f"{max(cost.memory for cost in costs) >> 20} MB",
+        )
+        before = seconds
+
+
+def check_named(title: str, costs: Sequence[diagnosis.Cost]) -> None:
+    """Ends with a message if a diagnosis does not name the rank that diverged."""
+    for cost in costs:
+        if cost.named != (rings.DIVERGING,):
+            raise SystemExit(f"{title}: the verdict names {cost.named}")
+
+
+def add_looks(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what a look at a living job costs the machine that it runs on."""
+    title = f"watch, {watching.RANKS} ranks"
+    add_header(table, title, "us a look", "median", "of a core, 10 a second")
+    for calls in (0, 100, 1000):
+        say(f"looks, {calls} calls a rank between two of them")
+        folder = directory / f"watch-{calls}"
+        taken = watching.looks(folder, calls=calls, rounds=effort.turns)
+        shutil.rmtree(folder)
+        table.add_row(
+            f"{calls * 10:,} calls a second",
+            f"{min(taken) * 1e6:,.0f}",
+            f"{statistics.median(taken) * 1e6:,.0f}",
+            f"{statistics.mean(taken) * 10:.2%}",
+        )
+
+
+def add_guard(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what it costs to compare each call with those of peers."""
+    say("the guard")
+    found = guard.measure(directory / "guarded", rounds=effort.rounds, count=500)
+    add_header(table, "the guard, on top of a record, ns", "least", "median", "")
+    for peers in guard.PEERS:
+        add_sample(table, f"{peers} peers on the host", found[peers].over(found[-1]))
+    programs = guard.measure_programs(directory, rounds=effort.turns)
+    plain = programs[guard.PLAIN].sample()
+    heading = "one all_reduce of two gloo ranks by the clock, us"
+    add_header(table, heading, "least", "median", "of plain")
+    for name, rounds in programs.items():
+        sample = rounds.sample()
+        least, median = f"{sample.least / 1e3:.1f}", f"{sample.median / 1e3:.1f}"
+        table.add_row(name, least, median, f"{sample.median / plain.median:.2f}")
+
+
+def add_dispatch(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what it costs that ranks compare their plans before they dispatch tokens."""
+    say("the dispatcher")
+    found = dispatch.measure(rounds=effort.rounds, count=20)
+    title = f"dispatch and combine of {dispatch.RANKS} gloo ranks by the clock, us"
+    add_header(table, title, "least", "median", "of unverified")
+    for name, (bare, verified) in found.items():
+        plain, sample = bare.sample(), verified.sample()
+        for words, one in ((name, plain), (f"  {name}, verified", sample)):
+            least, median = f"{one.least / 1e3:,.0f}", f"{one.median / 1e3:,.0f}"
+            table.add_row(words, least, median, f"{one.median / plain.median:.2f}")
+
+
+def add_latencies(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds how long a divergence goes unreported."""
+    found = []
+    for latency in watching.latencies(directory, runs=effort.runs):
+        say(f"latency, {len(found) + 1} of {effort.runs}: {latency}")
+        found.append(latency)
+    title = f"from a diverging post to the report, ms, {len(found)} runs"
+    add_header(table, title, "least", "median", "most")
+    warned = [latency.guard for latency in found if latency.guard is not None]
+    for name, seconds in (
+        ("a peer posts at the same place", [latency.known for latency in found]),
+        (f"the guard says so ({len(warned)} of {len(found)})", warned),
+        ("ncclscope watch says so", [latency.watch for latency in found]),
+    ):
+        if seconds:
+            numbers = (min(seconds), statistics.median(seconds), max(seconds))
+            table.add_row(name, *(f"{number * 1e3:,.1f}" for number in numbers))
 
 
 def add_program(table: Table, title: str, taken: dict[str, Rounds]) -> None:
@@ -138,5 +292,14 @@ def say(text: str) -> None:
     print(f"measuring {text} ...", file=sys.stderr, flush=True)
 
 
+def end(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends as after Ctrl-C: what has been written is removed on the way out."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, end)
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None

@@ -18,12 +18,14 @@ class Cost:
 
     Attributes:
         seconds: From the first file that is opened to the verdict.
+        processor: Seconds of processor time for it.
         memory: Most bytes that the process had in use.
         before: Those that it had before the first file.
         named: The ranks that the verdict names.
     """
 
     seconds: float
+    processor: float
     memory: int
     before: int
     named: tuple[int, ...]
@@ -34,7 +36,8 @@ def measure(directory: Path) -> Cost:
     command = [sys.executable, "-m", __name__, str(directory)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     said = json.loads(done.stdout)
-    return Cost(said["seconds"], said["memory"], said["before"], tuple(said["named"]))
+    said["named"] = tuple(said["named"])
+    return Cost(**said)
 
 
 def main(directory: str) -> None:
@@ -43,11 +46,12 @@ def main(directory: str) -> None:
     from ncclscope.sources import open_run
 
     before = _most_memory()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     verdict = diagnose(open_run(directory))
     verdict.to_dict()
     cost = {
         "seconds": time.perf_counter() - start,
+        "processor": time.process_time() - busy,
         "memory": _most_memory(),
         "before": before,
         "named": verdict.cause.diverging_ranks if verdict.cause else (),

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["pickled", "write_job"]
+__all__ = ["job_dump", "pickled", "write_job"]
 
 OPS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base")
 TURNS = (0, 1, 1, 2, 1, 1, 2, 1)
@@ -48,6 +48,8 @@ def pickled(value: Any) -> bytes:
             out.extend(b"\x88" if item else b"\x89")
         elif isinstance(item, int):
             put_number(item)
+        elif isinstance(item, float):
+            out.extend(b"G" + struct.pack(">d", item))
         elif isinstance(item, list):
             out.extend(b"](")
             for part in item:
@@ -92,37 +94,42 @@ def write_job(directory: Path, ranks: int, entries: int, wrong: int | None = Non
     """
     directory.mkdir(parents=True)
     for rank in range(ranks):
-        groups = {
-            "0": ("default_pg", list(range(ranks))),
-            str(1 + rank // SIZE): ("tp", [rank // SIZE * SIZE + n for n in range(SIZE)]),
-            str(1 + ranks + rank % SIZE): ("dp", list(range(rank % SIZE, ranks, SIZE))),
-        }
-        made = dict.fromkeys(groups, 0)
-        names = list(groups)
-        calls = []
-        stacks = [_stack(line) for line in range(40)]
-        for number in range(entries):
-            place = TURNS[number % len(TURNS)]
-            made[names[place]] += 1
-            odd = rank == 5 and number == wrong
-            group = names[place], groups[names[place]][0]
-            calls.append(
-                _entry(number, place, group, made[names[place]], len(groups[group[0]][1]))
-                | ({"profiling_name": "nccl:broadcast"} if odd else {})
-                | ({} if number < entries - 5 else {"state": "scheduled", "retired": False})
-                | {"frames": stacks[number % 40]}
-            )
-        value = {
-            "version": "2.10",
-            "pg_config": {
-                name: {"name": name, "desc": desc, "ranks": str(members)}
-                for name, (desc, members) in groups.items()
-            },
-            "comm_lib_version": "2.27.3",
-            "pg_status": {},
-            "entries": calls,
-        }
+        value = job_dump(rank, ranks, entries, wrong)
         (directory / f"{PREFIX}{rank}").write_bytes(pickled(value))
+
+
+def job_dump(rank: int, ranks: int, entries: int, wrong: int | None) -> dict[str, Any]:
+    """Returns what one rank of such a job has in its dump; see :func:`write_job`."""
+    groups = {
+        "0": ("default_pg", list(range(ranks))),
+        str(1 + rank // SIZE): ("tp", [rank // SIZE * SIZE + n for n in range(SIZE)]),
+        str(1 + ranks + rank % SIZE): ("dp", list(range(rank % SIZE, ranks, SIZE))),
+    }
+    made = dict.fromkeys(groups, 0)
+    names = list(groups)
+    calls = []
+    stacks = [_stack(line) for line in range(40)]
+    for number in range(entries):
+        place = TURNS[number % len(TURNS)]
+        made[names[place]] += 1
+        odd = rank == 5 and number == wrong
+        group = names[place], groups[names[place]][0]
+        calls.append(
+            _entry(number, place, group, made[names[place]], len(groups[group[0]][1]))
+            | ({"profiling_name": "nccl:broadcast"} if odd else {})
+            | ({} if number < entries - 5 else {"state": "scheduled", "retired": False})
+            | {"frames": stacks[number % 40]}
+        )
+    return {
+        "version": "2.10",
+        "pg_config": {
+            name: {"name": name, "desc": desc, "ranks": str(members)}
+            for name, (desc, members) in groups.items()
+        },
+        "comm_lib_version": "2.27.3",
+        "pg_status": {},
+        "entries": calls,
+    }
 
 
 def _stack(line: int) -> list[dict[str, Any]]:

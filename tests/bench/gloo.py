@@ -16,7 +16,7 @@ from pathlib import Path
 from ncclscope.sources import open_run
 from tests.bench.timing import Rounds
 
-__all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure"]
+__all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure", "started", "turns"]
 
 PLAIN, RECORDER, NCCLSCOPE = "plain", "Flight Recorder", "ncclscope"
 RANKS = 2
@@ -44,17 +44,18 @@ def measure(directory: Path, *, rounds: int) -> tuple[dict[str, Rounds], dict[st
     }
     with ExitStack() as stack:
         variants = {
-            name: stack.enter_context(_program(directory / f"store-{place}", setting))
+            name: stack.enter_context(started(directory / f"store-{place}", setting))
             for place, (name, setting) in enumerate(settings.items())
         }
-        taken = _turns(variants, "together 50", rounds), _turns(variants, "single 50", rounds)
+        taken = turns(variants, "together 50", rounds), turns(variants, "single 50", rounds)
     kept = [rank.records for rank in open_run(directory / "gloo").ranks]
     if len(kept) != RANKS or min(kept) < 100 * rounds:
         raise SystemExit("the gloo program was not recorded")
     return taken
 
 
-def _turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:
+def turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:
+    """Has each variant run what is ordered, in turns."""
     for ranks in variants.values():
         _turn(ranks, order)
     taken: dict[str, list[float]] = {name: [] for name in variants}
@@ -79,7 +80,8 @@ def _turn(ranks: Ranks, order: str) -> float:
 
 
 @contextmanager
-def _program(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
+def started(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
+    """Runs the program's ranks under these variables."""
     inherited = {name: value for name, value in os.environ.items() if "NCCL" not in name}
     ranks = [
         subprocess.Popen(

@@ -180,7 +180,7 @@ def break_each_hook(rank: int) -> None:
 def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callable[[], Any]]]:
     """Hooks that post nothing: for each, something it uses is broken."""
     from ncclscope.tracing import scope, session
-    from ncclscope_patches import process_groups, works
+    from ncclscope_patches import group_creation, process_groups, works
 
     group = dist.group.WORLD
     work = group.allreduce([ones(2)])
@@ -214,6 +214,13 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
         broken(scope, "leave_group"),
         lambda: group._end_coalescing(device),
     )
+    for name in ("begin", "end"):
+        yield (
+            "new_group",
+            name,
+            broken(group_creation, name),
+            lambda: dist.new_group([1], use_local_synchronization=False),
+        )
     for name in ("declare", "handles"):
         yield "new_group", name, broken(process_groups, name), lambda: dist.new_group([0, 1])
     yield "new_group", "communicator", broken_tracer("communicator"), lambda: dist.new_group([0, 1])

@@ -126,12 +126,20 @@ CASES: list[Case] = [
         lambda dist, rank: dist.all_to_all_single(
             ones(2 if rank else 4), ones(3), [2, 0] if rank else [1, 3], [3, 0] if rank else [1, 2]
         ),
-        ([call("all_to_all", 3, sizes=(1, 2))], [call("all_to_all", 3, sizes=(3, 0))]),
+        (
+            [call("all_to_all", 3, sizes=(1, 2), out_sizes=(1, 3))],
+            [call("all_to_all", 3, sizes=(3, 0), out_sizes=(2, 0))],
+        ),
     ),
     (
         "all_to_all",
         lambda dist, rank: dist.all_to_all([ones(2), ones(2)], [ones(2), ones(2)]),
-        [call("all_to_all", 4, sizes=(2, 2))],
+        [call("all_to_all", 4, sizes=(2, 2), out_sizes=(2, 2))],
+    ),
+    (
+        "all_to_all_single with splits of the output",
+        lambda dist, rank: dist.all_to_all_single(ones(4), ones(4), [2, 2]),
+        [call("all_to_all", 4, sizes=(2, 2), out_sizes=(2, 2))],
     ),
     ("barrier", lambda dist, rank: dist.barrier(), [BARRIER]),
     (
@@ -225,7 +233,7 @@ CASES: list[Case] = [
         lambda dist, rank: (
             functional().all_to_all_single(ones(4), None, None, dist.group.WORLD).wait()
         ),
-        [call("all_to_all", 4, sizes=(2, 2))],
+        [call("all_to_all", 4, sizes=(2, 2), out_sizes=(2, 2))],
     ),
     (
         "functional broadcast",

@@ -191,6 +191,10 @@ def test_github_annotations_point_into_the_baseline(
     )
     line = baseline.read_text().splitlines().index("    tp all_reduce sum [15,2048] float32") + 1
     assert changed.stdout.startswith(f"::error file={baseline},line={line},title=ncclscope%3A ")
+    assert changed.stdout.splitlines()[0].endswith(
+        ". First change, call 1: tp all_reduce sum [15,2048] float32 is stored, "
+        "tp all_reduce sum [16,2048] float32 is posted"
+    )
 
     parted = ncclscope("check", diverged, "--format", "github")
     assert parted.stdout.startswith("::error title=ncclscope%3A op mismatch::Rank 3 ")
@@ -211,6 +215,23 @@ def test_junit_is_xml_with_two_cases(healthy: Path, diverged: Path, baseline: Pa
     assert failure is not None
     assert "DIVERGED" in (failure.text or "")
     assert len(bad.findall("testsuite/testcase/skipped")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--stall-after", "nan"], "'nan' is no number of seconds"),
+        (["--stall-after", "-1"], "'-1' is no number of seconds"),
+        (["--json", "--format", "junit"], "not allowed with argument --json"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    healthy: Path, arguments: list[str], complaint: str
+) -> None:
+    done = ncclscope("check", healthy, *arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

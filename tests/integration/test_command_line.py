@@ -156,3 +156,25 @@ def test_the_command_line_needs_no_torch(rings: Path) -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["diagnose"], ["diagnose", "--frob", "x"], ["frob"], ["check", "x", "--baseline"]]
+)
+def test_a_usage_error_is_one_line_that_says_where_to_look(words: list[str]) -> None:
+    done = subprocess.run([*NCCLSCOPE, *words], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("--help")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["diff", "--help"]])
+def test_a_result_that_cannot_be_written_is_trouble_and_no_finding(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*NCCLSCOPE, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert done.returncode == 2
+    assert done.stderr == "ncclscope: the result cannot be written: No space left on device\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope import open_run
 from tests.cluster import Cluster
 
 LAYERS = 61
@@ -83,13 +84,30 @@ def test_two_ranks_that_parted(strayed: Path, columns: int) -> None:
     done = ncclscope("diff", f"{strayed}#2", f"{strayed}#3", columns=columns)
 
     lines = squeezed(done.stdout)
-    site = " at model.py:10 all_gather" if columns == 160 else ""
+    site = "at model.py:10 all_gather"
+    beside, below = (f" {site}", []) if columns == 160 else ("", [site])
     assert done.returncode == 1
     assert max(map(len, done.stdout.splitlines())) <= columns
-    place = lines.index(f"+ #32 all_gather [15,256] float32{site}")
+    place = lines.index(f"+ #32 all_gather [15,256] float32{beside}")
     assert lines[place - 1] == "#1-31 #1-31 all_reduce sum [15,2048] float32 × 31"
-    assert lines[place + 1] == "#32-61 #33-62 all_reduce sum [15,2048] float32 × 30"
-    assert f"- #61 all_gather [15,256] float32{site}" in lines
+    assert lines[place + 1 : place + 2 + len(below)] == [
+        *below,
+        "#32-61 #33-62 all_reduce sum [15,2048] float32 × 30",
+    ]
+    assert f"- #61 all_gather [15,256] float32{beside}" in lines
+
+
+def test_a_call_that_changed_in_a_loop_says_where_it_is_made(tmp_path: Path) -> None:
+    done = ncclscope("diff", program(tmp_path / "a"), program(tmp_path / "b", rows=16))
+
+    lines = squeezed(done.stdout)
+    place = lines.index("+ #2-123 61 ×")
+    assert lines[place + 1 : place + 5] == [
+        "+ tp all_reduce sum [16,2048] float32",
+        "at model.py:10 all_reduce",
+        "+ dp all_gather [16,256] float32",
+        "at model.py:10 all_gather",
+    ]
 
 
 def test_which_of_many_equal_calls_is_missing_is_told_by_those_between(strayed: Path) -> None:
@@ -98,7 +116,10 @@ def test_which_of_many_equal_calls_is_missing_is_told_by_those_between(strayed: 
     lines = squeezed(done.stdout)
     # The broadcast, 30 layers of two calls, the 31st layer's first call.
     place = lines.index("- #63 dp all_gather [15,256] float32")
-    assert lines[place + 1] == "+ #63 tp all_gather [15,256] float32"
+    assert lines[place + 1 : place + 3] == [
+        "at model.py:10 all_gather",
+        "+ #63 tp all_gather [15,256] float32",
+    ]
 
 
 def test_two_runs_rank_by_rank(healthy: Path, strayed: Path) -> None:
@@ -187,6 +208,26 @@ def test_overwritten_beginnings_are_compared_by_their_hash(tmp_path: Path) -> No
     assert "their running hash says that they differ" in " ".join(other.stdout.split())
 
 
+def test_sizes_that_were_overwritten_are_compared_by_their_hash(tmp_path: Path) -> None:
+    runs = []
+    for name, first in (("one", 1), ("same", 1), ("other", 2)):
+        cluster = Cluster(tmp_path / name, 1)
+        for number in (first, *range(1000, 4000)):
+            sizes = (number, *[1] * 63)
+            cluster.post([0], "ep:0", "all_gatherv", shape=(1, 4), sizes=sizes)
+        runs.append(cluster.directory)
+    log = open_run(runs[0]).ranks[0].logs["ep:0/0"]
+    assert (log.first, log.call(1).sizes) == (1, None)
+
+    one, same, other = (f"{run}#0" for run in runs)
+    shown = ncclscope("diff", one, other)
+
+    assert ncclscope("diff", one, same).returncode == 0
+    assert shown.returncode == 1
+    assert "their running hash says that they differ" in " ".join(shown.stdout.split())
+    assert ncclscope("diff", one, other, "--ignore-shapes").returncode == 0
+
+
 def test_sends_and_receives_count_between_runs_but_not_between_ranks(tmp_path: Path) -> None:
     runs = []
     for name, rows in (("one", 4), ("other", 5)):
@@ -209,6 +250,7 @@ def test_sends_and_receives_count_between_runs_but_not_between_ranks(tmp_path: P
         ("{run}", "{run}#1", "is one rank and"),
         ("{run}#9", "{run}#1", "has no rank 9; it has: 0 1 2 3"),
         ("{run}#x", "{run}#1", "names no rank"),
+        ("", "{run}", "a path is empty"),
         ("{run}/nothing", "{run}", "does not exist"),
         ("{run}/nothing#1", "{run}#1", "does not exist"),
     ],

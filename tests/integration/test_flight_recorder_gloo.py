@@ -2,94 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.sources import open_run
+from tests.integration.flight_recorder_truths import FAULTS, HEALTHY, play
 
-PROGRAM = Path(__file__).with_name("flight_recorder_programs.py")
-HEALTHY = (
-    "healthy",
-    "healthy_json",
-    "root_collectives",
-    "running",
-    "send_and_receive",
-    "under_way",
-    "uneven",
-    "wrapped",
-    "wrapped_away",
-)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What a scenario did.
-
-    Attributes:
-        kind: What its verdict should be.
-        ranks: The ranks that did it.
-        seq: Where.
-        label: On which communicator.
-        status: What the run should be called.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    seq: int
-    label: str = "default_pg"
-    status: str = "diverged"
-
-
-FAULTS = {
-    "absent": Truth("not_joined", (1,), 10, status="hung"),
-    "absent_active": Truth("not_joined", (1,), 10, status="hung"),
-    "absent_and_wrong": Truth("op_mismatch", (3,), 10),
-    "circle": Truth("order_cycle", (3,), 4, status="hung"),
-    "circle_of_pairs": Truth("order_cycle", (3,), 4, status="hung"),
-    "extra": Truth("extra_call", (1,), 6),
-    "killed": Truth("dead_rank", (2,), 10, status="hung"),
-    "pair_absent": Truth("not_joined", (3,), 4, "tp:1", status="hung"),
-    "pair_mismatch": Truth("op_mismatch", (3,), 4, "tp:1"),
-    "skip": Truth("missing_call", (2,), 6),
-    "swapped": Truth("comm_swap", (3,), 6, "ep:0"),
-    "wrapped_wrong": Truth("op_mismatch", (0,), 21),
-    "wrong_dtype": Truth("dtype_mismatch", (0,), 10),
-    "wrong_op": Truth("op_mismatch", (3,), 10),
-    "wrong_op_json": Truth("op_mismatch", (3,), 10),
-    "wrong_size": Truth("size_mismatch", (3,), 10),
-}
 OTHERS = ("lost_dump", "skip_of_equals")
 
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dumps of all scenarios; two processes play them, since most of the time is waiting."""
+    """Dumps of all scenarios."""
     pytest.importorskip("torch")
     directory = tmp_path_factory.mktemp("dumps")
-    names = [*HEALTHY, *FAULTS, *OTHERS]
-    environment = {key: value for key, value in os.environ.items() if "TORCH" not in key}
-    players = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(directory), *names[part::2]],
-            env=environment,
-            stderr=subprocess.PIPE,
-        )
-        for part in range(2)
-    ]
-    try:
-        deadline = time.monotonic() + 110
-        said = [player.communicate(timeout=deadline - time.monotonic())[1] for player in players]
-    finally:
-        for player in players:
-            player.kill()
-    assert [player.returncode for player in players] == [0, 0], said
+    play(directory, [*HEALTHY, *FAULTS, *OTHERS], waited=(*FAULTS, *OTHERS))
     return directory
 
 

@@ -25,12 +25,16 @@ STALLED = (
     "extra_call",
     "wrong_op",
     "wrong_root",
+    "captured_call",
+    "wrong_peer",
     "order_swap",
     "sleeping_rank",
+    "frozen_rank",
+    "silent_link",
     "zero_token_skip",
 )
-FAILED = ("wrong_size", "killed_rank")
-FINISHED = ("wrong_dtype", "wrong_redop", "none")
+FAILED = ("wrong_size", "stale_sizes", "killed_rank")
+FINISHED = ("wrong_dtype", "wrong_redop", "reordered_group", "none")
 OUTCOMES = {
     **dict.fromkeys(STALLED, "stalled"),
     **dict.fromkeys(FAILED, "failed"),
@@ -131,7 +135,10 @@ def test_a_run_ends_the_way_its_fault_says(run: Runner, fault: str) -> None:
     result = run(fault)
     assert result.outcome == OUTCOMES[fault]
     last = {"finished": 4}.get(result.outcome, 2)
-    assert {rank.step for rank in result.progress.ranks} == {last}
+    steps = [rank.step for rank in result.progress.ranks]
+    if fault == "captured_call":
+        assert steps.pop(2) == 3  # it does not wait for the call, and goes on
+    assert set(steps) == {last}
     assert result.run.missing == ()
 
 
@@ -158,7 +165,17 @@ def test_up_to_the_fault_all_ranks_of_a_group_agree(run: Runner, fault: str) -> 
 
 @pytest.mark.parametrize(
     "fault",
-    ["divergent_dispatch", "wrong_op", "wrong_size", "wrong_dtype", "wrong_redop", "wrong_root"],
+    [
+        "divergent_dispatch",
+        "wrong_op",
+        "wrong_size",
+        "wrong_dtype",
+        "wrong_redop",
+        "wrong_root",
+        "stale_sizes",
+        "captured_call",
+        "reordered_group",
+    ],
 )
 def test_the_first_difference_is_what_was_planted(run: Runner, fault: str) -> None:
     result = run(fault)
@@ -231,10 +248,82 @@ def test_an_absent_rank_posted_all_that_came_before(run: Runner, fault: str) -> 
     assert not result.odd.exited
 
 
+def test_a_captured_call_is_recorded_as_one_and_not_carried_out(run: Runner) -> None:
+    result = run("captured_call")
+    ours, theirs = result.calls(result.odd, "world"), result.calls(result.peer, "world")
+    (captured,) = [call for call in ours if call.captured]
+    assert captured.state.word == "scheduled"
+    assert not any(call.captured for call in theirs)
+    assert theirs[captured.seq - 1].state.word == "started"
+    # The rank has gone on: it stands in a call of the next step.
+    last = result.odd.last_call()
+    assert last is not None
+    assert last.position > captured.position
+    assert last.state.word == "started"
+
+
+def test_a_send_to_the_wrong_rank_and_the_receive_it_was_meant_for_stay(run: Runner) -> None:
+    result = run("wrong_peer")
+    ranks = {}
+    for number, rank in result.run.by_rank.items():
+        (sent,) = rank.p2p.values()
+        assert len(sent) == 4
+        ranks[number] = sent
+    # Rank 2 of four receives last, and sends to rank 0 what is meant for rank 3.
+    first, second = ranks[2][2:]
+    assert (first.op, first.peer, first.state.word) == ("send", 0, "started")
+    assert (second.op, second.peer, second.state.word) == ("recv", 1, "scheduled")
+    first, second = ranks[3][2:]
+    assert (first.op, first.peer, first.state.word) == ("recv", 2, "started")
+    assert (second.op, second.peer, second.state.word) == ("send", 0, "scheduled")
+
+
+def test_the_calls_of_a_group_are_those_of_the_peers_in_another_order(run: Runner) -> None:
+    result = run("reordered_group")
+    ours, theirs = result.calls(result.odd, "world"), result.calls(result.peer, "world")
+    differing = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.signature != b.signature]
+    assert len({call.group for pair in differing for call in pair}) == 1
+    odd, peers = zip(*differing, strict=True)
+    assert sorted(call.numel or 0 for call in odd) == sorted(call.numel or 0 for call in peers)
+    assert {call.state.word for call in (*ours, *theirs)} == {"completed"}
+    assert {rank.wrong_since for rank in result.progress.ranks} == {0}
+
+
+def test_behind_a_silent_link_all_live_and_stand_in_the_same_call(run: Runner) -> None:
+    result = run("silent_link")
+    assert result.statuses == {}
+    replica = [result.odd, result.peer]
+    standing = [
+        next(call for call in result.calls(rank, "tp:0") if call.state.word != "completed")
+        for rank in replica
+    ]
+    assert len({call.seq for call in standing}) == 1
+    assert {call.state.word for call in standing} == {"started"}
+    for rank, call in zip(replica, standing, strict=True):
+        assert matches(call, result.program.planted()["peers"])
+        assert rank.last_seen_ns is not None
+        assert call.time_ns is not None
+        assert rank.last_seen_ns - call.time_ns > 1e9
+
+
+def test_a_frozen_rank_has_posted_the_call_and_shows_no_life(run: Runner) -> None:
+    result = run("frozen_rank")
+    assert result.statuses == {}
+    last = result.odd.last_call()
+    assert last is not None
+    assert (last.op, last.state.word) == ("all_reduce", "scheduled")
+    (standing,) = [call for call in result.calls(result.peer, "tp:0") if call.seq == last.seq]
+    assert standing.state.word == "started"
+    assert result.odd.last_seen_ns is not None
+    assert result.peer.last_seen_ns is not None
+    assert result.peer.last_seen_ns - result.odd.last_seen_ns > 1e9
+
+
 def test_the_way_a_process_ended_is_known(run: Runner) -> None:
     assert run("killed_rank").statuses[2] == -9
     # gloo aborts the process that receives more than it has room for.
     assert run("wrong_size").statuses[2] == -6
+    assert run("stale_sizes").statuses[2] == -6
     assert set(run("none").statuses.values()) == {0}
 
 

@@ -158,6 +158,103 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def describe(rank: int, base: dict[str, int], *, factor: int) -> tuple[int, int, str, str]:
+    agree(rank, 2)
+    print("rank", rank, "here")
+    return rank, base["of"] * factor, os.environ["RANK"], __name__
+
+
+def test_spawned_ranks_have_a_function_by_its_name(rings: Path) -> None:
+    outcome = run_ranks(
+        *(describe, {"of": 7}), keywords={"factor": 6}, ranks=2, rings=rings, start_method="spawn"
+    )
+
+    assert outcome.ending == "finished", outcome.failures
+    assert outcome.results == [(rank, 42, str(rank), __name__) for rank in range(2)]
+    assert outcome.output == {0: "rank 0 here\n", 1: "rank 1 here\n"}
+    verdict = diagnose(open_run(rings))
+    assert (verdict.status, [rank.records for rank in verdict.run.ranks]) == ("ok", [2, 2])
+
+
+def test_spawned_ranks_that_hang_are_killed(rings: Path) -> None:
+    outcome = run_ranks(uneven, ranks=2, rings=rings, start_method="spawn", stall_after=1.0)
+
+    assert (outcome.ending, outcome.waiting) == ("stalled", [0])
+
+
+def uneven(rank: int) -> None:
+    agree(rank, 3 - rank)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "complaint"),
+    [
+        (lambda rank: rank, (), "needs a function that can be imported, and .*lambda"),
+        (agree, (lambda: 3,), "cannot be sent to a new process"),
+    ],
+)
+def test_what_cannot_be_handed_to_a_new_process_says_so(
+    rings: Path, function: Any, arguments: tuple[Any, ...], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        run_ranks(function, *arguments, ranks=2, rings=rings, start_method="spawn")
+
+
+def test_nccl_without_enough_gpus_is_refused_in_one_line(rings: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        run_ranks(agree, ranks=512, rings=rings, backend="nccl")
+
+    assert "nccl" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+class Stubborn:
+    """Can be written, not read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
+
+
+def test_what_cannot_be_read_back_is_a_failure_of_its_rank(rings: Path) -> None:
+    outcome = run_ranks(lambda rank: Stubborn() if rank else 0, ranks=2, rings=rings)
+
+    assert (outcome.ending, outcome.results) == ("failed", [])
+    (failure,) = outcome.failures
+    assert failure.rank == 1
+    assert "cannot be taken over: ValueError" in failure.error
+
+
+def test_a_large_result_comes_back(rings: Path) -> None:
+    outcome = run_ranks(lambda rank: bytes(8 << 20), ranks=2, rings=rings)
+
+    assert [len(result) for result in outcome.results] == [8 << 20] * 2
+
+
+def test_a_rank_whose_children_hold_its_socket_is_missed_all_the_same(rings: Path) -> None:
+    def leave(rank: int) -> None:
+        if rank == 0 and os.fork() == 0:
+            signal.pause()
+        if rank == 0:
+            os._exit(4)
+        agree(rank)
+
+    outcome = run_ranks(leave, ranks=2, rings=rings, stall_after=60)
+
+    assert outcome.failures[0].rank == 0
+    assert outcome.failures[0].error == "its process ended with status 4"
+
+
+def test_ranks_that_all_skip_skip_and_some_alone_do_not(rings: Path) -> None:
+    def skip(rank: int, first: int) -> None:
+        if rank >= first:
+            pytest.skip("no fast network")
+        agree(rank)
+
+    assert run_ranks(skip, 0, ranks=2, rings=rings).ending == "skipped"
+    some = run_ranks(skip, 1, ranks=2, rings=rings, stall_after=1.0)
+    assert (some.ending, some.skipped, some.waiting) == ("stalled", {1: "no fast network"}, [0])
+
+
 def test_no_ranks_are_no_test(rings: Path) -> None:
     with pytest.raises(UsageError, match="give one or more"):
         run_ranks(agree, ranks=0, rings=rings)

@@ -192,6 +192,79 @@ def test_sum(run_ranks, count):
     result.stdout.fnmatch_lines(["*give each program a baseline of its own*"])
 
 
+TWO_PROGRAMS = """
+from pathlib import Path
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.collective_parity(ranks=2, baseline="sum.lock")
+def test_sum(run_ranks, count):
+    run_ranks(healthy, count)
+    # Until the other worker has begun, too, or one would do both.
+    Path(f"begun-{count}").touch()
+    deadline = time.monotonic() + 60
+    while not Path(f"begun-{3 - count}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+"""
+
+
+def test_workers_of_xdist_are_one_session(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    result = run(pytester, "import time\n" + TWO_PROGRAMS, "--ncclscope-update", "-n2")
+
+    # Each worker has stored its own, and no test can know: the session fails.
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "ranks were run and compared 2 times",
+            "stored: *sum.lock",
+            "ERROR *was just stored for*give each program a baseline of its own",
+        ]
+    )
+
+
+def test_workers_of_xdist_do_not_meet(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    result = run(
+        pytester,
+        """
+@pytest.mark.parametrize("count", range(1, 5))
+@pytest.mark.collective_parity(ranks=2)
+def test_sum(run_ranks, count):
+    run_ranks(healthy, count)
+
+
+@pytest.mark.parametrize("which", "ab")
+@pytest.mark.collective_parity(ranks=4, stall_after=1)
+def test_hang(run_ranks, which):
+    run_ranks(skipping)
+""",
+        "--ncclscope",
+        "--ncclscope-dir=kept",
+        "-n2",
+    )
+
+    result.assert_outcomes(passed=4, failed=2)
+    result.stdout.fnmatch_lines(["ranks were run and compared 4 times"])
+    assert result.stdout.str().count("DIVERGED · missing call · rank 2") == 2
+    for which in "ab":
+        kept = pytester.path / "kept" / f"test_it.py-test_hang-{which}-"
+        assert len(list(kept.glob("*.ring"))) == 4
+
+
+def test_rings_that_are_kept_are_those_of_the_last_failure(pytester: pytest.Pytester) -> None:
+    source = """
+@pytest.mark.collective_parity(ranks=4, stall_after=1)
+def test_hang(run_ranks):
+    run_ranks(skipping)
+"""
+    for _ in range(2):
+        run(pytester, source, "--ncclscope", "--ncclscope-dir=kept").assert_outcomes(failed=1)
+
+    assert len(list((pytester.path / "kept" / "test_it.py-test_hang").iterdir())) == 4
+
+
 def test_without_the_option_ranks_run_and_nothing_is_recorded(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
@@ -217,7 +290,7 @@ def test_hang(run_ranks):
 
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
-        ["Not over after 3 s: rank 1 did not return.", "Run pytest with --ncclscope*"]
+        ["Not over after 3 s: rank 1 did not return, rank 0 did.", "Run pytest with --ncclscope*"]
     )
 
 
@@ -228,6 +301,7 @@ def test_hang(run_ranks):
         ("ranks='4'", "ranks='4' is not what it should be"),
         ("backend='smoke'", "give one of gloo, nccl"),
         ("rank=4", "does not take that"),
+        ("start_method='thread'", "give one of fork, spawn"),
     ],
 )
 def test_a_wrong_marker_says_so(pytester: pytest.Pytester, marker: str, complaint: str) -> None:
@@ -243,6 +317,70 @@ def test_sum(run_ranks):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{complaint}*"])
+
+
+def test_a_test_that_all_ranks_skip_is_skipped(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+def skip(rank, ranks):
+    if rank in ranks:
+        pytest.skip("no fast network")
+    healthy(rank)
+
+
+@pytest.mark.collective_parity(ranks=2, baseline="none.lock")
+def test_all(run_ranks):
+    run_ranks(skip, [0, 1])
+    raise AssertionError("is not reached")
+
+
+@pytest.mark.collective_parity(ranks=3, stall_after=1)
+def test_some(run_ranks):
+    run_ranks(skip, [1])
+""",
+        "--ncclscope",
+        "-rs",
+    )
+
+    result.assert_outcomes(skipped=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "Rank 1 skipped the test (no fast network) and ranks 0 2 did not: that is a "
+            "divergence, skip on all ranks or on none.",
+            "*dead rank*rank 1*",
+            "*it ended in order*",
+            "SKIPPED * test_it.py:*: no fast network",
+        ]
+    )
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_spawned_ranks_import_the_test(pytester: pytest.Pytester, mode: str) -> None:
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=2, start_method="spawn")
+def test_sum(run_ranks):
+    assert run_ranks(healthy) == [8.0, 8.0]
+
+
+@pytest.mark.collective_parity(ranks=2, start_method="spawn")
+def test_closure(run_ranks):
+    run_ranks(lambda rank: healthy(rank))
+
+
+@pytest.mark.collective_parity(ranks=512, backend="nccl")
+def test_gpus(run_ranks):
+    run_ranks(healthy)
+""",
+        "--ncclscope",
+        f"--import-mode={mode}",
+    )
+
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["start_method='spawn' needs a function*", "*nccl*"])
+    assert "Traceback" not in result.stdout.str()
 
 
 def test_a_marker_without_the_fixture_says_so(pytester: pytest.Pytester) -> None:

@@ -2,7 +2,7 @@
 
 Two tensor-parallel workers, dummy weights, token ids in and out: no model, no tokenizer and no
 network. The weights depend on nothing but the seed and the shape, so two servers with the same
-number of workers answer the same prompt with the same tokens.
+number of workers answer the same prompt with the same tokens; with a checkpoint, all servers do.
 
     with VllmServer(tmp_path, prefix=["ncclscope", "run", "--dir", str(rings), "--"]) as server:
         tokens = server.complete([1, 2, 3], max_tokens=8)
@@ -30,6 +30,8 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+
+from tests.integration.tiny_moe import write_checkpoint
 
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 0.2
@@ -70,7 +72,9 @@ class VllmServer:
 
     Args:
         directory: An existing directory for the model's configuration and the log.
-        tensor_parallel_size: Number of workers.
+        tensor_parallel_size: Number of workers of a replica.
+        data_parallel_size: Number of replicas, each with an engine of its own.
+        checkpoint: Serve weights that are the same for every number of workers.
         eager: False for vLLM's default, torch.compile, which takes some 10 to 40 s longer to start.
         prefix: A command to run the server under, such as `["ncclscope", "run", "--"]`.
         environment: Variables set for the server on top of the test's own.
@@ -83,6 +87,8 @@ class VllmServer:
         directory: Path,
         *,
         tensor_parallel_size: int = 2,
+        data_parallel_size: int = 1,
+        checkpoint: bool = False,
         eager: bool = True,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -90,6 +96,7 @@ class VllmServer:
         config: Mapping[str, Any] = TINY_QWEN3_MOE,
     ) -> None:
         self._config = config
+        self._checkpoint = checkpoint
         self.log_path = directory / "server.log"
         self._model = directory / "tiny-moe"
         self._port = _free_port()
@@ -99,12 +106,16 @@ class VllmServer:
             *("--model", str(self._model), "--served-model-name", "tiny-moe"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--tensor-parallel-size", str(tensor_parallel_size)),
-            *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "float32"),
+            *(["--data-parallel-size", str(data_parallel_size)] if data_parallel_size > 1 else []),
+            *(["--load-format", "dummy"] if not checkpoint else []),
+            *("--skip-tokenizer-init", "--dtype", "float32"),
             *("--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"),
             *(["--enforce-eager"] if eager else []),
             *arguments,
         ]
-        self._environment = _server_environment(tensor_parallel_size) | dict(environment or {})
+        self._environment = _server_environment(tensor_parallel_size * data_parallel_size) | dict(
+            environment or {}
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._shared_memory_before: frozenset[Path] = frozenset()
         self._shared_memory: set[Path] = set()
@@ -129,7 +140,10 @@ class VllmServer:
             TimeoutError: It was not healthy in time; likewise.
         """
         self._model.mkdir(exist_ok=True)
-        (self._model / "config.json").write_text(json.dumps(self._config, indent=2))
+        if self._checkpoint:
+            write_checkpoint(self._model, self._config)
+        else:
+            (self._model / "config.json").write_text(json.dumps(self._config, indent=2))
         self._shared_memory_before = frozenset(SHARED_MEMORY.iterdir())
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -187,6 +201,18 @@ class VllmServer:
         """Return the process ids of the workers, by rank."""
         workers = self._titled("VLLM::Worker")
         return [workers[title] for title in sorted(workers)]
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status of the server, once it has ended by itself.
+
+        Raises:
+            TimeoutError: It still runs.
+        """
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"vLLM still runs:\n{self.log_tail()}") from None
 
     def log_tail(self, lines: int = 40) -> str:
         """Return the last lines that the server and its workers wrote."""

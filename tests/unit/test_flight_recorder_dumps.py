@@ -10,106 +10,13 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.analysis.verdict import diagnose
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import State
 from ncclscope.sources import open_run
 from ncclscope.sources.flight_recorder import rank_of
 from ncclscope.sources.plain_pickle import load_plain
-
-Entry = dict[str, Any]
-
-
-class Job:
-    """Ranks that write down what they would have recorded.
-
-    Args:
-        size: World size.
-        groups: Further groups: description and ranks, by name.
-        backend: Before the colon of each call's name.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        groups: dict[str, tuple[str, list[int]]] | None = None,
-        backend: str = "nccl",
-    ) -> None:
-        self.groups = {"0": ("default_pg", list(range(size))), **(groups or {})}
-        self.backend = backend
-        self.entries: list[list[Entry]] = [[] for _ in range(size)]
-        self.numbers: list[dict[tuple[str, bool], int]] = [{} for _ in range(size)]
-
-    def post(
-        self,
-        ranks: list[int],
-        op: str = "all_reduce",
-        *,
-        group: str = "0",
-        state: str = "completed",
-        ins: list[list[int]] | None = None,
-        outs: list[list[int]] | None = None,
-        again: bool = False,
-        **more: Any,
-    ) -> None:
-        for rank in ranks:
-            p2p = op.startswith(("send", "recv"))
-            counts = self.numbers[rank]
-            counts[group, p2p] = counts.get((group, p2p), 0) + (not again)
-            shape = [[4, 2]] if ins is None else ins
-            self.entries[rank].append(
-                {
-                    "record_id": len(self.entries[rank]),
-                    "pg_id": list(self.groups).index(group),
-                    "process_group": (group, self.groups[group][0]),
-                    "collective_seq_id": counts.get((group, False), 0),
-                    "p2p_seq_id": counts.get((group, True), 0),
-                    "op_id": sum(counts.values()),
-                    "profiling_name": f"{self.backend}:{op}" if self.backend else op,
-                    "time_created_ns": 10**18 + len(self.entries[rank]),
-                    "input_sizes": shape,
-                    "input_dtypes": ["BFloat16"],
-                    "output_sizes": shape if outs is None else outs,
-                    "output_dtypes": ["BFloat16"],
-                    "state": state,
-                    "time_discovered_started_ns": None,
-                    "time_discovered_completed_ns": None,
-                    "retired": state == "completed",
-                    "timeout_ms": 600000,
-                    "is_p2p": p2p,
-                    **more,
-                }
-            )
-
-    def value(self, rank: int, *, keep: int | None = None) -> dict[str, Any]:
-        entries = self.entries[rank]
-        return {
-            "version": "2.10",
-            "pg_config": {
-                name: {"name": name, "desc": desc, "ranks": str(ranks)}
-                for name, (desc, ranks) in self.groups.items()
-                if rank in ranks
-            },
-            "comm_lib_version": "2.27.3",
-            "pg_status": {},
-            "entries": entries if keep is None else entries[-keep:],
-        }
-
-    def write(self, directory: Path, **options: Any) -> Path:
-        directory.mkdir(exist_ok=True)
-        for rank in range(len(self.entries)):
-            data = pickle.dumps(self.value(rank, **options), 2)
-            (directory / f"comm_lib_trace_rank_{rank}").write_bytes(data)
-        return directory
-
-    def verdict(self, directory: Path, **options: Any) -> Verdict:
-        return diagnose(open_run(self.write(directory, **options)))
-
-
-def history(job: Job, count: int = 4) -> None:
-    for number in range(count):
-        job.post(list(range(len(job.entries))), ins=[[4 + number, 2]])
-
+from tests.dumps import Job, history
 
 # --- forms -----------------------------------------------------------------------------------
 

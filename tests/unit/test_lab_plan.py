@@ -10,21 +10,30 @@ from ncclscope.lab.faults import FAULTS, fault_named
 from ncclscope.lab.faults.dispatch import DivergentDispatch
 from ncclscope.lab.plan import Program
 
-# The contract's kinds that a fault of the laboratory can have.
+# The contract's kinds.
 KINDS = {
+    "capture_mismatch",
     "comm_swap",
     "dead_rank",
     "dtype_mismatch",
     "extra_call",
+    "group_order",
     "missing_call",
     "not_joined",
     "op_mismatch",
     "order_cycle",
+    "p2p_mismatch",
     "redop_mismatch",
     "root_mismatch",
     "size_mismatch",
+    "split_mismatch",
+    "stalled",
 }
 DIVERGING = [name for name in FAULTS if name != "none"]
+
+
+def test_every_kind_has_a_fault() -> None:
+    assert {fault.kind for fault in FAULTS.values()} == {*KINDS, None}
 
 
 def test_the_command_needs_no_torch() -> None:
@@ -125,6 +134,14 @@ def test_only_a_fault_about_idle_replicas_meets_one(name: str, seed: int) -> Non
         ({"dp": 1}, "divergent_dispatch cannot happen with dp=1"),
         ({"tp": 1, "fault": "wrong_op"}, "wrong_op cannot happen with tp=1"),
         ({"dp": 1, "fault": "zero_token_skip"}, "zero_token_skip cannot happen with dp=1"),
+        ({"dp": 1, "fault": "stale_sizes"}, "stale_sizes cannot happen with dp=1"),
+        ({"tp": 1, "fault": "captured_call"}, "captured_call cannot happen with 2 ranks"),
+        ({"tp": 1, "fault": "wrong_peer"}, "wrong_peer cannot happen with 2 ranks"),
+        ({"tp": 1, "fault": "reordered_group"}, "reordered_group cannot happen with 2 ranks"),
+        (
+            {"backend": "nccl", "fault": "silent_link"},
+            "silent_link cannot happen with the backend nccl",
+        ),
     ],
 )
 def test_an_impossible_program_is_refused_in_one_line(
@@ -156,7 +173,8 @@ def test_what_is_planted_stands_in_the_terms_of_the_verdict(name: str, seed: int
     planted = program.planted()
     assert planted["fault"] == name
     assert planted["kind"] in KINDS
-    assert planted["diverging_ranks"] == [program.fault_rank]
+    stalled = planted["kind"] == "stalled"
+    assert planted["diverging_ranks"] == ([] if stalled else [program.fault_rank])
     assert program.fault_rank in planted["comm"]["ranks"]
     assert planted["step"] == program.fault_step
     assert planted["summary"].startswith(f"rank {program.fault_rank} in step {program.fault_step} ")
@@ -175,6 +193,16 @@ def test_the_swap_of_the_default_model_is_seventeen_layers_long() -> None:
 
 def test_a_shallow_model_swaps_in_all_layers() -> None:
     assert DivergentDispatch().layers(Program(layers=3)) == range(3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stale_sizes_leave_every_replica_a_row(seed: int) -> None:
+    program = Program(fault="stale_sizes", seed=seed)
+    planted = program.planted()
+    assert sum(planted["odd"]["sizes"]) == sum(planted["peers"]["sizes"]) - 1
+    assert min(planted["odd"]["sizes"]) >= 1
+    own = program.place(program.fault_rank)[0]
+    assert planted["odd"]["sizes"][own] == planted["peers"]["sizes"][own]
 
 
 @pytest.mark.parametrize("rank", range(4))

@@ -135,8 +135,12 @@ def test_marks_stand_where_those_of_other_ranks_do(rings: Path, ended: bool) -> 
     ring = RingFile(Path(tracer.path))
 
     # The record at position 1023 has been overwritten, and its mark is of no use.
-    assert ring.marks(1)[:2] == ([2048, 3072, 4096], [2047, 5119, 6143])
-    assert ring.marks(2)[:2] == ([1024, 2048], [4023, 5047])
+    one_marks, other_marks = ring.marks(1), ring.marks(2)
+    assert one_marks.seqs.tolist() == [2048, 3072, 4096]
+    assert one_marks.positions.tolist() == [2047, 5119, 6143]
+    assert other_marks.seqs.tolist() == [1024, 2048]
+    assert other_marks.positions.tolist() == [4023, 5047]
     for number, key in ((1, "one"), (2, "other")):
-        for seq, running_hash in zip(ring.marks(number)[0], ring.marks(number)[2], strict=True):
+        marks = ring.marks(number)
+        for seq, running_hash in zip(marks.seqs.tolist(), marks.hashes.tolist(), strict=True):
             assert running_hash == running(range(1, seq + 1)) == rank.logs[key].fingerprint(seq)

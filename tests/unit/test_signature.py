@@ -73,6 +73,11 @@ CASES = [
     ("all_to_all", {"shape": (6, 5), "sizes": (2, 4)}, {"shape": (8, 5)}, True),
     ("all_to_all", {"shape": (6, 5), "sizes": (2, 4)}, {"shape": (6, 4)}, False),
     ("all_to_all", {"shape": (6, 5), "sizes": (2, 4)}, {"sizes": None}, False),
+    # All create the same group with the same backend.
+    ("new_group", {"sizes": (2, 3), "dtype": "gloo"}, {"sizes": (3, 2)}, False),
+    ("new_group", {"sizes": (2, 3), "dtype": "gloo"}, {"sizes": (2, 3, 4)}, False),
+    ("new_group", {"sizes": (2, 3), "dtype": "gloo"}, {"dtype": "nccl"}, False),
+    ("new_group", {"sizes": (2, 3), "dtype": "gloo"}, {"shape": (1,)}, True),
     # Only the root of a scatter has an input.
     ("scatter", {"shape": (8, 3), "out_shape": (4, 3)}, {"shape": None}, True),
     ("scatter", {"shape": (8, 3), "out_shape": (4, 3)}, {"out_shape": (12,)}, True),

@@ -337,6 +337,7 @@ posted = st.fixed_dictionaries(
         "peer": st.integers(0, 7),
         "numel": small,
         "sizes": st.lists(st.integers(-(1 << 40), 1 << 40), max_size=5),
+        "out_sizes": st.lists(small, max_size=5),
         "out_shape": st.lists(small, max_size=3),
         "site": st.one_of(names, st.just("ünï.py:3 ƒ\x1b[31m")),
         "state": st.integers(0, 2),

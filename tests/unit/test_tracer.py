@@ -420,3 +420,17 @@ def test_start_ticks_tell_processes_apart() -> None:
     assert identity.start_ticks(os.getpid()) > identity.start_ticks(1) >= 0
     for pid in (0, -1, 1 << 40):
         assert identity.start_ticks(pid) == 0
+
+
+def test_splits_are_kept_both_ways(rings: Path) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("KEY", "ep:0", [0, 1], "nccl")
+    tracer.record(comm, "all_to_all", shape=(3, 2), sizes=[1, 2], out_sizes=[4, 0])
+    tracer.record(comm, "all_to_all", shape=(3, 2), sizes=[1, 2], out_sizes=[4, 1])
+    tracer.record(comm, "all_to_all", shape=(3, 2), sizes=[1, 2])
+    tracer.record(comm, "all_to_all", shape=(3, 2), sizes=[1, 2], out_sizes=[4, 0, 7])
+
+    calls = read(tracer.path).logs["KEY"].span(1, 5)
+
+    assert [call.sizes for call in calls] == [(1, 2)] * 4
+    assert [call.out_sizes for call in calls] == [(4, 0), (4, 1), None, None]

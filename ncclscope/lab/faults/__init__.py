@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from ncclscope.errors import LaboratoryError
 from ncclscope.lab.faults.base import Fault
+from ncclscope.lab.faults.capture import CapturedCall
 from ncclscope.lab.faults.coordination import ZeroTokenSkip
 from ncclscope.lab.faults.count import ExtraCall, SkippedCall
 from ncclscope.lab.faults.dispatch import DivergentDispatch
+from ncclscope.lab.faults.group import ReorderedGroup
+from ncclscope.lab.faults.link import SilentLink
 from ncclscope.lab.faults.order import OrderSwap
 from ncclscope.lab.faults.parameter import (
     WrongDtype,
@@ -20,7 +23,9 @@ from ncclscope.lab.faults.parameter import (
     WrongRoot,
     WrongSize,
 )
-from ncclscope.lab.faults.process import KilledRank, SleepingRank
+from ncclscope.lab.faults.process import FrozenRank, KilledRank, SleepingRank
+from ncclscope.lab.faults.split import StaleSizes
+from ncclscope.lab.faults.transfer import WrongPeer
 
 __all__ = ["FAULTS", "Fault", "fault_named"]
 
@@ -35,9 +40,15 @@ FAULTS: dict[str, Fault] = {
         WrongDtype(),
         WrongRedop(),
         WrongRoot(),
+        StaleSizes(),
+        CapturedCall(),
+        WrongPeer(),
         OrderSwap(),
+        ReorderedGroup(),
         SleepingRank(),
         KilledRank(),
+        FrozenRank(),
+        SilentLink(),
         ZeroTokenSkip(),
         Fault(),
     )

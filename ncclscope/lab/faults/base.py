@@ -36,6 +36,14 @@ class Fault:
     least_tp: ClassVar[int] = 1
     least_dp: ClassVar[int] = 1
 
+    def usual(self) -> Fault:
+        """Returns how all ranks behave where this fault does not happen.
+
+        Faults of calls that the common sequence does not have add those here, for every rank
+        and every step.
+        """
+        return Fault()
+
     @property
     def help(self) -> str:
         """One line for a list of choices."""
@@ -106,6 +114,7 @@ def describe(
     *,
     odd: Mapping[str, Any] | None,
     peers: Mapping[str, Any] | None,
+    diverging: bool = True,
     **more: Any,
 ) -> dict[str, Any]:
     """Returns the description of a fault that diverges on one communicator.
@@ -117,6 +126,7 @@ def describe(
         summary: What the rank does, after "rank 3 in step 5 ".
         odd: Parameters of what the diverging rank posts; None when it posts nothing.
         peers: Parameters of what the others post.
+        diverging: Whether the rank leaves the common sequence.
         more: What only this fault has.
     """
     rank = program.fault_rank
@@ -124,13 +134,26 @@ def describe(
         "fault": fault.name,
         "kind": fault.kind,
         "summary": f"rank {rank} in step {program.fault_step} {summary}",
-        "diverging_ranks": [rank],
+        "diverging_ranks": [rank] if diverging else [],
         "comm": program.communicator(comm, rank),
         "odd": None if odd is None else dict(odd),
         "peers": None if peers is None else dict(peers),
         "step": program.fault_step,
         **more,
     }
+
+
+def require_ranks(fault: Fault, program: Program, least: int) -> None:
+    """Looks whether a program has so many ranks.
+
+    Raises:
+        LaboratoryError: It has fewer.
+    """
+    if program.world_size < least:
+        raise LaboratoryError(
+            f"{fault.name} cannot happen with {program.world_size} ranks",
+            f"give tp and dp that make at least {least}",
+        )
 
 
 def hidden_reduction(program: Program) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.plan import Program
 
-__all__ = ["KilledRank", "SleepingRank"]
+__all__ = ["FrozenRank", "KilledRank", "SleepingRank"]
 
 
 class _Absence(Fault):
@@ -63,3 +64,47 @@ class KilledRank(_Absence):
 
     def leave(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FrozenRank(Fault):
+    """The rank is stopped by SIGSTOP inside an all_reduce that all have posted.
+
+    As a debugger, a frozen container or a stuck kernel does it: the process is there, its
+    connections are open, and nothing in it runs any more, not even what shows its life.
+    """
+
+    name: ClassVar[str] = "frozen_rank"
+    kind: ClassVar[str | None] = "dead_rank"
+    least_tp: ClassVar[int] = 2
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        return describe(
+            self,
+            program,
+            "tp",
+            f"is stopped inside the all_reduce of layer {program.fault_layer}, which all have "
+            "posted",
+            odd={**hidden_reduction(program), "state": "scheduled"},
+            peers=hidden_reduction(program),
+        )
+
+    def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        if layer != engine.program.fault_layer:
+            engine.reduce_attention(hidden)
+            return
+        engine.stream.synchronize()
+        # The stream stops the process when the host has posted the call, and before it runs.
+        posted = threading.Event()
+        engine.stream.launch(posted.wait)
+        engine.stream.launch(_stop)
+        engine.reduce_attention(hidden)
+        posted.set()
+        engine.stream.synchronize()
+
+
+def _stop() -> None:
+    """Stops the process before this thread takes another step.
+
+    A signal sent to the process could be taken by another thread, a moment later.
+    """
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

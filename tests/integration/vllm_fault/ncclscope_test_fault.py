@@ -1,9 +1,10 @@
 """A vLLM plugin for tests: one worker leaves the common sequence when it is told to.
 
-The file that NCCLSCOPE_TEST_FAULT names holds the fault, ``skip`` or ``replace``. As soon
-as it is there, rank 1 of a group takes it away and does that to its next collective: an
-all_reduce of tensor parallelism on the CPU, a reduce_scatter of expert parallelism on GPUs.
-It sits above the probes, so that what is recorded is what is posted.
+The file that NCCLSCOPE_TEST_FAULT names holds the fault. As soon as it is there, rank 1 takes
+it away and does that to its next collective. ``skip`` and ``replace`` are done to an all_reduce
+of tensor parallelism on the CPU, to a reduce_scatter of expert parallelism on GPUs; ``uneven``
+takes the path of unequal sizes in a dispatch of expert parallelism on the CPU, where all are
+equal. It sits above the probes, so that what is recorded is what is posted.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def register() -> None:
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
         _replace(CpuCommunicator, "all_reduce", _on_cpu, Path(order))
+        from ncclscope_patches import vllm_cpu_moe
+
+        if vllm_cpu_moe.wanted():
+            vllm_cpu_moe.install()  # this plugin may be the first to be called
+            _replace(CpuCommunicator, "all_gatherv", _unevenly, Path(order), ("uneven",), _is_even)
     else:
         from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
@@ -39,6 +45,19 @@ def _on_cpu(fault: str, communicator: Any, input_: Any) -> Any:
     return input_
 
 
+def _is_even(communicator: Any, input_: Any, dim: int = 0, sizes: Any = None) -> bool:
+    return bool(sizes) and len(set(sizes)) == 1
+
+
+def _unevenly(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:
+    from ncclscope_patches import uneven
+
+    return [
+        uneven.all_gatherv(communicator.device_group, communicator.ranks, tensor, sizes)
+        for tensor in input_
+    ]
+
+
 def _on_gpu(fault: str, communicator: Any, input_: Any, *_: Any, **options: Any) -> Any:
     sizes = options.get("sizes")
     rows = sizes[DIVERGING_RANK] if sizes else input_.shape[0] // communicator.world_size
@@ -47,13 +66,24 @@ def _on_gpu(fault: str, communicator: Any, input_: Any, *_: Any, **options: Any)
     return input_[:rows].clone()
 
 
-def _replace(owner: Any, name: str, instead: Callable[..., Any], order: Path) -> None:
+def _replace(
+    owner: Any,
+    name: str,
+    instead: Callable[..., Any],
+    order: Path,
+    faults: tuple[str, ...] = ("skip", "replace"),
+    applies: Callable[..., bool] = lambda *args, **kwargs: True,
+) -> None:
     usual = getattr(owner, name)
     if getattr(usual, "planted", False):
         return
 
     def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.rank_in_group == DIVERGING_RANK and (fault := _take(order)):
+        if (
+            self.global_rank == DIVERGING_RANK
+            and applies(self, *args, **kwargs)
+            and (fault := _take(order, faults))
+        ):
             return instead(fault, self, *args, **kwargs)
         return usual(self, *args, **kwargs)
 
@@ -61,9 +91,8 @@ def _replace(owner: Any, name: str, instead: Callable[..., Any], order: Path) ->
     setattr(owner, name, planted)
 
 
-def _take(order: Path) -> str:
-    if not order.exists():
+def _take(order: Path, faults: tuple[str, ...]) -> str:
+    if not order.exists() or (fault := order.read_text()) not in faults:
         return ""
-    fault = order.read_text()
     order.unlink()
     return fault

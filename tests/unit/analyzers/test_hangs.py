@@ -112,6 +112,48 @@ def test_order_cycle_names_the_rank_with_the_odd_order(cluster_of: ClusterOf) ->
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("order_cycle", (1,))
 
 
+def test_a_rank_that_takes_one_new_communicator_for_the_other_is_named(
+    cluster_of: ClusterOf,
+) -> None:
+    """It made the two in another order, so that all stand in calls that are new there."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    for rank in cluster.everybody:
+        cluster.comm(rank, "a", cluster.everybody)
+        cluster.comm(rank, "b", cluster.everybody)
+        cluster.post([rank], "b" if rank == 2 else "a", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("order_cycle", (2,))
+    assert cause.confidence == "likely"
+    assert "takes one communicator for the other" in cause.inferred[0]
+
+
+def test_a_rank_whose_life_ends_in_a_call_that_all_posted_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+
+    verdict = cluster.verdict(quiet={2: 0.3})
+
+    assert verdict.status == "hung"
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.diverging_ranks) == ("dead_rank", (2,))
+    assert finding.confidence == "likely"
+    assert finding.seq == 6
+
+
+def test_ranks_that_all_ended_in_a_call_are_not_told_apart(cluster_of: ClusterOf) -> None:
+    """They were killed one after the other, a second apart and right after posting."""
+    cluster = cluster_of(4)
+    cluster.history("world")
+    cluster.post(cluster.everybody, "world", done=False)
+
+    assert cluster.verdict(quiet={0: 1.9, 1: 0.9, 2: 0.3, 3: 1.5}).findings == ()
+
+
 def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
     cluster.history("world")

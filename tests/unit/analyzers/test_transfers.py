@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+from ncclscope.analysis.verdict import diagnose
 from tests.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -47,3 +50,191 @@ def test_directions_and_peers_are_paired_apart(cluster_of: ClusterOf) -> None:
 
     assert verdict.status == "ok"
     assert verdict.findings == ()
+
+
+# --- one half only -------------------------------------------------------------------------
+
+
+def _send(cluster: Cluster, sender: int, receiver: int, **more: Any) -> None:
+    cluster.post([sender], "pp:0", "send", peer=receiver, shape=(4, 2), **more)
+
+
+def _recv(cluster: Cluster, receiver: int, sender: int, **more: Any) -> None:
+    cluster.post([receiver], "pp:0", "recv", peer=sender, shape=(4, 2), **more)
+
+
+def _ring_step(cluster: Cluster) -> None:
+    """Each rank hands something to the next one."""
+    for rank in cluster.everybody:
+        _transfer(cluster, rank, (rank + 1) % cluster.size, rows=4, received=4)
+
+
+def test_a_send_to_the_wrong_rank_is_singled_out(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _ring_step(cluster)
+    for rank in cluster.everybody:
+        _send(cluster, rank, 3 if rank == 1 else (rank + 1) % 4, done=rank != 1)
+        _recv(cluster, rank, (rank - 1) % 4, done=rank != 2)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "diverged"
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.diverging_ranks) == ("p2p_mismatch", (1,))
+    assert finding.candidate_ranks == ()
+    assert finding.confidence == "likely"
+    assert finding.odd is not None
+    assert (finding.odd.op, finding.odd.peer) == ("send", 3)
+    assert finding.peers is not None
+    assert (finding.peers.op, finding.peers.peer) == ("recv", 1)
+    assert "1 transfer before it" in " ".join(finding.evidence)
+
+
+def test_a_send_without_a_receive_names_both(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _ring_step(cluster)
+    _send(cluster, 0, 2, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("p2p_mismatch", ())
+    assert cause.candidate_ranks == (0, 2)
+    assert cause.confidence == "ambiguous"
+
+
+def test_a_receiver_that_waits_for_its_sender_elsewhere_is_named(cluster_of: ClusterOf) -> None:
+    """The sender does not come to the collective, since its send waits for the receive."""
+    cluster = cluster_of(2)
+    cluster.history("pp:0")
+    _ring_step(cluster)
+    _send(cluster, 0, 1, done=False)
+    cluster.post([1], "pp:0", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (0, 1))
+
+
+def test_a_pipeline_is_held_up_by_its_end(cluster_of: ClusterOf) -> None:
+    """The middle has two transfers without another half, and no part in either."""
+    cluster = cluster_of(3)
+    cluster.history("pp:0")
+    _send(cluster, 1, 2, done=False)
+    _send(cluster, 0, 1, done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (1, 2))
+    assert [finding.role for finding in verdict.findings] == ["cause", "consequence"]
+
+
+def test_transfers_are_signs_of_life(cluster_of: ClusterOf) -> None:
+    """A pipeline without collectives, of which one transfer is always half posted."""
+    cluster = cluster_of(2)
+    cluster.history("pp:0")
+    _transfer(cluster, 0, 1, rows=4, received=4)
+    _send(cluster, 0, 1, done=False)
+    run = cluster.run(quiet=60.0)
+    assert diagnose(run).cause is not None
+    late = [
+        replace(
+            rank,
+            p2p={
+                key: [replace(call, time_ns=(call.time_ns or 0) + 59_500_000_000) for call in calls]
+                for key, calls in rank.p2p.items()
+            },
+        )
+        for rank in run.ranks
+    ]
+
+    assert diagnose(replace(run, ranks=tuple(late))).findings == ()
+
+
+def test_a_transfer_under_way_is_none_that_waits_in_vain(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _send(cluster, 0, 2, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    assert cluster.verdict(quiet=0.5).findings == ()
+
+
+def test_a_rank_that_ended_is_no_mismatch(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _send(cluster, 0, 2, done=False)
+    cluster.post([0, 2], "pp:0", done=False)
+
+    kinds = {finding.kind for finding in cluster.verdict(quiet={2: 5.0}).findings}
+
+    assert "p2p_mismatch" not in kinds
+
+
+def test_a_receive_from_anybody_may_have_taken_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    cluster.post([2], "pp:0", "recv", shape=(4, 2))
+    _transfer(cluster, 0, 2, rows=4, received=6)
+    _send(cluster, 0, 2, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    assert "p2p_mismatch" not in {finding.kind for finding in cluster.verdict().findings}
+
+
+def test_a_transfer_that_does_not_end_is_no_stall_of_the_collective_after_it(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _ring_step(cluster)
+    _transfer(cluster, 0, 2, rows=4, received=4)
+    _send(cluster, 0, 2, done=False)
+    _recv(cluster, 2, 0, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "hung"
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.diverging_ranks) == ("stalled", ())
+    assert finding.candidate_ranks == (0, 2)
+    assert "transfer 2 from rank 0 to rank 2" in finding.evidence[0]
+
+
+def test_who_waits_behind_a_transfer_stalls_nowhere_else(cluster_of: ClusterOf) -> None:
+    """Rank 1 sends to nobody; what the others wait for is all posted, and waits for it."""
+    cluster = cluster_of(4)
+    for pair in ([0, 1], [2, 3]):
+        cluster.history("tp:0", members=pair)
+    _ring_step(cluster)
+    _send(cluster, 1, 3, done=False)
+    _send(cluster, 1, 0, done=False)
+    _recv(cluster, 0, 1, done=False)
+    _send(cluster, 0, 2, done=False)
+    _recv(cluster, 2, 0, done=False)
+    for pair in ([0, 1], [2, 3]):
+        cluster.post(pair, "tp:0", members=pair, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    kinds = [finding.kind for finding in cluster.verdict().findings]
+
+    assert kinds == ["p2p_mismatch"]
+
+
+def test_a_backend_that_does_not_tell_of_transfers_stalls_in_none(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    _send(cluster, 0, 2, done=False)
+    _recv(cluster, 2, 0, done=False)
+    cluster.post(cluster.everybody, "pp:0", done=False)
+
+    (finding,) = cluster.verdict().findings
+
+    assert (finding.kind, finding.candidate_ranks) == ("stalled", (0, 1, 2, 3))

@@ -1,0 +1,209 @@
+"""What GPUs and NCCL's RAS say of a job, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.capture import Capture, GpuSample, RasAnswer, RasComm, RasRank, Worker
+
+__all__ = ["Testimony", "gpu_of", "hear_gpus", "hear_ras"]
+
+SPINNING, QUIET = 95, 1
+"""Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """What one witness says.
+
+    Attributes:
+        says: In words.
+        ranks: Ranks it singles out.
+        odd: Whether anything is wrong at all; None when it cannot tell.
+        kind: What it would call it.
+    """
+
+    says: str
+    ranks: tuple[int, ...] = ()
+    odd: bool | None = None
+    kind: str = "not_joined"
+
+
+def gpu_of(worker: Worker, sample: Sequence[GpuSample]) -> int | None:
+    """Returns NVML's number of a worker's GPU.
+
+    By the process that NVML names; in a container NVML names those of the host, and then by
+    CUDA_VISIBLE_DEVICES and LOCAL_RANK, where they are plain numbers.
+    """
+    named = [gpu.index for gpu in sample if worker.pid in gpu.pids]
+    if len(named) == 1:
+        return named[0]
+    local = worker.environment.get("LOCAL_RANK", "")
+    listed = worker.environment.get("CUDA_VISIBLE_DEVICES", "")
+    visible = listed.split(",") if listed else [str(gpu.index) for gpu in sample]
+    if not local.isdecimal() or int(local[:6]) >= len(visible):
+        return None
+    device = visible[int(local[:6])].strip()
+    indices = {gpu.index for gpu in sample}
+    return int(device) if device.isdecimal() and int(device[:6]) in indices else None
+
+
+def hear_gpus(capture: Capture) -> Testimony | None:
+    """Looks for the signature of a collective that waits: kernels run, and no memory is used."""
+    if not capture.gpus or not capture.gpus[0]:
+        return None
+    by_index = [{gpu.index: gpu for gpu in sample} for sample in capture.gpus]
+    devices = {w.rank: gpu_of(w, capture.gpus[-1]) for w in capture.workers}
+    spinning: list[int] = []
+    idle: list[int] = []
+    other: list[int] = []
+    for rank, device in devices.items():
+        samples = [s[device] for s in by_index if device is not None and device in s]
+        if samples:
+            (
+                spinning
+                if all(map(_spins, samples))
+                else idle
+                if all(map(_idles, samples))
+                else other
+            ).append(rank)
+    if not spinning and not idle and not other:
+        return _without_ranks(capture.gpus[-1])
+    last = by_index[-1]
+
+    def figures(ranks: Iterable[int]) -> str:
+        return _figures([last[device] for r in ranks if (device := devices[r]) is not None])
+
+    parts = []
+    if spinning:
+        parts.append(
+            f"{ranks_text(spinning)}: kernels run and touch no memory ({figures(spinning)}), "
+            f"as in a collective that waits"
+        )
+    if idle:
+        parts.append(f"{ranks_text(idle)}: idle ({figures(idle)})")
+    if other:
+        parts.append(f"{ranks_text(other)}: at work ({figures(other)})")
+    named = bool(idle) and not other and len(spinning) > len(idle)
+    return Testimony("; ".join(parts), tuple(idle) if named else (), bool(spinning) or None)
+
+
+def _without_ranks(sample: Sequence[GpuSample]) -> Testimony:
+    spinning = [gpu.index for gpu in sample if _spins(gpu)]
+    idle = [gpu.index for gpu in sample if _idles(gpu)]
+    return Testimony(
+        f"{len(spinning)} of {plural(len(sample), 'GPU')} spin ({_numbers(spinning)}), "
+        f"{len(idle)} idle ({_numbers(idle)}); which rank has which is not known",
+        odd=True if spinning and idle else None,
+    )
+
+
+def _spins(gpu: GpuSample) -> bool:
+    return gpu.utilisation >= SPINNING and gpu.memory_utilisation <= QUIET
+
+
+def _idles(gpu: GpuSample) -> bool:
+    return gpu.utilisation <= QUIET and gpu.memory_utilisation <= QUIET
+
+
+def _figures(gpus: Sequence[GpuSample]) -> str:
+    return ", ".join(
+        f"{_span([round(value) for value in values])} {unit}"
+        for unit, values in (
+            ("% busy", [gpu.utilisation for gpu in gpus]),
+            ("% memory", [gpu.memory_utilisation for gpu in gpus]),
+            ("W", [gpu.watts for gpu in gpus]),
+        )
+        if any(values) or unit != "W"
+    )
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    return f"number {' '.join(map(str, indices))}" if indices else "none"
+
+
+def hear_ras(capture: Capture) -> Testimony | None:
+    """Reads what RAS reports: ranks without an answer, errors, and counts that differ."""
+    answer = capture.ras
+    if answer is None:
+        return None
+    by_pid = {worker.pid: worker.rank for worker in capture.workers}
+    size = max((worker.world_size for worker in capture.workers), default=0)
+    said: list[str] = []
+    gone: set[int] = set()
+    apart: set[int] = set()
+    for comm in answer.comms:
+        whole = comm.size in (size, len(capture.workers)) and comm.size > 0
+
+        def named(rank: RasRank, whole: bool = whole) -> int | None:
+            return by_pid.get(rank.pid, rank.rank if whole else None)
+
+        lost = [rank for rank in comm.ranks if rank.missing]
+        if lost:
+            gone.update(n for rank in lost if (n := named(rank)) is not None)
+            word = "are held to be dead" if any(rank.dead for rank in lost) else "do not answer"
+            said.append(f"{_members(lost, named)} {word} on communicator {comm.hash}")
+        bad = [rank for rank in comm.ranks if rank.async_error or rank.aborted]
+        if bad:
+            apart.update(n for rank in bad if (n := named(rank)) is not None)
+            said.append(f"{_members(bad, named)} report an error or an abort on {comm.hash}")
+        before = _comm(capture.ras_before, comm.hash)
+        if before is not None and _counts(before) != _counts(comm):
+            continue  # calls are being launched, and some ranks are asked earlier than others
+        for function, odd, text in _differences(comm):
+            numbers = [n for rank in odd if (n := named(rank)) is not None]
+            apart.update(numbers)
+            said.append(f"{_members(odd, named)} launched {text} {function} on {comm.hash}")
+    if not said and answer.remarks:
+        said.append("; ".join(line.strip() for line in answer.remarks[:4]))
+    if not said:
+        known = plural(answer.communicators, "communicator")
+        return Testimony(
+            f"NCCL {answer.version or '?'}: nothing to report on {known}; it counts launched "
+            f"calls and knows nothing of their order",
+            odd=None,
+        )
+    kind = "dead_rank" if gone else "missing_call"
+    return Testimony("; ".join(said), tuple(sorted(gone or apart)), True, kind)
+
+
+def _comm(answer: RasAnswer | None, hash: str) -> RasComm | None:
+    return next((comm for comm in answer.comms if comm.hash == hash), None) if answer else None
+
+
+def _counts(comm: RasComm) -> dict[int, dict[str, int]]:
+    return {rank.rank: dict(rank.counts) for rank in comm.ranks}
+
+
+def _members(ranks: Sequence[RasRank], named: object) -> str:
+    assert callable(named)
+    global_ranks = [named(rank) for rank in ranks]
+    if None in global_ranks:
+        return f"members {' '.join(str(rank.rank) for rank in ranks)}"
+    return ranks_text(global_ranks)
+
+
+def _differences(comm: RasComm) -> Iterable[tuple[str, list[RasRank], str]]:
+    """Functions that a minority launched more or less often than the rest."""
+    present = [rank for rank in comm.ranks if rank.counts]
+    for function in sorted({name for rank in present for name in rank.counts}):
+        counts = [rank.counts.get(function, 0) for rank in present]
+        if function in comm.usual:  # an answer in text, which lists the others only
+            usual = comm.usual[function]
+            odd = [r for r in present if r.counts.get(function, usual) != usual]
+        else:
+            usual = max(set(counts), key=counts.count)
+            odd = [r for r in present if r.counts.get(function, 0) != usual]
+            if counts.count(usual) * 2 <= len(counts):
+                continue
+        if not odd:
+            continue
+        own = " ".join(str(n) for n in sorted({r.counts.get(function, 0) for r in odd}))
+        yield function, odd, f"{own} (the others {usual})"

@@ -1,0 +1,124 @@
+"""What happened before what, on hosts whose clocks differ.
+
+Clocks of two hosts may be seconds apart, so that times order nothing between them. But a
+rank that has posted both of two calls has posted them in an order, and a collective is one
+event for all its members: whoever had posted fewer of those that two ranks have in common
+was earlier. Where no rank bears witness, clocks decide on one host, and between hosts how
+far each rank had come in its own stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclscope.model import Call, CallLog, Run
+
+__all__ = ["Moment", "Order", "made_before"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A call as something that happens.
+
+    Attributes:
+        key: The communicator's key.
+        seq: The call's number there.
+        rank: A rank that posted it.
+        call: What it posted; None where it posted nothing.
+    """
+
+    key: str
+    seq: int
+    rank: int
+    call: Call | None
+
+
+class Order:
+    """The order of calls in a run.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def compare(self, one: Moment, other: Moment) -> int:
+        """Returns a negative number where ``one`` came first, a positive one for ``other``."""
+        if (one.key, one.seq) == (other.key, other.seq):
+            return one.rank - other.rank
+        votes = self._votes(one, other) or self._progress(one, other)
+        if votes:
+            return votes
+        times = self._times(one, other)
+        if times is not None and times[0] != times[1]:
+            return -1 if times[0] < times[1] else 1
+        places = [_place(moment) for moment in (one, other)]
+        if places[0] != places[1]:
+            return -1 if places[0] < places[1] else 1
+        keys = [(moment.key, moment.seq, moment.rank) for moment in (one, other)]
+        return -1 if keys[0] < keys[1] else 1
+
+    def _votes(self, one: Moment, other: Moment) -> int:
+        """Ranks that posted ``other`` first, less those that posted ``one`` first."""
+        if one.key == other.key:
+            return one.seq - other.seq
+        votes = 0
+        if self._run.window:
+            return 0  # numbers of calls mean nothing outside of one comparison
+        for rank in self._run.ranks:
+            positions = []
+            for moment in (one, other):
+                log = rank.logs.get(moment.key)
+                if log is not None and log.first <= moment.seq <= log.calls:
+                    positions.append(log.positions(moment.seq, moment.seq + 1)[0])
+            if len(positions) == 2 and positions[0] != positions[1]:
+                votes += -1 if positions[0] < positions[1] else 1
+        return votes
+
+    def _progress(self, one: Moment, other: Moment) -> int:
+        """Communicators of both ranks on which ``other`` had come less far, less the others."""
+        by_rank = self._run.by_rank
+        if self._run.window or one.call is None or other.call is None:
+            return 0
+        if one.rank not in by_rank or other.rank not in by_rank:
+            return 0
+        votes = 0
+        for key, log in by_rank[one.rank].logs.items():
+            theirs = by_rank[other.rank].logs.get(key)
+            if theirs is None:
+                continue
+            made = made_before(log, one.call.position)
+            made -= made_before(theirs, other.call.position)
+            votes += (made > 0) - (made < 0)
+        return votes
+
+    def _times(self, one: Moment, other: Moment) -> tuple[int, int] | None:
+        """When they were posted, where one clock says it of both."""
+        hosts = [
+            self._run.by_rank[moment.rank].host if moment.rank in self._run.by_rank else None
+            for moment in (one, other)
+        ]
+        if None in hosts or hosts[0] != hosts[1]:
+            return None
+        first, second = (moment.call.time_ns if moment.call else None for moment in (one, other))
+        return None if first is None or second is None else (first, second)
+
+
+def made_before(log: CallLog, position: int) -> int:
+    """Returns how many calls of a log stand before a position of the rank's stream.
+
+    Of calls that are not kept, all count.
+    """
+    low, high = log.first, log.calls + 1
+    while low < high:
+        middle = (low + high) // 2
+        if log.positions(middle, middle + 1)[0] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+def _place(moment: Moment) -> int:
+    return moment.call.position if moment.call is not None else moment.seq

@@ -1,0 +1,212 @@
+"""Calls left out or put in among equal ones: differences that no call shows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ncclscope.analysis.align import side_by_side
+from ncclscope.analysis.difference import Difference
+from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.shifts import Shift, expected, find_shift, tracks_of
+from ncclscope.model import CallLog, Communicator, Rank
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.case import Case
+
+__all__ = ["find_skips", "trace_back"]
+
+MOST_COUNTS = 16
+"""Different numbers of calls on a communicator, beyond which its members are just under way."""
+MOST_RANKS = 64
+"""Ranks with the same number of calls that are looked at one by one."""
+
+
+def find_skips(case: Case, keys: Iterable[str], singled: set[int]) -> Iterator[Difference]:
+    """Finds ranks that left out or put in a call which equals those around it.
+
+    Args:
+        case: The case.
+        keys: Communicators on which all calls agree by themselves.
+        singled: Ranks that are odd on other communicators.
+    """
+    if case.run.window:
+        return  # numbers say nothing about how many calls were made
+    told = set(singled)
+    members = [_Members(case, case.run.communicators[key], case.logs(key)) for key in sorted(keys)]
+    for each in members:
+        for difference in each.decided():
+            told.update(difference.odd)
+            yield difference
+    for each in members:
+        yield from each.undecided(told)
+
+
+def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) -> Difference:
+    """Finds where two sequences really parted that were noticed to differ.
+
+    A call that was left out among equal ones is noticed where the last of them is missing.
+
+    Args:
+        case: The case.
+        difference: What was noticed.
+        odd: The odd rank's calls.
+        peer: A peer's.
+
+    Returns:
+        The difference where it began, or as it was.
+    """
+    first, run = difference.first, case.run
+    alone = len(difference.edits) == 1 and first.put == first.left == 1 and not first.met
+    if not difference.odd or (first.put and first.left and not alone):
+        return difference
+    stops = difference.seq + first.put + first.met, difference.seq + first.left + first.met
+    if alone:
+        stops = difference.seq, difference.seq + 1
+    one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
+    found = _shift(case, difference.comm, (one, odd), (other, peer), stops)
+    if found is None or found.seq >= difference.seq:
+        return difference
+    back = range(found.seq, difference.seq)
+    if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
+        return difference  # what differs before is the order inside of a group, and no matter
+    if not alone and (found.left, found.put) != (first.left, first.put):
+        return difference
+    edit = Edit(0, found.put, 0, found.left, found.met)
+    rest = () if alone else difference.edits[1:]
+    edits = (
+        edit,
+        *(
+            later._replace(start=later.start + len(back), peer_start=later.peer_start + len(back))
+            for later in rest
+        ),
+    )
+    return replace(
+        difference,
+        seq=found.seq,
+        exact=found.exact,
+        odd_call=odd.call(found.seq),
+        peer_call=peer.call(found.seq),
+        edits=edits,
+        aligned=tuple(side_by_side(odd, peer, found.seq, edits)),
+        witness=found.witness,
+        noticed=difference.seq,
+    )
+
+
+class _Members:
+    """The members of a communicator on which all calls agree, but not their number."""
+
+    def __init__(self, case: Case, comm: Communicator, logs: Mapping[int, CallLog]) -> None:
+        self._case = case
+        self._comm = comm
+        self._logs = logs
+
+    def decided(self) -> Iterator[Difference]:
+        """Yields the ranks that are off the most."""
+        reference, shifts = self._off
+        off = [rank for ranks in shifts.values() for rank in ranks]
+        with_it = len(self._logs) - len(off)
+        if not off:
+            return
+        if with_it > len(off):
+            yield from self._odd(reference, shifts, "majority")
+        elif len(shifts) == 1 and len(off) > with_it:
+            others = [[rank for rank in self._logs if rank not in off]]
+            yield from self._odd(off[0], self._shifts(off[0], others), "majority")
+
+    def undecided(self, singled: set[int]) -> Iterator[Difference]:
+        """Decides between two sides of equal weight, by ranks that are odd elsewhere."""
+        reference, shifts = self._off
+        if len(shifts) != 1:
+            return
+        ((shift, off),) = shifts.items()
+        on = [rank for rank in sorted(self._logs) if rank not in off]
+        if len(on) != len(off):
+            return
+        touched = [bool(singled & set(side)) for side in (on, off)]
+        basis = "other communicators"
+        if touched[0] == touched[1]:
+            touched, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
+        if touched == [False, True]:
+            yield from self._odd(reference, shifts, basis)
+        elif touched == [True, False]:
+            yield from self._odd(off[0], self._shifts(off[0], [on]), basis)
+        else:
+            for difference in self._odd(reference, shifts, ""):
+                yield replace(difference, odd=(), peers=tuple(sorted(self._logs)))
+
+    @cached_property
+    def _off(self) -> tuple[int, dict[Shift, list[int]]]:
+        """One of those with the commonest number of calls, and how others are off it."""
+        counts: dict[int, list[int]] = {}
+        for rank, log in sorted(self._logs.items()):
+            counts.setdefault(log.calls, []).append(rank)
+        sides = sorted(counts.values(), key=lambda ranks: (-len(ranks), ranks))
+        if not 1 < len(counts) <= MOST_COUNTS:
+            return -1, {}
+        return sides[0][0], self._shifts(sides[0][0], sides[1:])
+
+    def _by_habit(self, one: int, other: int, seq: int) -> list[bool]:
+        """Which of two ranks broke the rhythm that both had kept."""
+        logs = [self._logs[rank] for rank in (one, other)]
+        lines = [log.sites(seq, seq + 1)[0] for log in logs]
+        by_past = {expected(log, seq, lines[0], lines[1]) for log in logs}
+        return [by_past == {lines[1]} != {None}, by_past == {lines[0]} != {None}]
+
+    def _shifts(self, reference: int, sides: Sequence[Sequence[int]]) -> dict[Shift, list[int]]:
+        """How ranks are off a reference; those that are not are left out."""
+        found: dict[Shift, list[int]] = {}
+        for ranks in sides:
+            for rank in ranks[:MOST_RANKS]:
+                shift = self._shift(rank, reference)
+                if shift is not None:
+                    found.setdefault(shift, []).append(rank)
+                elif rank == ranks[0]:
+                    break
+        return found
+
+    def _shift(self, rank: int, reference: int) -> Shift | None:
+        by_rank, logs = self._case.run.by_rank, self._logs
+        one, other = (by_rank[rank], logs[rank]), (by_rank[reference], logs[reference])
+        return _shift(self._case, self._comm, one, other)
+
+    def _odd(
+        self, reference: int, shifts: Mapping[Shift, Sequence[int]], basis: str
+    ) -> Iterator[Difference]:
+        off = {rank for ranks in shifts.values() for rank in ranks}
+        peer = self._logs[reference]
+        for shift, ranks in shifts.items():
+            odd = self._logs[ranks[0]]
+            edits = (Edit(0, shift.put, 0, shift.left, shift.met),)
+            yield Difference(
+                comm=self._comm,
+                seq=shift.seq,
+                exact=shift.exact,
+                odd=tuple(ranks),
+                peers=tuple(rank for rank in sorted(self._logs) if rank not in off),
+                odd_call=odd.call(shift.seq),
+                peer_call=peer.call(shift.seq),
+                edits=edits,
+                aligned=tuple(side_by_side(odd, peer, shift.seq, edits)),
+                basis=basis,
+                witness=shift.witness,
+            )
+
+
+def _shift(
+    case: Case,
+    comm: Communicator,
+    one: tuple[Rank, CallLog],
+    other: tuple[Rank, CallLog],
+    stops: tuple[int, int] | None = None,
+) -> Shift | None:
+    """Returns the earliest shift that anything tells."""
+    found: list[Shift] = []
+    for odd, peer in tracks_of(case.run, comm, one, other):
+        shift = find_shift(odd, peer, stops)
+        if shift is not None:
+            found.append(shift)
+    return min(found, key=lambda shift: shift.seq, default=None)

@@ -1,0 +1,193 @@
+"""Stacks of many ranks, merged: classes of ranks that stand at the same place, and their tree.
+
+The idea is that of LLNL's STAT: ranks with the same stack form a class, classes form a prefix
+tree whose edges carry sets of ranks, and what stands apart is seen at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclscope.analysis.stances import Stance
+from ncclscope.capture import Frame
+
+__all__ = ["Node", "Order", "StackClass", "build_tree", "classify", "common_depth", "order_of"]
+
+_NEAR = 1 << 20
+
+
+@dataclass(frozen=True)
+class StackClass:
+    """Ranks that stand at the same place.
+
+    Attributes:
+        ranks: Global ranks.
+        stances: What they were doing, in the same order.
+    """
+
+    ranks: tuple[int, ...]
+    stances: tuple[Stance, ...]
+
+    @property
+    def stance(self) -> Stance:
+        """That of the first of them."""
+        return self.stances[0]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A frame that some ranks share.
+
+    Attributes:
+        frame: The frame.
+        ranks: Ranks that are in it.
+        still: Those of them in whose stack nothing changed between the samples.
+        children: What it called, the most common first.
+    """
+
+    frame: Frame
+    ranks: tuple[int, ...]
+    still: tuple[int, ...]
+    children: tuple[Node, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the subtree, in a form for JSON."""
+        return {
+            "function": self.frame.function,
+            "file": self.frame.file,
+            "line": self.frame.line,
+            "ranks": list(self.ranks),
+            "still": list(self.still),
+            "children": [child.to_dict() for child in self.children],
+        }
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which of two stacks has come further, as far as that can be told.
+
+    Attributes:
+        ahead: Whether the first has.
+        reason: What tells.
+        place: Where they part.
+        counted: Whether a loop's counter tells, and not only the order of lines.
+        near: Whether they are less than a round of the loop apart.
+    """
+
+    ahead: bool
+    reason: str
+    place: str = ""
+    counted: bool = False
+    near: bool = False
+
+    @property
+    def relation(self) -> str:
+        """``one sub-block ahead of``."""
+        word = "ahead of" if self.ahead else "behind"
+        return f"one sub-block {word}" if self.near else word
+
+
+def classify(stances: Iterable[Stance]) -> list[StackClass]:
+    """Returns the classes, the largest first, of equally large ones that of the lowest rank."""
+    found: dict[object, list[Stance]] = {}
+    for stance in stances:
+        found.setdefault((stance.op, stance.key), []).append(stance)
+    classes = []
+    for alike in found.values():
+        ordered = tuple(sorted(alike, key=lambda stance: stance.rank))
+        classes.append(StackClass(tuple(stance.rank for stance in ordered), ordered))
+    return sorted(classes, key=lambda one: (-len(one.ranks), one.ranks))
+
+
+def build_tree(stances: Mapping[int, Stance]) -> tuple[Node, ...]:
+    """Merges the stacks of all ranks that have one."""
+    return _merge(
+        [(rank, stance.frames, stance.condition) for rank, stance in sorted(stances.items())], 0
+    )
+
+
+def _merge(stacks: Sequence[tuple[int, Sequence[Frame], str]], depth: int) -> tuple[Node, ...]:
+    groups: dict[tuple[str, str, int], list[tuple[int, Sequence[Frame], str]]] = {}
+    for stack in stacks:
+        if depth < len(stack[1]):
+            frame = stack[1][depth]
+            groups.setdefault((frame.file, frame.function, frame.line), []).append(stack)
+    nodes = [
+        Node(
+            frame=alike[0][1][depth],
+            ranks=tuple(rank for rank, _, _ in alike),
+            still=tuple(rank for rank, _, condition in alike if condition != "moving"),
+            children=_merge(alike, depth + 1),
+        )
+        for alike in groups.values()
+    ]
+    return tuple(sorted(nodes, key=lambda node: (-len(node.ranks), node.ranks)))
+
+
+def common_depth(one: Sequence[Frame], other: Sequence[Frame]) -> int:
+    """Returns how many frames two stacks share before they part, the lines left aside."""
+    depth = 0
+    for first, second in zip(one, other, strict=False):
+        if (first.file, first.function) != (second.file, second.function):
+            break
+        depth += 1
+        if first.line != second.line:
+            break
+    return depth
+
+
+def order_of(odd: Stance, peers: Sequence[Stance]) -> Order | None:
+    """Tells whether a rank is ahead of its peers, who all stand at one place.
+
+    A loop's counter tells it best. Without one, the line in the function in which they part
+    does, as long as no loop leads back to an earlier line.
+
+    Returns:
+        None where the stacks part without a line in common.
+    """
+    ours, theirs = odd.frames, peers[0].frames
+    depth = common_depth(ours, theirs)
+    for level in range(depth):
+        counted = _counted(level, odd, peers)
+        if counted is not None:
+            name, own, usual = counted
+            place = f"{name} in {ours[level].base}:{ours[level].line} {ours[level].name}"
+            reason = f"{place} is {own}, and {usual} on its peers"
+            near = False
+            if abs(own - usual) == 1 and _parts_at(ours, theirs, depth):
+                mine, other = ours[depth - 1].line, theirs[depth - 1].line
+                near = (own > usual) == (mine < other)
+                if near:
+                    reason += (
+                        f"; it stands in line {mine} of {ours[depth - 1].name}, they in line "
+                        f"{other}: less than one round of the loop apart"
+                    )
+            return Order(own > usual, reason, counted=True, near=near)
+    if not _parts_at(ours, theirs, depth):
+        return None
+    mine, other = ours[depth - 1].line, theirs[depth - 1].line
+    place = (
+        f"in {ours[depth - 1].name} of {ours[depth - 1].base}, where it stands in line {mine} and "
+        f"its peers in line {other}"
+    )
+    reason = f"by the order of lines {place}, unless a loop has gone round in between"
+    return Order(mine > other, reason, place)
+
+
+def _parts_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:
+    return depth > 0 and ours[depth - 1].line != theirs[depth - 1].line
+
+
+def _counted(level: int, odd: Stance, peers: Sequence[Stance]) -> tuple[str, int, int] | None:
+    """A counter that the peers agree in and the rank does not."""
+    own = odd.frames[level].counters
+    for name, value in own.items():
+        usual = {
+            peer.frames[level].counters.get(name) if level < len(peer.frames) else None
+            for peer in peers
+        }
+        (first, *more) = usual
+        if not more and first is not None and first != value and abs(first - value) < _NEAR:
+            return name, value, first
+    return None

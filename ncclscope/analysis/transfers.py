@@ -1,0 +1,174 @@
+"""Sends without a receive and receives without a send, where their ranks wait in vain.
+
+Sends and receives between two ranks are paired in their order, in each direction apart, which
+is how NCCL and gloo pair them. A snapshot of a running job has transfers that only one side
+has posted, too. In vain is what had its timeout, what has been quiet for too long, and what
+the other side could only take after a call for which it waits itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ncclscope.model import Call, Communicator, Rank, State
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.case import Case
+
+__all__ = ["Pair", "Transfer", "pairs", "stuck_transfers"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """All transfers from one rank to another.
+
+    Attributes:
+        comm: The communicator.
+        sender: Global rank.
+        receiver: Global rank.
+        sends: The sender's calls, oldest first.
+        receives: The receiver's.
+    """
+
+    comm: Communicator
+    sender: int
+    receiver: int
+    sends: Sequence[Call]
+    receives: Sequence[Call]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A call of which the other side is missing.
+
+    Attributes:
+        pair: Between whom.
+        rank: Who posted it.
+        peer: Who did not.
+        call: The call.
+        number: Which of the pair's transfers it is, from 1.
+        proof: Why the rank waits in vain.
+    """
+
+    pair: Pair
+    rank: int
+    peer: int
+    call: Call
+    number: int
+    proof: str
+
+
+def pairs(case: Case) -> Iterator[Pair]:
+    """Yields all pairs of ranks between which there are transfers, in both directions."""
+    for key, comm in case.run.communicators.items():
+        if not any(key in rank.p2p for rank in case.run.ranks):
+            continue
+        members: dict[int, tuple[int, Sequence[Call]]] = {}
+        for place, number in enumerate(comm.ranks):
+            rank = case.run.by_rank.get(number)
+            # Where records were overwritten, the first that is left is paired with nothing.
+            if rank is not None and not rank.lost and not rank.window:
+                members[place] = (number, rank.p2p.get(key, ()))
+        for one, (sender, sent) in members.items():
+            sends: dict[int, list[Call]] = {}
+            for call in sent:
+                if call.op == "send" and call.peer is not None:
+                    sends.setdefault(call.peer, []).append(call)
+            for other, (receiver, received) in members.items():
+                if any(call.op == "recv" and call.peer is None for call in received):
+                    continue  # it receives from anybody, and may have taken any of them
+                receives = [call for call in received if call.op == "recv" and call.peer == one]
+                if one != other and (other in sends or receives):
+                    yield Pair(comm, sender, receiver, sends.get(other, ()), receives)
+
+
+def stuck_transfers(case: Case) -> list[Transfer]:
+    """Returns the transfers for whose other side a rank waits in vain, causes first."""
+    first: dict[int, tuple[Pair, int, Call, int]] = {}
+    for pair in pairs(case):
+        found = _half(pair)
+        if found is None:
+            continue
+        rank, peer, call, number = found
+        if rank not in first or call.position < first[rank][2].position:
+            first[rank] = (pair, peer, call, number)
+    awaited = _awaited(case, first)
+    stuck = []
+    for rank, (pair, peer, call, number) in sorted(first.items()):
+        proof = _proof(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
+        if proof is not None:
+            stuck.append(Transfer(pair, rank, peer, call, number, proof))
+    waiting = {transfer.rank for transfer in stuck}
+    return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
+
+
+def _half(pair: Pair) -> tuple[int, int, Call, int] | None:
+    """The first transfer that one side alone has posted, if it is not known to be done."""
+    sends, receives = pair.sends, pair.receives
+    if len(sends) == len(receives):
+        return None
+    number = min(len(sends), len(receives))
+    if len(sends) > number:
+        found = pair.sender, pair.receiver, sends[number], number + 1
+    else:
+        found = pair.receiver, pair.sender, receives[number], number + 1
+    return None if found[2].state is State.COMPLETED else found
+
+
+def _awaited(
+    case: Case, first: Mapping[int, tuple[Pair, int, Call, int]]
+) -> dict[int, tuple[int, ...]]:
+    """Whom each rank waits for in the first call that does not complete, whatever it is."""
+    awaited = {rank: stand.awaited for rank, stand in case.waits.stands.items()}
+    for rank, (_, peer, call, _) in first.items():
+        stand = case.waits.stands.get(rank)
+        if stand is None or call.position < stand.call.position:
+            awaited[rank] = (peer,)
+    return awaited
+
+
+def _proof(
+    case: Case, rank: Rank, peer: Rank, call: Call, awaited: Mapping[int, tuple[int, ...]]
+) -> str | None:
+    if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
+        return None  # for whom one waits that has ended is said elsewhere
+    if rank.gave_up(call):
+        return f"rank {rank.rank} did not complete it within its timeout"
+    if not case.timeless:
+        seconds = _common_quiet(case, (rank, peer))
+        return None if seconds is None else f"both have made no call for {seconds:.0f} s"
+    if any(other.details.get("timed_out") for other in case.run.ranks):
+        return "the dumps were written when a call had its timeout"
+    fresh = not all(other.details.get("dumped", True) for other in (rank, peer))
+    if not fresh and awaited.get(rank.rank) == (peer.rank,) and _leads(awaited, peer, rank):
+        return f"rank {peer.rank} waits for rank {rank.rank} itself, in another call"
+    return None
+
+
+def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:
+    """How long two ranks have made no call, not even a transfer; None where not long enough."""
+    seconds = case.longest_common_quiet(rank.rank for rank in ranks)
+    for rank in ranks:
+        times = [calls[-1].time_ns for calls in rank.p2p.values() if calls]
+        last = max((time for time in times if time is not None), default=None)
+        if seconds is None or last is None or rank.last_seen_ns is None:
+            continue
+        since = max(0.0, (rank.last_seen_ns - last) / 1e9)
+        limit = case.live_stall_seconds if rank.alive else case.stall_seconds
+        seconds = None if since < limit else min(seconds, since)
+    return seconds
+
+
+def _leads(awaited: Mapping[int, tuple[int, ...]], start: Rank, end: Rank) -> bool:
+    """Whether a rank waits, directly or not, for another."""
+    seen, frontier = {start.rank}, [start.rank]
+    while frontier:
+        for number in awaited.get(frontier.pop(), ()):
+            if number == end.rank:
+                return True
+            if number not in seen:
+                seen.add(number)
+                frontier.append(number)
+    return False

@@ -1,0 +1,242 @@
+"""All witnesses of one capture side by side, and where they disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ncclscope.analysis.device_verdict import Testimony, hear_gpus, hear_ras
+from ncclscope.analysis.stack_classes import build_tree, classify
+from ncclscope.analysis.stack_verdict import Judgement, judge_stacks
+from ncclscope.analysis.stances import take_stances
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.capture import Capture
+from ncclscope.model import Finding, Run
+
+__all__ = [
+    "Witness",
+    "absent_ranks",
+    "call_witnesses",
+    "describe_capture",
+    "judge_capture",
+    "stall_limit",
+]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """One source and what it says.
+
+    Attributes:
+        name: ``rings``, ``stacks``, ``proc``, ``ras``, ``gpu``, ...
+        available: Whether it could be heard.
+        says: What it says, or why it says nothing.
+        ranks: Ranks it singles out.
+        agrees: Whether these are the verdict's; None where it names none.
+        enable: What would make it available.
+    """
+
+    name: str
+    available: bool
+    says: str
+    ranks: tuple[int, ...] = ()
+    agrees: bool | None = None
+    enable: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the witness, in a form for JSON."""
+        return {
+            "name": self.name,
+            "available": self.available,
+            "says": self.says,
+            "ranks": list(self.ranks),
+            "agrees": self.agrees,
+            "enable": self.enable,
+        }
+
+
+def absent_ranks(capture: Capture) -> tuple[int, ...]:
+    """Ranks that should run on this host and have no process.
+
+    Known are a hole in the numbers, and where torchrun has said how many it started.
+    """
+    if any(worker.rank_source == "pid" for worker in capture.workers):
+        return ()
+    present = {worker.rank for worker in capture.workers}
+    if len(present) < 2:
+        return ()
+    low, high = min(present), max(present) + 1
+    for worker in capture.workers:
+        local = worker.environment.get("LOCAL_RANK", "")
+        if local.isdecimal() and worker.local_world_size:
+            low = min(low, worker.rank - int(local[:6]))
+            high = max(high, low + min(worker.local_world_size, 1024))
+    return tuple(rank for rank in range(low, high) if rank not in present)
+
+
+def judge_capture(capture: Capture) -> Judgement | None:
+    """Returns what stacks, GPUs and RAS say together, rings left aside.
+
+    Stacks speak first. Where they single out nobody the others may; where they contradict each
+    other, nobody is singled out.
+    """
+    stances = take_stances(capture)
+    found = judge_stacks(list(stances.values()), capture.gap, absent_ranks(capture))
+    moving = [stance for stance in stances.values() if stance.condition == "moving"]
+    heard = [("gpu", hear_gpus(capture)), ("ras", hear_ras(capture))]
+    naming = [(name, one) for name, one in heard if one is not None and one.ranks]
+    if not naming:
+        return found
+    lines = tuple(f"{name}: {one.says}" for name, one in naming)
+    named = {one.ranks for _, one in naming}
+    if found is None or found.role == "latent":
+        if len(moving) * 2 > len(stances):
+            return found
+        return _from_devices(found, naming, lines, named)
+    if found.diverging:
+        others = {rank for ranks in named for rank in ranks} - set(found.diverging)
+        if not others:
+            return _with(found, evidence=found.evidence + lines)
+        return _with(
+            found,
+            evidence=found.evidence + lines,
+            diverging=(),
+            candidates=tuple(sorted({*found.diverging, *others})),
+            confidence="ambiguous",
+            summary=f"{found.summary} The witnesses do not name the same rank.",
+        )
+    if len(named) == 1 and set(*named) <= set(found.candidates):
+        (ranks,) = named
+        who = " and ".join(name for name, _ in naming)
+        return _with(
+            found,
+            evidence=found.evidence + lines,
+            diverging=ranks,
+            candidates=(),
+            confidence="likely",
+            inferred=(*found.inferred, f"among the candidates, {who} names one"),
+        )
+    return _with(found, evidence=found.evidence + lines)
+
+
+def _from_devices(
+    found: Judgement | None,
+    naming: list[tuple[str, Testimony]],
+    lines: tuple[str, ...],
+    named: set[tuple[int, ...]],
+) -> Judgement:
+    agreed = len(named) == 1
+    ranks = tuple(sorted({rank for ranks in named for rank in ranks}))
+    first = naming[0][1]
+    return Judgement(
+        kind=first.kind,
+        summary=f"{'; '.join(one.says for _, one in naming)}.",
+        diverging=ranks if agreed else (),
+        candidates=() if agreed else ranks,
+        confidence="likely" if agreed else "ambiguous",
+        odd=found.odd if found else None,
+        peers=found.peers if found else None,
+        evidence=(found.evidence if found else ()) + lines,
+    )
+
+
+def _with(found: Judgement, **changes: Any) -> Judgement:
+    return replace(found, **changes)
+
+
+def call_witnesses(run: Run, cause: Finding | None) -> tuple[Witness, ...]:
+    """Asks each witness of a run's capture, and compares it with the verdict."""
+    capture = run.capture
+    if capture is None:
+        return ()
+    stances = take_stances(capture)
+    stacks = judge_stacks(list(stances.values()), capture.gap, absent_ranks(capture))
+    named: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if stacks is not None and cause is not None and stacks.summary == cause.summary:
+        named["stacks"] = (_names(stacks), stacks.diverging)
+    elif stacks is not None:
+        named["stacks"] = (stacks.summary, stacks.diverging)
+    elif stances:
+        moving = sum(stance.condition == "moving" for stance in stances.values())
+        named["stacks"] = (
+            f"{moving} of {plural(len(stances), 'rank')} seen to move, none stands apart",
+            (),
+        )
+    for name, heard in (("gpu", hear_gpus(capture)), ("ras", hear_ras(capture))):
+        if heard is not None:
+            named[name] = (heard.says, heard.ranks)
+    if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
+        named["rings"] = ("the verdict rests on them", cause.diverging_ranks)
+    witnesses = []
+    for source in capture.sources:
+        says, ranks = named.get(source.name, ("", ()))
+        agrees = None
+        if ranks and cause is not None and source.available:
+            verdict = set(cause.diverging_ranks or cause.candidate_ranks)
+            agrees = set(ranks) <= verdict if verdict else None
+        witnesses.append(
+            Witness(
+                name=source.name,
+                available=source.available,
+                says=(says or source.state) if source.available else source.state,
+                ranks=ranks if source.available else (),
+                agrees=agrees,
+                enable=source.enable,
+            )
+        )
+    return tuple(witnesses)
+
+
+def _names(found: Judgement) -> str:
+    if found.diverging:
+        return f"{ranks_text(found.diverging)} apart from the others"
+    return f"no majority among {ranks_text(found.candidates)}"
+
+
+def stall_limit(run: Run, stall_seconds: float, live_stall_seconds: float) -> float:
+    """Returns how long living ranks may be quiet before they are held to be stuck.
+
+    Where stacks were seen not to move, they need not be waited for any longer.
+    """
+    if run.capture is None:
+        return live_stall_seconds
+    conditions = {stance.condition for stance in take_stances(run.capture).values()}
+    if conditions <= {"still", "stopped", "ended"}:
+        return min(live_stall_seconds, max(stall_seconds, run.capture.gap))
+    return live_stall_seconds
+
+
+def _is_recorded(cause: Finding) -> bool:
+    return cause.analyzer != "stack_classes"
+
+
+def describe_capture(capture: Capture) -> dict[str, Any]:
+    """Returns classes and tree of a capture, in a form for JSON."""
+    stances = take_stances(capture)
+    return {
+        "gap": capture.gap,
+        "classes": [
+            {
+                "ranks": list(group.ranks),
+                "at": group.stance.text,
+                "op": group.stance.op,
+                "waits": group.stance.waits,
+                "condition": group.stance.condition,
+            }
+            for group in classify(stance for stance in stances.values() if stance.frames)
+        ],
+        "tree": [node.to_dict() for node in build_tree(stances)],
+        "processes": [
+            {
+                "rank": stance.rank,
+                "pid": stance.worker.pid,
+                "rank_source": stance.worker.rank_source,
+                "condition": stance.condition,
+                "why": stance.why,
+                "cpu": round(stance.cpu, 3),
+                "state": stance.worker.samples[-1].state if stance.worker.samples else "",
+                "wchan": stance.worker.samples[-1].wchan if stance.worker.samples else "",
+            }
+            for stance in stances.values()
+        ],
+    }

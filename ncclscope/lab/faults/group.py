@@ -1,0 +1,62 @@
+"""The calls of one NCCL group are posted in another order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, require_ranks
+
+if TYPE_CHECKING:
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["ReorderedGroup"]
+
+
+class _GroupedLoad(Fault):
+    """All ranks add up load, rows and layers in one group, at the end of each step."""
+
+    def finish(self, engine: Engine) -> None:
+        engine.gather_logits()
+        with engine.world.group():
+            for size in self.sizes(engine.program):
+                engine.world.all_reduce(engine.tensor((size,)))
+
+    def sizes(self, program: Program) -> list[int]:
+        """Returns the elements of each all_reduce of the group, in order of posting."""
+        return [program.experts, program.world_size, 1]
+
+
+class ReorderedGroup(_GroupedLoad):
+    """The rank reverses the calls inside one group: latent, the run ends in order.
+
+    Groups are the laboratory's on every backend: calls posted between ncclGroupStart and
+    ncclGroupEnd are a batch here, carried out at its end and sorted by size, as NCCL does it.
+    What is recorded is what a group of NCCL would leave.
+    """
+
+    name: ClassVar[str] = "reordered_group"
+    kind: ClassVar[str | None] = "group_order"
+
+    def check(self, program: Program) -> None:
+        super().check(program)
+        require_ranks(self, program, 3)
+
+    def usual(self) -> Fault:
+        return _GroupedLoad()
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        call = {"op": "all_reduce", "dtype": "int32", "redop": "sum"}
+        usual = super().sizes(program)
+        return describe(
+            self,
+            program,
+            "world",
+            f"posts the {len(usual)} all_reduce of a group on world in the opposite order",
+            odd={**call, "shape": [self.sizes(program)[0]]},
+            peers={**call, "shape": [usual[0]]},
+            extent=len(usual),
+        )
+
+    def sizes(self, program: Program) -> list[int]:
+        return super().sizes(program)[::-1]

@@ -1,0 +1,95 @@
+"""The network of one rank delivers nothing any more."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.errors import LaboratoryError
+from ncclscope.lab.faults.base import Fault, describe, hidden_reduction
+
+if TYPE_CHECKING:
+    import torch
+
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["SilentLink"]
+
+_SO_ATTACH_FILTER = 26
+_RETURN_CONSTANT = 0x06
+"""BPF: take so many bytes of the packet."""
+
+
+class SilentLink(Fault):
+    """No packet reaches the rank any more: all are in the same call, and it does not end.
+
+    The kernel drops what arrives on the rank's connections, by a filter on its sockets that
+    takes nothing, and leaves the connections open. All processes live on, each has posted the
+    same all_reduce, and none completes it. No rank diverges.
+    """
+
+    name: ClassVar[str] = "silent_link"
+    kind: ClassVar[str | None] = "stalled"
+    least_tp: ClassVar[int] = 2
+
+    def check(self, program: Program) -> None:
+        super().check(program)
+        if program.backend != "gloo":
+            raise LaboratoryError(
+                f"{self.name} cannot happen with the backend {program.backend}",
+                "give the backend gloo, whose connections are sockets",
+            )
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        return describe(
+            self,
+            program,
+            "tp",
+            "receives no packet any more; its replica waits in the all_reduce of layer "
+            f"{program.fault_layer}, which all have posted",
+            odd=None,
+            peers=hidden_reduction(program),
+            diverging=False,
+        )
+
+    def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        if layer == engine.program.fault_layer:
+            # What was posted completes first, so that it is always this call that does not.
+            engine.stream.synchronize()
+            for connection in _connections():
+                _drop_all(connection)
+        engine.reduce_attention(hidden)
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Yields a copy of each TCP connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            copy = os.dup(int(name))
+        except OSError:  # closed meanwhile
+            continue
+        with socket.socket(fileno=copy) as found:
+            if found.family in (socket.AF_INET, socket.AF_INET6) and _is_connected(found):
+                yield found
+
+
+def _is_connected(found: socket.socket) -> bool:
+    try:
+        found.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _drop_all(connection: socket.socket) -> None:
+    """Has the kernel drop all that arrives on a connection; its peer gets no answer."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN_CONSTANT, 0, 0, 0))
+    filters = struct.pack("HP", 1, ctypes.addressof(program))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filters)

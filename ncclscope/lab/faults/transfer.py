@@ -1,0 +1,63 @@
+"""A send that nobody receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, require_ranks
+
+if TYPE_CHECKING:
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["WrongPeer"]
+
+
+class _Ring(Fault):
+    """Each rank hands something to the next one, at the end of each step."""
+
+    distance: ClassVar[int] = 1
+
+    def finish(self, engine: Engine) -> None:
+        world, rank = engine.world, engine.rank
+        sent = engine.tensor((engine.program.hidden,), value=rank)
+        room = engine.tensor((engine.program.hidden,))
+        receiver = (rank + self.distance) % world.size
+        # Every other rank receives first: a ring of ranks that all send waits for ever.
+        if rank % 2:
+            world.recv(room, (rank - 1) % world.size)
+        world.send(sent, receiver)
+        if not rank % 2:
+            world.recv(room, (rank - 1) % world.size)
+        super().finish(engine)
+
+
+class WrongPeer(_Ring):
+    """The rank sends to the rank after the next one, which expects nothing from it.
+
+    Neither this send nor the receive of the rank that it was meant for ever completes.
+    """
+
+    name: ClassVar[str] = "wrong_peer"
+    kind: ClassVar[str | None] = "p2p_mismatch"
+    distance: ClassVar[int] = 2
+
+    def check(self, program: Program) -> None:
+        super().check(program)
+        require_ranks(self, program, 3)
+
+    def usual(self) -> Fault:
+        return _Ring()
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        rank = program.fault_rank
+        wrong, right = ((rank + step) % program.world_size for step in (2, 1))
+        call = {"shape": [program.hidden], "dtype": "int32"}
+        return describe(
+            self,
+            program,
+            "world",
+            f"sends to rank {wrong}, which expects nothing, instead of rank {right}",
+            odd={"op": "send", "peer": wrong, **call},
+            peers={"op": "recv", "peer": rank, **call},
+        )

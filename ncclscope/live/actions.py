@@ -1,0 +1,220 @@
+"""What is done about a job that hangs: keep what it left, tell somebody, end its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.errors import InputError, NcclscopeError, UsageError
+from ncclscope.live.watch import Look
+from ncclscope.live.words import Words
+from ncclscope.tracing import identity
+
+__all__ = ["Actions", "Done", "kill", "write_bundle"]
+
+LOOKED_SECONDS = 0.5
+"""Between the two samples of a bundle's look at the workers; killing them waits for it."""
+_MOST_BUNDLES = 1000
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done about one hang.
+
+    Attributes:
+        bundle: Where the rings and the verdict were put; None when nobody asked for it.
+        killed: Process ids of the workers that were ended.
+        said: What a person should know, a line each.
+    """
+
+    bundle: Path | None
+    killed: tuple[int, ...]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What is to be done when trouble begins, in this order.
+
+    Attributes:
+        bundles: Where to put a bundle; None for none.
+        command: What to run in a shell, and wait for; the verdict is on its standard input.
+        kill: Whether to end the workers.
+    """
+
+    bundles: Path | None = None
+    command: str = ""
+    kill: bool = False
+
+    def check(self) -> None:
+        """Finds out at once what would fail when it is needed.
+
+        Raises:
+            UsageError: The bundles' directory cannot be made.
+        """
+        if self.bundles is None:
+            return
+        try:
+            self.bundles.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"bundles cannot go to {self.bundles}: {reason}") from None
+
+    def act(self, look: Look) -> Done:
+        """Does it. What fails is said and keeps nothing else from being done."""
+        said: list[str] = []
+        bundle = None
+        assert look.verdict is not None
+        if self.bundles is not None:
+            try:
+                bundle = write_bundle(self.bundles, look.ranks, look.verdict)
+                said.append(f"bundle: {bundle}")
+            except (OSError, InputError) as error:
+                said.append(f"no bundle could be written: {error}")
+        if self.command:
+            said += self._run(look.verdict, bundle)
+        killed: tuple[int, ...] = ()
+        if self.kill:
+            killed = kill(look.ranks)
+            pids = ", ".join(map(str, killed))
+            said.append(f"killed: {pids}" if killed else "no worker was left to be killed")
+        return Done(bundle, killed, tuple(said))
+
+    def _run(self, verdict: Verdict, bundle: Path | None) -> list[str]:
+        cause = verdict.cause
+        environment = {
+            **os.environ,
+            "NCCLSCOPE_STATUS": verdict.status,
+            "NCCLSCOPE_KIND": cause.kind if cause is not None else "",
+            "NCCLSCOPE_SUMMARY": cause.summary if cause is not None else "",
+        }
+        if bundle is not None:
+            environment["NCCLSCOPE_BUNDLE"] = str(bundle)
+        else:
+            environment.pop("NCCLSCOPE_BUNDLE", None)
+        # Our results go to stdout, and what it prints is none of them.
+        done = subprocess.run(
+            self.command,
+            shell=True,
+            env=environment,
+            input=json.dumps(verdict.to_dict()),
+            text=True,
+            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
+            check=False,
+        )
+        return [f"--on-hang ended with status {done.returncode}"] if done.returncode else []
+
+
+def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> Path:
+    """Copies the rings of a job, and what else can be seen of it, into a folder of their own.
+
+    The rings come first, since they say what happened; then one look at the workers that
+    still live, as ``ncclscope attach -o`` takes it.
+
+    Args:
+        directory: Where the folder is made.
+        rings: What to copy, and whose workers to look at.
+        verdict: What to write beside it, as ``verdict.json``.
+
+    Returns:
+        The folder, which ``ncclscope diagnose`` reads.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    kind = verdict.cause.kind if verdict.cause is not None else verdict.status
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
+    bundle = _new_folder(directory, name)
+    (bundle / "rings").mkdir()
+    for words in rings:
+        with contextlib.suppress(FileNotFoundError):  # a worker's own supervisor may clean up
+            shutil.copyfile(words.path, bundle / "rings" / words.path.name)
+    document = json.dumps(verdict.to_dict(), indent=2)
+    (bundle / "verdict.json").write_text(document + "\n", encoding="utf-8")
+    _look_closer(bundle, sorted({words.pid for words in rings if _is_process_of(words)}), verdict)
+    return bundle
+
+
+def _look_closer(bundle: Path, pids: Sequence[int], verdict: Verdict) -> None:
+    """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
+    from ncclscope.live import bundle as bundles
+    from ncclscope.live.session import Options, look
+    from ncclscope.render.attach import render_attach
+    from ncclscope.render.plain import plain_text
+
+    if not pids:
+        return
+    with contextlib.suppress(NcclscopeError, OSError):
+        seen = replace(look(Options(pids=tuple(pids), gap=LOOKED_SECONDS)), rings=())
+        with_capture = replace(verdict, run=replace(verdict.run, capture=seen.capture))
+        screen = plain_text(render_attach(with_capture, 120), 120)
+        bundles.write_bundle(bundle, seen, with_capture.to_dict(), screen)
+
+
+def _new_folder(directory: Path, name: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(_MOST_BUNDLES):
+        folder = directory / (f"{name}-{number}" if number else name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+    raise InputError(f"{directory} is full of bundles of this second")
+
+
+def kill(rings: Sequence[Words]) -> tuple[int, ...]:
+    """Ends the processes that write some rings, with SIGKILL: a hung one heeds nothing else.
+
+    A pid alone may by now be another process's. It is held against the start time, the boot and
+    the numbering of processes that the ring names, while a descriptor keeps the process from
+    being replaced.
+
+    Returns:
+        The pids that were ended.
+    """
+    killed = []
+    for words in rings:
+        if words.pid <= 1 or words.pid == os.getpid() or words.pid in killed:
+            continue
+        try:
+            descriptor = os.pidfd_open(words.pid)
+        except OSError:
+            continue  # gone, or a pid of another numbering
+        try:
+            if _is_process_of(words):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                killed.append(words.pid)
+        except OSError:  # it ended just now, or belongs to somebody else
+            continue
+        finally:
+            os.close(descriptor)
+    return tuple(killed)
+
+
+def _is_process_of(words: Words) -> bool:
+    about = words.about
+    ticks = identity.start_ticks(words.pid)
+    return (
+        ticks > 0
+        and about.get("start_ticks") == ticks
+        and about.get("boot_id") == identity.boot_id() != ""
+        and about.get("pid_namespace") == identity.pid_namespace()
+    )
+
+
+def _has_descriptor(stream: object) -> bool:
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""Writes what was seen to a directory that ``ncclscope diagnose`` reads on another machine.
+
+================== =========================================================================
+file               contents
+================== =========================================================================
+attach.json        everything that was seen; :mod:`ncclscope.sources.bundle` reads it
+rings/             rings of a job that was traced, copied
+flight_recorder/   dumps that the job wrote on request
+ras.txt            the answer of NCCL's RAS as it came
+verdict.json       the verdict, for scripts
+verdict.txt        the verdict, for people
+================== =========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ncclscope.capture import Capture, Frame, Source, Stacks, Thread, Worker
+from ncclscope.errors import DamagedFileError, UsageError
+from ncclscope.live.session import Look
+from ncclscope.model import Run
+from ncclscope.ring import layout
+from ncclscope.ring.image import RingImage
+from ncclscope.sources.bundle import CAPTURE_FILE
+
+__all__ = ["check_directory", "redact", "redact_run", "write_bundle"]
+
+_SECRET_FIELDS = ("argv", "environ", "cwd", "path")
+_ADDRESS = re.compile(r"(?<![\w.])/(?:[^\s/:;,'\"]+/)*([^\s/:;,'\"]+)")
+
+
+def check_directory(path: str) -> Path:
+    """Returns the directory of a bundle that may be made, before anything is looked at.
+
+    Raises:
+        UsageError: It holds files already, or is none.
+    """
+    directory = Path(path)
+    try:
+        if any(directory.iterdir()):
+            raise UsageError(f"{path} is not empty", "name a new directory for the bundle")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _unusable(directory, error) from None
+    return directory
+
+
+def _unusable(directory: Path, error: OSError) -> UsageError:
+    reason = (error.strerror or str(error)).lower()
+    return UsageError(f"{directory} cannot be used: {reason}", "name another directory")
+
+
+def write_bundle(
+    directory: Path, look: Look, verdict: dict[str, object], screen: str, *, redacted: bool = False
+) -> list[str]:
+    """Writes a bundle.
+
+    Args:
+        directory: Where; made, for its owner only, when absent.
+        look: What was seen.
+        verdict: The JSON document.
+        screen: The verdict as text.
+        redacted: Whether paths, command lines and environments are left out.
+
+    Returns:
+        What could not be written, in words.
+
+    Raises:
+        UsageError: The directory cannot be written to.
+    """
+    capture = redact(look.capture) if redacted else look.capture
+    failed: list[str] = []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / CAPTURE_FILE).write_text(json.dumps(capture.to_dict()) + "\n")
+        (directory / "verdict.json").write_text(json.dumps(verdict) + "\n")
+        (directory / "verdict.txt").write_text(screen + "\n")
+        if capture.ras is not None:
+            (directory / "ras.txt").write_text(capture.ras.text)
+    except OSError as error:
+        raise _unusable(directory, error) from None
+    failed += _copy(look.rings, directory / "rings", redacted=redacted)
+    if look.dumps and redacted:
+        failed.append("Flight Recorder dumps hold paths and are left out of a redacted bundle")
+    else:
+        failed += _copy(look.dumps, directory / "flight_recorder")
+    return failed
+
+
+def redact_run(run: Run) -> Run:
+    """Leaves the same out of a run, so that its verdict can be shown to anybody."""
+    return replace(
+        run,
+        capture=None if run.capture is None else redact(run.capture),
+        sources=tuple(Path(source).name for source in run.sources),
+        notes=tuple(_without_paths(note) for note in run.notes),
+    )
+
+
+def redact(capture: Capture) -> Capture:
+    """Leaves out folders of source files, command lines and environments."""
+    return replace(
+        capture,
+        workers=tuple(_redact_worker(worker) for worker in capture.workers),
+        sources=tuple(
+            Source(one.name, one.available, _without_paths(one.state), one.enable)
+            for one in capture.sources
+        ),
+        notes=tuple(_without_paths(note) for note in capture.notes),
+        redacted=True,
+    )
+
+
+def _redact_worker(worker: Worker) -> Worker:
+    return replace(
+        worker,
+        title=worker.title.split(" ", 1)[0] if worker.labels else "",
+        environment={
+            name: value
+            for name, value in worker.environment.items()
+            # Which GPU is whose follows from these two, and they say nothing else.
+            if name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+        },
+        rings=tuple(Path(ring).name for ring in worker.rings),
+        stacks=tuple(
+            Stacks(tuple(_redact_thread(thread) for thread in stacks.threads), stacks.error)
+            for stacks in worker.stacks
+        ),
+    )
+
+
+def _redact_thread(thread: Thread) -> Thread:
+    return replace(thread, frames=tuple(_redact_frame(frame) for frame in thread.frames))
+
+
+def _redact_frame(frame: Frame) -> Frame:
+    """Keeps the place of public libraries, by which collectives are known."""
+    public = re.search(
+        r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing)/.*)", frame.file
+    )
+    return replace(frame, file=public[1] if public else frame.base)
+
+
+def _without_paths(text: str) -> str:
+    return _ADDRESS.sub(r"\1", text)
+
+
+def _copy(files: Sequence[Path], target: Path, *, redacted: bool = False) -> list[str]:
+    failed = []
+    for file in files:
+        try:
+            target.mkdir(mode=0o700, exist_ok=True)
+            shutil.copyfile(file, target / file.name)
+            if redacted:
+                _redact_ring(target / file.name)
+        except (OSError, DamagedFileError) as error:
+            (target / file.name).unlink(missing_ok=True)
+            failed.append(f"{file.name} is not in the bundle: {error}")
+    return failed
+
+
+def _redact_ring(path: Path) -> None:
+    """Takes command lines and paths out of both copies of a ring's self-description.
+
+    Call sites stay: they are names of files and functions, without folders.
+    """
+    with RingImage(path) as image:
+        geometry = image.geometry
+        about = image.read_about()
+    kept = {name: value for name, value in about.items() if name not in _SECRET_FIELDS}
+    text = json.dumps(kept).encode()
+    generation = 2
+    head = layout.ABOUT.pack(generation, len(text), zlib.crc32(text, generation), 0)
+    block = (head + text).ljust(geometry.about_size, b"\0")
+    if len(block) > geometry.about_size:
+        raise DamagedFileError("its self-description does not fit any more")
+    with open(path, "r+b") as file:
+        for copy in (0, 1):
+            file.seek(geometry.about + copy * geometry.about_size)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())

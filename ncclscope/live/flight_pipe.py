@@ -1,0 +1,96 @@
+"""Asks a job for a Flight Recorder dump, where it was set up for that.
+
+torch makes a FIFO for each rank where ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` names one, and writes
+a dump when somebody writes to it. That makes the job act, so it is done only on request. The
+write never waits: a FIFO that nobody reads refuses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+__all__ = ["PIPE_VARIABLE", "ask_for_dump", "pipe_of"]
+
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DEFAULT_FILE = "/tmp/nccl_trace_rank_"
+_SETTLED = 0.3
+"""Seconds for which a dump must not have grown to be taken for complete."""
+
+
+def pipe_of(environment: Mapping[str, str], rank: int) -> Path | None:
+    """Returns a rank's FIFO, where its environment names one."""
+    prefix = environment.get(PIPE_VARIABLE)
+    return Path(f"{prefix}{rank}.pipe") if prefix else None
+
+
+def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = 5.0) -> Path | str:
+    """Asks one rank and waits for its dump.
+
+    Args:
+        environment: Of the process.
+        rank: Its global rank.
+        limit: Seconds to wait for the file.
+
+    Returns:
+        The file, or why there is none.
+    """
+    pipe = pipe_of(environment, rank)
+    if pipe is None:
+        return f"{PIPE_VARIABLE} was not set when the job was started"
+    places = list(_places(environment, rank))
+    before = {place: _stamp(place) for place in places}
+    said = _poke(pipe)
+    if said:
+        return said
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        for place in places:
+            stamp = _stamp(place)
+            if stamp and stamp != before[place] and time.time() - stamp[0] / 1e9 > _SETTLED:
+                return place
+        time.sleep(0.05)
+    return f"rank {rank} wrote no dump within {limit:g} s"
+
+
+def _poke(pipe: Path) -> str:
+    """Writes one byte to a FIFO; returns why that failed."""
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return f"nobody reads {pipe}"
+        return f"{pipe}: {(error.strerror or str(error)).lower()}"
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return f"{pipe} is no FIFO"
+        os.write(descriptor, b"1")
+    except OSError as error:
+        return f"{pipe}: {(error.strerror or str(error)).lower()}"
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _places(environment: Mapping[str, str], rank: int) -> Iterable[Path]:
+    """Where torch may write: what it goes by has changed its name."""
+    home = Path.home()
+    for prefix in (
+        *(environment[name] for name in _FILE_VARIABLES if name in environment),
+        _DEFAULT_FILE,
+        str(home / ".cache" / "torch" / "comm_lib_trace_rank_"),
+    ):
+        yield Path(f"{prefix}{rank}")
+
+
+def _stamp(place: Path) -> tuple[int, int] | None:
+    try:
+        status = place.stat()
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size) if status.st_size else None

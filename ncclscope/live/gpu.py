@@ -1,0 +1,84 @@
+"""Utilisation and power of the GPUs, from NVML.
+
+nvidia-ml-py is an optional extra, ``ncclscope[gpu]``. A collective that waits for a peer spins
+on the GPU: a kernel runs all the time and touches next to no memory, so utilisation reads
+100 %, memory 0 %, and power stays near what an idle GPU takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ncclscope.capture import GpuSample
+from ncclscope.foreign import printable
+
+__all__ = ["Nvml", "open_nvml"]
+
+
+class Nvml:
+    """NVML, once it is initialised.
+
+    Args:
+        library: The module ``pynvml``.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def read(self) -> tuple[GpuSample, ...]:
+        """Returns one sample of each GPU; of one that does not answer, nothing."""
+        library = self._library
+        samples = []
+        for index in range(library.nvmlDeviceGetCount()):
+            try:
+                handle = library.nvmlDeviceGetHandleByIndex(index)
+                rates = library.nvmlDeviceGetUtilizationRates(handle)
+                samples.append(
+                    GpuSample(
+                        index=index,
+                        name=_text(library.nvmlDeviceGetName(handle)),
+                        utilisation=int(rates.gpu),
+                        memory_utilisation=int(rates.memory),
+                        watts=self._milli(library.nvmlDeviceGetPowerUsage, handle),
+                        limit_watts=self._milli(library.nvmlDeviceGetEnforcedPowerLimit, handle),
+                        pids=self._pids(handle),
+                    )
+                )
+            except library.NVMLError:
+                continue
+        return tuple(samples)
+
+    def close(self) -> None:
+        """Ends the use of NVML."""
+        self._library.nvmlShutdown()
+
+    def _milli(self, function: Any, handle: Any) -> float:
+        try:
+            return float(function(handle)) / 1000
+        except self._library.NVMLError:
+            return 0.0
+
+    def _pids(self, handle: Any) -> tuple[int, ...]:
+        try:
+            processes = self._library.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._library.NVMLError:
+            return ()
+        return tuple(sorted(int(process.pid) for process in processes))
+
+
+def open_nvml() -> Nvml | str:
+    """Returns NVML, or why there is none."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return "nvidia-ml-py is not installed"
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        return f"NVML does not start: {printable(str(error))}"
+    return Nvml(library)
+
+
+def _text(value: Any) -> str:
+    return printable(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))

@@ -1,0 +1,124 @@
+"""Which rings in a directory belong to what runs now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.live.words import Words
+from ncclscope.ring import layout
+from ncclscope.sources import follow_pointer
+
+__all__ = ["Rings", "current", "ring_files"]
+
+SCAN_SECONDS = 1.0
+
+
+def ring_files(directory: Path) -> Iterator[Path]:
+    """Yields the rings at or below a directory, also those that went elsewhere for want of room."""
+    for folder, _, names in os.walk(directory):
+        for name in sorted(names):
+            if name.endswith(layout.MOVED_SUFFIX):
+                yield from follow_pointer(Path(folder, name))
+            elif name.endswith(layout.SUFFIX):
+                yield Path(folder, name)
+
+
+class Rings:
+    """The rings of a directory, as they come and go.
+
+    Args:
+        directory: Where they are; it may not exist yet.
+
+    Attributes:
+        words: How far each has come, by its path.
+        notes: What could not be read, by its path.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.words: dict[Path, Words] = {}
+        self.notes: dict[Path, str] = {}
+        self._scanned_at = -1.0
+
+    def scan(self, now: float, wall_ns: int) -> None:
+        """Looks for new rings, once in a while."""
+        if self._scanned_at >= 0 and now - self._scanned_at < SCAN_SECONDS:
+            return
+        self._scanned_at = now
+        here = set(ring_files(self.directory))
+        for path in here - self.words.keys():
+            try:
+                self.words[path] = Words(path, now, wall_ns)
+                self.notes.pop(path, None)
+            except DamagedFileError as error:  # one that is being made has no head yet
+                self.notes[path] = str(error)
+            except OSError as error:
+                self.notes[path] = f"{path} cannot be read: {error.strerror or error}"
+        for path in self.words.keys() - here:
+            del self.words[path]
+
+    def look(self, now: float) -> list[Words]:
+        """Looks at all rings of processes that are not over; returns those that have moved."""
+        moved = []
+        for path, words in list(self.words.items()):
+            was_over = words.over
+            words.ask(now)
+            if was_over and words.over:
+                continue
+            try:
+                if words.look(now):
+                    moved.append(words)
+            except (DamagedFileError, OSError) as error:
+                self.notes[path] = str(error)
+                del self.words[path]
+        return moved
+
+
+def current(rings: Sequence[Words]) -> tuple[list[Words], list[Words]]:
+    """Tells what runs from what is over.
+
+    Processes that have a communicator in common belong together. Where any of them still runs,
+    the records of those that have ended count, too: others may be waiting for them. Unless
+    another process has taken their rank since.
+
+    Returns:
+        Those that count, and those whose job is over.
+    """
+    living, past = [], []
+    for job in _jobs(rings):
+        running = [words for words in job if not words.over]
+        if not running:
+            past += job
+            continue
+        newest = {
+            words.rank: max(other.started_ns for other in running if other.rank == words.rank)
+            for words in running
+        }
+        for words in job:
+            if words.over and words.started_ns <= newest.get(words.rank, -1):
+                past.append(words)
+            else:
+                living.append(words)
+    return living, past
+
+
+def _jobs(rings: Sequence[Words]) -> list[list[Words]]:
+    """Groups processes by the communicators that they share."""
+    place: dict[str, int] = {}
+    groups: dict[int, list[Words]] = {}
+    for number, words in enumerate(rings):
+        joined = {place[key] for key in words.strands if key in place}
+        target = min(joined, default=number)
+        merged = groups.setdefault(target, [])
+        merged.append(words)
+        for key in words.strands:
+            place[key] = target
+        for other in joined - {target}:
+            moved = groups.pop(other)
+            merged += moved
+            for member in moved:
+                place.update(dict.fromkeys(member.strands, target))
+    return list(groups.values())

@@ -1,0 +1,75 @@
+"""State, CPU time and waits of a process, from /proc.
+
+Only files are read that never wait for the process: of one that hangs in the kernel with its
+memory map locked, /proc/PID/cmdline and /proc/PID/maps hang, too, and stat and status do not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from ncclscope.capture import ProcessSample
+from ncclscope.foreign import printable
+
+__all__ = ["read_sample", "state_of"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+_ENDED = ProcessSample(state="X")
+
+
+def state_of(pid: int) -> str:
+    """Returns the kernel's letter for what a process is doing; ``X`` when there is none."""
+    try:
+        return _fields(_PROC / str(pid))[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def read_sample(pid: int) -> ProcessSample:
+    """Returns what a process is doing now; state ``X`` when there is none of that number."""
+    home = _PROC / str(pid)
+    try:
+        fields = _fields(home)
+        main = _fields(home / "task" / str(pid))
+        return ProcessSample(
+            state=main[0] if fields[0] not in "ZX" else fields[0],
+            cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
+            main_cpu_seconds=(int(main[11]) + int(main[12])) / _TICKS,
+            switches=_switches(home),
+            wchan=_text(home / "wchan").strip("0"),
+            threads=_threads(home),
+        )
+    except (OSError, IndexError, ValueError):
+        return _ENDED
+
+
+def _fields(place: Path) -> list[str]:
+    """Fields of a stat file from the state on: a name may hold spaces and brackets."""
+    return _text(place / "stat", strict=True).rpartition(")")[2].split()
+
+
+def _switches(home: Path) -> int:
+    """Voluntary context switches of the main thread, which is what this file speaks of."""
+    for line in _text(home / "status").splitlines():
+        if line.startswith("voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _threads(home: Path) -> dict[str, int]:
+    names: Counter[str] = Counter()
+    for task in os.listdir(home / "task"):
+        names[printable(_text(home / "task" / task / "comm").strip())] += 1
+    return dict(names.most_common(64))
+
+
+def _text(path: Path, *, strict: bool = False) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        if strict:
+            raise
+        return ""

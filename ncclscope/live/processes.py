@@ -1,0 +1,322 @@
+"""Finds the processes of a job, and their ranks.
+
+Four things make a process a worker: its title, RANK or LOCAL_RANK in its environment, a ring
+that it has mapped, or that the user names it. Children that inherited a rank, such as those
+of a data loader, are none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from ncclscope.errors import UsageError
+from ncclscope.foreign import MAX_RANKS, printable
+from ncclscope.live.proc_sample import state_of
+from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
+from ncclscope.ring import layout
+
+__all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
+
+_KEPT = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_NTASKS|"
+    r"SLURM_LOCALID|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_VISIBLE_DEVICES|"
+    r"CUDA_DEVICE_ORDER|NCCL_.*|TORCH_NCCL_.*|NCCLSCOPE.*|VLLM_(?!API_KEY).*"
+)
+"""Variables that say something of the job; nothing else of an environment is kept."""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID")
+_NUMBERS = re.compile(r"\d+")
+_LONGEST = 4096
+_KERNEL_LIMIT = 0.5
+"""Seconds that a process in the kernel may take to tell its command line."""
+_MOST_MAPS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A process that may be a worker.
+
+    Attributes:
+        pid: Process id.
+        parent: Its parent's.
+        title: What it calls itself, or its command line.
+        words: Its command line.
+        environment: Variables of interest.
+        rings: Rings that it has mapped.
+        python: Whether it runs Python.
+    """
+
+    pid: int
+    parent: int = 0
+    title: str = ""
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    rings: tuple[str, ...] = ()
+    python: bool = False
+
+    def integer(self, *names: str) -> int | None:
+        """The first of some variables that is a plausible number."""
+        for name in names:
+            value = self.environment.get(name, "")
+            if value.isdecimal() and int(value[:9]) < MAX_RANKS:
+                return int(value[:9])
+        return None
+
+    @property
+    def job(self) -> str:
+        """What the workers of one job share, where their environment says so."""
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "NCCLSCOPE_RUN")
+        return " ".join(self.environment.get(name, "") for name in names).strip()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A worker with its rank."""
+
+    candidate: Candidate
+    rank: int
+    source: str
+
+
+def describe(pid: int) -> Candidate:
+    """Returns what can be told of a process without stopping it.
+
+    One that hangs in the kernel can hang whoever reads its command line, so that is left to a
+    thread which nobody waits for longer than a moment.
+    """
+    state = state_of(pid)
+    if state in "ZX":
+        return Candidate(pid, parent=_parent(pid))
+    if state != "D":
+        return _describe(pid)
+    found: list[Candidate] = []
+    thread = threading.Thread(target=lambda: found.append(_describe(pid)), daemon=True)
+    thread.start()
+    thread.join(_KERNEL_LIMIT)
+    return found[0] if found else Candidate(pid, parent=_parent(pid))
+
+
+def _describe(pid: int) -> Candidate:
+    words = _words(pid)
+    title = words[0] if (words and " " in words[0]) or "::" in "".join(words[:1]) else ""
+    maps = _maps(pid)
+    return Candidate(
+        pid=pid,
+        parent=_parent(pid),
+        title=printable((title or " ".join(words))[:300].strip()),
+        words=tuple(words),
+        environment=_environment(pid),
+        rings=tuple(sorted(set(_rings(maps)))),
+        python="python" in maps or "python" in "".join(words[:1]),
+    )
+
+
+def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
+    """Returns the workers of one job on this machine.
+
+    Args:
+        pids: Those the user names; all that can be found when empty.
+
+    Raises:
+        UsageError: There are none, or they belong to several jobs.
+    """
+    if pids:
+        for pid in pids:
+            if state_of(pid) == "X":
+                raise UsageError(f"there is no process {pid}", "give the pids of running workers")
+        return [describe(pid) for pid in dict.fromkeys(pids)]
+    own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
+    found = [describe(pid) for pid in psutil.pids() if pid not in own and _may_be_python(pid)]
+    return choose_job(found)
+
+
+def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
+    """Returns the workers among some processes.
+
+    Raises:
+        UsageError: There are none, or they belong to several jobs.
+    """
+    workers = _without_children([one for one in found if _is_worker(one)])
+    if not workers:
+        raise UsageError(
+            "no worker was found: no process has a ring, RANK in its environment or a title "
+            "such as VLLM::Worker_TP0",
+            "name the processes: ncclscope attach PID PID ..."
+            + ("" if os.geteuid() == 0 else "; those of other users are seen by root only"),
+        )
+    jobs = _jobs(workers)
+    if len(jobs) > 1:
+        listed = "; ".join(
+            f"{' '.join(str(one.pid) for one in job)} ({job[0].title[:40]})" for job in jobs
+        )
+        raise UsageError(
+            f"workers of {len(jobs)} jobs run here", f"name the pids of one of them: {listed}"
+        )
+    return workers
+
+
+def give_ranks(workers: Sequence[Candidate], ring_ranks: Mapping[int, int]) -> list[Placed]:
+    """Gives each worker its rank, from the best witness that knows all of them.
+
+    Args:
+        workers: The workers.
+        ring_ranks: By pid, what rings say.
+
+    Returns:
+        The workers in the order of their ranks, each with a rank of its own.
+    """
+    from_titles = ranks_from_labels([parse_title(worker.title) for worker in workers])
+    titled = all(parse_title(worker.title) for worker in workers) or (
+        len(workers) == 1 and is_worker_title(workers[0].title)
+    )
+    known: list[tuple[str, list[int | None]]] = [
+        ("ring", [ring_ranks.get(worker.pid) for worker in workers]),
+        ("RANK", [worker.integer(*_RANK_VARIABLES) for worker in workers]),
+    ]
+    if titled and from_titles is not None:
+        known.append(("title", list(from_titles)))
+    known.append(("LOCAL_RANK", [w.integer("LOCAL_RANK", "SLURM_LOCALID") for w in workers]))
+    merged: list[tuple[int, str] | None] = [None] * len(workers)
+    for source, ranks in known:
+        for index, rank in enumerate(ranks):
+            if merged[index] is None and rank is not None:
+                merged[index] = (rank, source)
+        if len({one for one in merged if one}) == len(workers) and _distinct(merged):
+            return _sorted(workers, merged)
+        if None not in merged and not _distinct(merged):
+            break
+    if not _distinct(merged):
+        merged = [None] * len(workers)
+    taken = {one[0] for one in merged if one is not None}
+    free = (rank for rank in range(2 * len(workers)) if rank not in taken)
+    for index in sorted(range(len(workers)), key=lambda index: workers[index].pid):
+        merged[index] = merged[index] or (next(free), "pid")
+    return _sorted(workers, merged)
+
+
+def _distinct(merged: Iterable[tuple[int, str] | None]) -> bool:
+    ranks = [one[0] for one in merged if one is not None]
+    return len(set(ranks)) == len(ranks)
+
+
+def _sorted(workers: Sequence[Candidate], merged: Sequence[tuple[int, str] | None]) -> list[Placed]:
+    placed = [Placed(w, one[0], one[1]) for w, one in zip(workers, merged, strict=True) if one]
+    return sorted(placed, key=lambda one: one.rank)
+
+
+def _is_worker(one: Candidate) -> bool:
+    if one.rings or is_worker_title(one.title):
+        return True
+    size = one.integer("WORLD_SIZE", "SLURM_NTASKS") or 0
+    ranked = one.integer(*_RANK_VARIABLES, "LOCAL_RANK") is not None
+    return one.python and ranked and size != 1 and not _is_launcher(one)
+
+
+def _is_launcher(one: Candidate) -> bool:
+    return any(
+        word.rpartition("/")[2] in ("torchrun", "ncclscope", "py-spy") for word in one.words[:3]
+    ) or {"torch.distributed.run", "torch.distributed.launch", "ncclscope"} & set(
+        one.words[:4]
+    ) != (set())
+
+
+def _without_children(workers: list[Candidate]) -> list[Candidate]:
+    """Leaves out processes that only inherited what made their parent a worker."""
+    by_pid = {worker.pid: worker for worker in workers}
+    kept = []
+    for worker in workers:
+        parent = by_pid.get(worker.parent)
+        if parent is not None:
+            titled = is_worker_title(worker.title) and worker.title != parent.title
+            same_rank = worker.integer("RANK") == parent.integer("RANK")
+            if not titled and same_rank:
+                continue
+        kept.append(worker)
+    with_rank = [one for one in kept if "engine" not in one.title.lower()]
+    # An engine core is the worker itself only where it has none.
+    return with_rank or kept
+
+
+def _jobs(workers: Iterable[Candidate]) -> list[list[Candidate]]:
+    jobs: dict[str, list[Candidate]] = {}
+    for worker in workers:
+        jobs.setdefault(worker.job or _kin(worker), []).append(worker)
+    return list(jobs.values())
+
+
+def _kin(worker: Candidate) -> str:
+    """What the workers of one job share where nothing names it: an ancestor, else the program.
+
+    Those whose starter has ended have no ancestor left.
+    """
+    root = _root(worker.pid)
+    if root != worker.pid:
+        return f"below {root}"
+    return _NUMBERS.sub("#", " ".join(worker.words) or worker.title)
+
+
+def _root(pid: int) -> int:
+    """The outermost ancestor that still looks like a part of the job."""
+    root = pid
+    try:
+        for ancestor in psutil.Process(pid).parents():
+            if not re.search(r"python|vllm|ray|torchrun|sglang", ancestor.name(), re.IGNORECASE):
+                break
+            root = ancestor.pid
+    except psutil.Error:
+        pass
+    return root
+
+
+def _may_be_python(pid: int) -> bool:
+    """Leaves out kernel threads and what has ended, without asking a process that hangs."""
+    return state_of(pid) not in "ZX" and Path(f"/proc/{pid}/exe").is_symlink()
+
+
+def _parent(pid: int) -> int:
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return 0
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return [word for word in psutil.Process(pid).cmdline() if word]
+    except psutil.Error:
+        return []
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        environment = psutil.Process(pid).environ()
+    except (psutil.Error, ValueError):
+        return {}
+    return {
+        name: printable(value[:_LONGEST])
+        for name, value in sorted(environment.items())
+        if _KEPT.fullmatch(name) and not _SECRET.search(name)
+    }
+
+
+def _maps(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/maps", encoding=sys.getfilesystemencoding(), errors="replace") as f:
+            return f.read(_MOST_MAPS)
+    except OSError:
+        return ""
+
+
+def _rings(maps: str) -> Iterable[str]:
+    for line in maps.splitlines():
+        path = line.partition("/")
+        if path[1] and path[2].endswith(layout.SUFFIX):
+            yield "/" + path[2]

@@ -1,0 +1,265 @@
+"""What NCCL's own RAS says of the job.
+
+Each process of a NCCL job runs a RAS thread (since 2.24); the processes of a host share a
+socket, by default localhost:28028, that answers requests of one line. This speaks the
+protocol of NCCL's ``ncclras``: ``CLIENT PROTOCOL 2``, ``TIMEOUT n``, ``SET FORMAT json`` (since
+2.28.7; an older one says that it does not know it, and answers in text) and ``VERBOSE
+STATUS``. The answer ends where the connection does.
+
+RAS counts the calls that each rank has launched per function. It knows nothing of their
+order or of what is captured in CUDA graphs, so what it does not complain about may be wrong
+all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ncclscope.capture import RasAnswer, RasComm, RasRank
+from ncclscope.foreign import MAX_RANKS, integer, number, parse, printable
+
+__all__ = ["DEFAULT_ADDRESS", "ask_ras", "parse_address", "parse_answer"]
+
+DEFAULT_ADDRESS = ("localhost", 28028)
+_PROTOCOL = 2
+_PEERS_LIMIT = 2
+"""Seconds that NCCL may take to ask the other processes."""
+_MOST_BYTES = 1 << 25
+_MOST_PIDS = 1 << 32
+
+_COMM = re.compile(r"^#\d+-\d+ \(([0-9a-f]+)\) (INCOMPLETE|ERROR|MISMATCH)")
+_RANK = re.compile(
+    r"^  Rank (\d+)(?: has (?:launched up to operation (\d+)|status \S+|not launched any "
+    r"operations))? -- (?:GPU .* managed by process (\d+) on node (\S+)|\[process)"
+)
+_GROUP = re.compile(r"^  (\d+) ranks have (?:launched up to operation (\d+)|not launched any op)")
+_FUNCTION = re.compile(r"different (\w+) operation counts")
+_VERSION = re.compile(r"^NCCL version (\S+)", re.MULTILINE)
+_SIZES = re.compile(r"^ *\d+ +(\d+) +\d+ +\S+ +\d+ +\d+ +\w+ +\w+ *$", re.MULTILINE)
+
+
+def parse_address(value: str | None) -> tuple[str, int]:
+    """Reads ``NCCL_RAS_ADDR``: ``host:port`` or ``[address]:port``."""
+    if not value:
+        return DEFAULT_ADDRESS
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port[:6]) < 65536:
+        return DEFAULT_ADDRESS
+    return host.strip("[]") or DEFAULT_ADDRESS[0], int(port)
+
+
+def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
+    """Asks once, and never longer than the limit.
+
+    Args:
+        address: Host and port.
+        limit: Seconds for everything.
+
+    Returns:
+        The answer, or why there is none.
+    """
+    where = f"{address[0]}:{address[1]}"
+    deadline = time.monotonic() + limit
+    try:
+        with socket.create_connection(address, timeout=min(1.0, limit)) as connection:
+            talk = _Talk(connection, deadline)
+            greeting = talk.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
+            if not greeting.upper().startswith("SERVER PROTOCOL"):
+                return f"what listens on {where} is not NCCL's RAS"
+            talk.ask(f"TIMEOUT {_PEERS_LIMIT}")
+            talk.ask("SET FORMAT json")
+            talk.send("VERBOSE STATUS")
+            text = talk.rest()
+    except ConnectionRefusedError:
+        return f"nothing listens on {where}"
+    except TimeoutError:
+        return f"{where} did not answer in time"
+    except OSError as error:
+        return f"{where} cannot be asked: {printable(error.strerror or str(error))}"
+    return parse_answer(text)
+
+
+class _Talk:
+    """One connection, with a limit on all of it."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+        self._ahead = b""
+
+    def send(self, line: str) -> None:
+        self._connection.sendall(f"{line}\n".encode("ascii"))
+
+    def ask(self, line: str) -> str:
+        self.send(line)
+        while b"\n" not in self._ahead:
+            more = self._receive()
+            if not more:
+                raise ConnectionResetError("the connection was closed")
+            self._ahead += more
+            if len(self._ahead) > _MOST_BYTES:
+                raise OSError("the answer has no end")
+        answer, _, self._ahead = self._ahead.partition(b"\n")
+        return answer.decode("utf-8", "replace")
+
+    def rest(self) -> str:
+        parts = [self._ahead]
+        size = len(self._ahead)
+        while size <= _MOST_BYTES:
+            more = self._receive()
+            if not more:
+                break
+            parts.append(more)
+            size += len(more)
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def _receive(self) -> bytes:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv(1 << 16)
+
+
+def parse_answer(text: str) -> RasAnswer:
+    """Reads an answer, in JSON or in text."""
+    start = text.find("{")
+    if start >= 0 and not text[:start].strip().startswith("NCCL version"):
+        try:
+            document = parse(text[start:])
+        except ValueError:
+            document = None
+        if isinstance(document, dict) and isinstance(document.get("communicators"), list):
+            return _from_json(text, document)
+    return _from_text(text)
+
+
+def _from_json(text: str, document: Mapping[str, Any]) -> RasAnswer:
+    comms = []
+    for comm in document["communicators"]:
+        if not isinstance(comm, dict):
+            continue
+        ranks = [_present(rank) for rank in _objects(comm.get("ranks"))]
+        ranks += [_absent(rank) for rank in _objects(comm.get("missing_ranks"))]
+        comms.append(
+            RasComm(
+                hash=printable(str(comm.get("hash", ""))),
+                size=number(comm.get("size")),
+                ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+            )
+        )
+    return RasAnswer(
+        text=text,
+        version=printable(str(document.get("nccl_version", ""))),
+        comms=tuple(comms),
+        is_json=True,
+        communicators=len(comms),
+    )
+
+
+def _present(rank: Mapping[str, Any]) -> RasRank:
+    status = rank.get("status")
+    status = status if isinstance(status, dict) else {}
+    counts = rank.get("collective_counts")
+    return RasRank(
+        rank=number(rank.get("rank")),
+        host=printable(str(rank.get("host", ""))),
+        pid=number(rank.get("pid"), _MOST_PIDS),
+        counts={
+            printable(str(name)): count
+            for name, value in (counts.items() if isinstance(counts, dict) else ())
+            if (count := integer(value)) is not None
+        },
+        async_error=integer(status.get("async_error")) or 0,
+        aborted=status.get("abort_flag") is True,
+    )
+
+
+def _absent(rank: Mapping[str, Any]) -> RasRank:
+    status = rank.get("status")
+    return RasRank(
+        rank=number(rank.get("rank")),
+        host=printable(str(rank.get("host", ""))),
+        pid=number(rank.get("pid"), _MOST_PIDS),
+        missing=True,
+        dead=isinstance(status, dict) and status.get("considered_dead") is True,
+    )
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _from_text(text: str) -> RasAnswer:
+    """Reads a text answer, which names only the ranks that differ."""
+    found: dict[str, dict[int, RasRank]] = {}
+    groups: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    remarks: list[str] = []
+    hash, what, function = "", "", ""
+    in_report = False
+    for line in text.splitlines():
+        in_report = in_report or line.startswith("Errors")
+        comm = _COMM.match(line)
+        if comm:
+            hash, what, function = f"0x{comm[1].lstrip('0')}", comm[2], ""
+            found.setdefault(hash, {})
+            groups.setdefault(hash, {})
+        named = _FUNCTION.search(line)
+        if named:
+            function = named[1]
+        group = _GROUP.match(line)
+        if group and hash and function:
+            many, count = int(group[1][:9]), int((group[2] or "0")[:18])
+            groups[hash].setdefault(function, []).append((many, count))
+        rank = _RANK.match(line)
+        if rank and hash and int(rank[1][:9]) < MAX_RANKS:
+            known = found[hash]
+            one = _textual(rank, what, function)
+            before = known.get(one.rank)
+            known[one.rank] = _joined(before, one) if before else one
+        if in_report and line.strip("= ") not in ("", "Errors", "Warnings"):
+            remarks.append(printable(line.rstrip()))
+    version = _VERSION.search(text)
+    return RasAnswer(
+        text=text,
+        version=printable(version[1]) if version else "",
+        comms=tuple(
+            RasComm(
+                hash,
+                0,
+                tuple(ranks[number] for number in sorted(ranks)),
+                {name: max(counts)[1] for name, counts in groups[hash].items()},
+            )
+            for hash, ranks in found.items()
+        ),
+        remarks=tuple(remarks[:200]),
+        communicators=sum(int(count[:9]) for count in _SIZES.findall(text)),
+    )
+
+
+def _textual(rank: re.Match[str], what: str, function: str) -> RasRank:
+    return RasRank(
+        rank=int(rank[1]),
+        pid=int(rank[3] or 0),
+        host=printable(rank[4] or ""),
+        counts={function: int(rank[2] or 0)} if what == "MISMATCH" and function else {},
+        async_error=1 if what == "ERROR" else 0,
+        missing=what == "INCOMPLETE",
+    )
+
+
+def _joined(one: RasRank, other: RasRank) -> RasRank:
+    return RasRank(
+        rank=one.rank,
+        host=one.host or other.host,
+        pid=one.pid or other.pid,
+        counts={**one.counts, **other.counts},
+        async_error=one.async_error or other.async_error,
+        aborted=one.aborted or other.aborted,
+        missing=one.missing or other.missing,
+        dead=one.dead or other.dead,
+    )

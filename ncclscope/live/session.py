@@ -1,0 +1,374 @@
+"""One look at a job: who takes part, what each process does, and what else can be asked.
+
+Everything is read twice, a few seconds apart, and all processes at once, since what differs
+between two ranks means little when they were read at different times.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.capture import Capture, GpuSample, ProcessSample, RasAnswer, Source, Stacks, Worker
+from ncclscope.errors import InputError, NcclscopeError
+from ncclscope.live import environment as machine
+from ncclscope.live import flight_pipe, native
+from ncclscope.live.gpu import Nvml, open_nvml
+from ncclscope.live.proc_sample import read_sample
+from ncclscope.live.processes import Placed, find_workers, give_ranks
+from ncclscope.live.ras import ask_ras, parse_address
+from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.live.titles import parse_title
+from ncclscope.model import Run
+from ncclscope.sources import assemble, open_run
+from ncclscope.sources.bundle import with_capture
+from ncclscope.sources.ring import read_ring
+
+__all__ = ["Look", "Options", "look"]
+
+_GLANCES = 4
+"""Looks at the stacks between the first and the last."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do.
+
+    Attributes:
+        pids: The workers; all that are found when empty.
+        gap: Seconds between the two samples.
+        native: Read C frames, too, for which each process is stopped for a moment.
+        flight_recorder: Ask the job for Flight Recorder dumps.
+    """
+
+    pids: tuple[int, ...] = ()
+    gap: float = 2.0
+    native: bool = False
+    flight_recorder: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen.
+
+    Attributes:
+        run: Records, where there are some, with the capture.
+        rings: Files that the records were read from.
+        dumps: Flight Recorder dumps that the job wrote on request.
+    """
+
+    run: Run
+    rings: tuple[Path, ...] = ()
+    dumps: tuple[Path, ...] = ()
+
+    @property
+    def capture(self) -> Capture:
+        """What was seen of the processes."""
+        assert self.run.capture is not None
+        return self.run.capture
+
+
+def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Look:
+    """Looks at a job twice.
+
+    Args:
+        options: What to do.
+        say: Told what is going on.
+
+    Raises:
+        UsageError: No worker was found, or those of several jobs.
+        InputError: Nothing could be read of any of them.
+    """
+    candidates = find_workers(options.pids)
+    files = [Path(ring) for candidate in candidates for ring in candidate.rings]
+    recorded, rings = _read_rings(files)
+    by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
+    placed = give_ranks(candidates, by_pid)
+    pids = [one.candidate.pid for one in placed]
+    say(f"{_processes(len(pids))}, two looks {options.gap:g} s apart")
+    reader = _Reader(pids)
+    address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        before = pool.submit(ask_ras, address)
+        first, started = reader.read(), time.monotonic()
+        between = _glance(reader, started, options.gap)
+        gap = time.monotonic() - started
+        after = pool.submit(ask_ras, address)
+        second = reader.read()
+        answer, ras_source = _heard(after, address, pids)
+        answer_before = _heard(before, address, pids)[0]
+    reader.close()
+    stacks = {
+        pid: [first.stacks[pid], *(one[pid] for one in between), second.stacks[pid]] for pid in pids
+    }
+    sources = [_native(options, stacks), *_flight_recorder(options, placed)]
+    if recorded is not None:  # what was recorded while we looked counts, too
+        recorded, rings = _read_rings(files)
+    workers = tuple(
+        _worker(one, [first.samples[pid], second.samples[pid]], stacks[pid])
+        for one, pid in zip(placed, pids, strict=True)
+    )
+    dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
+    capture = Capture(
+        host=socket.gethostname(),
+        time_ns=time.time_ns(),
+        gap=round(gap, 2),
+        workers=workers,
+        sources=(
+            _ring_source(workers, rings),
+            reader.stack_source(workers),
+            Source("proc", True, f"state and CPU time of {_processes(len(workers))}"),
+            reader.gpu_source(),
+            ras_source,
+            *(source for source in sources if source.name != "dump"),
+        ),
+        ras=answer,
+        ras_before=answer_before,
+        gpus=tuple(sample.gpus for sample in (first, second)) if first.gpus else (),
+        notes=_notes(placed),
+        versions=machine.versions(),
+    )
+    run = with_capture(recorded or assemble([]), capture)
+    if not run.ranks:
+        raise InputError(
+            f"nothing could be read of {plural(len(pids), 'worker')}: {_first_error(workers)}",
+            machine.permission_help(pids),
+        )
+    return Look(run, tuple(rings), dumps)
+
+
+def _glance(reader: _Reader, started: float, gap: float) -> list[Mapping[int, Stacks]]:
+    """Waits for the second look, and reads the stacks some times on the way.
+
+    What is at the same place twice may have gone round in between. The more often it is
+    looked at, the less likely that is, and a look costs hundredths of a second.
+    """
+    found: list[Mapping[int, Stacks]] = []
+    for part in range(1, _GLANCES + 1):
+        # Never quite regular, since what is looked at may be.
+        due = started + gap * (part - 0.35 * (part % 2)) / (_GLANCES + 1)
+        if time.monotonic() < due < started + gap:
+            time.sleep(due - time.monotonic())
+            found.append(reader.stacks())
+    time.sleep(max(0.0, started + gap - time.monotonic()))
+    return found
+
+
+@dataclass(frozen=True)
+class _Sample:
+    stacks: Mapping[int, Stacks]
+    samples: Mapping[int, ProcessSample]
+    gpus: tuple[GpuSample, ...]
+
+
+class _Reader:
+    """Reads everything about some processes that is read twice."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        program = find_py_spy()
+        self._py_spy = PySpy(program) if program else None
+        self._nvml: Nvml | str = open_nvml()
+
+    def read(self) -> _Sample:
+        """Reads once."""
+        samples = {pid: read_sample(pid) for pid in self._pids}
+        gpus = () if isinstance(self._nvml, str) else self._nvml.read()
+        return _Sample(self.stacks(), samples, gpus)
+
+    def stacks(self) -> dict[int, Stacks]:
+        """Reads the stacks only."""
+        if self._py_spy is None:
+            return {pid: Stacks(error="py-spy is not installed") for pid in self._pids}
+        return self._py_spy.read(self._pids)
+
+    def close(self) -> None:
+        """Ends the use of NVML."""
+        if not isinstance(self._nvml, str):
+            self._nvml.close()
+
+    def stack_source(self, workers: Sequence[Worker]) -> Source:
+        """Says of how many processes stacks were read."""
+        read = [w for w in workers if w.stacks[0].threads and w.stacks[-1].threads]
+        looks = max((len(worker.stacks) for worker in workers), default=0)
+        state = f"{len(read)} of {plural(len(workers), 'rank')} read, {looks} times"
+        if len(read) == len(workers):
+            return Source("stacks", True, state)
+        rest = [worker for worker in workers if worker not in read]
+        state += f"; {ranks_text(worker.rank for worker in rest)}: {_first_error(rest)}"
+        help = machine.permission_help([worker.pid for worker in rest])
+        if self._py_spy is None:
+            help = "pip install py-spy"
+        return Source("stacks", bool(read), state, help)
+
+    def gpu_source(self) -> Source:
+        """Says whether NVML answered."""
+        if isinstance(self._nvml, str):
+            how = (
+                "pip install 'ncclscope[gpu]'"
+                if "installed" in self._nvml
+                else ("needs NVIDIA's driver on this machine, and its library in this container")
+            )
+            return Source("gpu", False, self._nvml, how)
+        return Source("gpu", True, "read twice")
+
+
+def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
+    """Reads the rings of a job: those mapped, and of the same run those of processes that ended."""
+    if not files:
+        return None, []
+    try:
+        run = open_run(*sorted({file.parent for file in files}))
+        sources = {Path(rank.source) for rank in (*run.ranks, *run.others)}
+        if not set(files) <= sources:
+            run = assemble([read_ring(file) for file in files])
+    except (NcclscopeError, OSError):
+        return None, []
+    return run, sorted({Path(rank.source) for rank in (*run.ranks, *run.others)})
+
+
+def _variable(placed: Sequence[Placed], name: str) -> str | None:
+    return next(
+        (value for one in placed if (value := one.candidate.environment.get(name))),
+        None,
+    )
+
+
+def _heard(
+    future: Future[RasAnswer | str], address: tuple[str, int], pids: Sequence[int]
+) -> tuple[RasAnswer | None, Source]:
+    answer = future.result()
+    if isinstance(answer, str):
+        return None, Source(
+            "ras",
+            False,
+            answer,
+            "NCCL 2.24 and later answers there unless NCCL_RAS_ENABLE=0 is set; NCCL_RAS_ADDR "
+            "names another address",
+        )
+    named = {rank.pid for comm in answer.comms for rank in comm.ranks if rank.pid}
+    if answer.is_json and named and not named & set(pids):
+        return None, Source(
+            "ras",
+            False,
+            f"{address[0]}:{address[1]} answers for another job",
+            "start the job with an NCCL_RAS_ADDR of its own",
+        )
+    return answer, Source("ras", True, f"NCCL {answer.version or '?'} answered")
+
+
+def _native(options: Options, stacks: Mapping[int, list[Stacks]]) -> Source:
+    """Adds C frames to the second sample, where they were asked for."""
+    if not native.is_installed():
+        return Source(
+            "native", False, "pystack is not installed", "pip install 'ncclscope[native]'"
+        )
+    if not options.native:
+        return Source(
+            "native", False, "not asked for", "--native (stops each process for a moment)"
+        )
+    read, error = 0, ""
+    for pid, read_ones in stacks.items():
+        found = native.read_native(pid)
+        if isinstance(found, str):
+            error = found
+        else:
+            read_ones[-1] = native.merge_native(read_ones[-1], found)
+            read += 1
+    state = f"C frames of {read} of {len(stacks)} ranks{f'; {error}' if error else ''}"
+    return Source("native", read > 0, state)
+
+
+def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]:
+    """Asks each rank for a dump, where that was asked for; its file is a source ``dump``."""
+    ready = [one for one in placed if flight_pipe.pipe_of(one.candidate.environment, one.rank)]
+    name = "flight_recorder"
+    if not ready:
+        return [
+            Source(
+                name,
+                False,
+                "the job makes no dumps on request",
+                f"start it with {flight_pipe.PIPE_VARIABLE}=/tmp/fr_ and "
+                f"TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+            )
+        ]
+    if not options.flight_recorder:
+        return [Source(name, False, "not asked for", "--flight-recorder (the job writes files)")]
+    with ThreadPoolExecutor(max_workers=len(ready)) as pool:
+        found = list(
+            pool.map(
+                lambda one: flight_pipe.ask_for_dump(one.candidate.environment, one.rank), ready
+            )
+        )
+    dumps = [path for path in found if isinstance(path, Path)]
+    errors = [text for text in found if isinstance(text, str)]
+    state = f"{len(dumps)} of {len(placed)} ranks wrote a dump" + "".join(
+        f"; {text}" for text in errors[:1]
+    )
+    return [Source(name, bool(dumps), state), *(Source("dump", True, str(p)) for p in dumps)]
+
+
+def _worker(one: Placed, samples: Sequence[ProcessSample], stacks: Sequence[Stacks]) -> Worker:
+    candidate = one.candidate
+    return Worker(
+        pid=candidate.pid,
+        rank=one.rank,
+        rank_source=one.source,
+        world_size=candidate.integer("WORLD_SIZE", "SLURM_NTASKS") or 0,
+        local_world_size=candidate.integer("LOCAL_WORLD_SIZE") or 0,
+        title=candidate.title,
+        labels=parse_title(candidate.title),
+        environment=candidate.environment,
+        rings=candidate.rings,
+        samples=tuple(samples),
+        stacks=tuple(replace(one, threads=one.threads) for one in stacks),
+    )
+
+
+def _ring_source(workers: Sequence[Worker], rings: Sequence[Path]) -> Source:
+    traced = sum(bool(worker.rings) for worker in workers)
+    if traced:
+        return Source("rings", True, f"{traced} of {plural(len(workers), 'rank')} traced")
+    return Source(
+        "rings",
+        False,
+        "the job was not traced",
+        "start it with `ncclscope run -- COMMAND`: then calls are compared, not places",
+    )
+
+
+def _notes(placed: Sequence[Placed]) -> tuple[str, ...]:
+    notes = []
+    inferred = {
+        "pid": "rank inferred: nothing says which process is which rank; they are numbered in "
+        "the order of their pids",
+        "title": "rank inferred from the titles of the processes, sizes from the largest numbers "
+        "in them",
+        "LOCAL_RANK": "rank inferred: LOCAL_RANK is taken for it, as on a single host",
+    }
+    for source in dict.fromkeys(one.source for one in placed):
+        if source in inferred:
+            notes.append(inferred[source])
+    sizes = {one.candidate.integer("WORLD_SIZE", "SLURM_NTASKS") or 0 for one in placed}
+    if max(sizes, default=0) > len(placed):
+        notes.append(
+            f"the job has {max(sizes)} ranks, and {len(placed)} of them were looked at here"
+        )
+    return tuple(notes)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _first_error(workers: Sequence[Worker]) -> str:
+    return next(
+        (stacks.error for worker in workers for stacks in worker.stacks if stacks.error),
+        "no Python thread",
+    )

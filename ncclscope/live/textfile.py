@@ -1,0 +1,151 @@
+"""How a job is, for Prometheus: a text file that node_exporter's textfile collector reads.
+
+Labels are those of NCCL Inspector where there is one for the same thing (``node``, ``gpu``,
+``comm_name``, ``n_nodes``, ``nranks``, ``slurm_job_id``), so that both stand on one board.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ncclscope.live.watch import Look
+from ncclscope.live.words import Words
+from ncclscope.model import State
+
+__all__ = ["metrics_text", "write_textfile"]
+
+STATUSES = ("ok", "diverged", "hung", "incomplete")
+
+_HELP = {
+    "ncclscope_status": ("gauge", "1 for the status that the job has."),
+    "ncclscope_verdict": ("gauge", "1 while ranks have parted or stand still, with the kind."),
+    "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
+    "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
+    "ncclscope_calls_total": ("counter", "Collectives posted on a communicator."),
+    "ncclscope_p2p_calls_total": ("counter", "Sends and receives posted on a communicator."),
+    "ncclscope_lag_calls": ("gauge", "Collectives that the farthest member is ahead."),
+    "ncclscope_in_call": ("gauge", "1 while the newest call on a communicator is not completed."),
+    "ncclscope_idle_seconds": ("gauge", "Seconds since anything changed in a rank's ring."),
+    "ncclscope_troubles_total": ("counter", "Divergences and hangs since the watch began."),
+    "ncclscope_looked_seconds": ("gauge", "When the job was looked at, seconds since 1970."),
+}
+
+Labels = Mapping[str, str]
+Sample = tuple[str, Labels, float]
+
+
+def write_textfile(path: Path, look: Look, *, troubles: int, now: float) -> None:
+    """Writes the file anew; whoever reads it sees the old one or the new one.
+
+    Args:
+        path: The file; the collector wants a name that ends with ``.prom``.
+        look: What to write of.
+        troubles: Divergences and hangs so far.
+        now: Seconds since 1970.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = metrics_text(look, troubles=troubles, now=now)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)  # the collector is another user
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def metrics_text(look: Look, *, troubles: int, now: float) -> str:
+    """Returns the text of the file, metrics in a fixed order."""
+    found: dict[str, list[Sample]] = {name: [] for name in _HELP}
+    for sample in _samples(look, troubles, now):
+        found[sample[0]].append(sample)
+    lines = []
+    for name, samples in found.items():
+        if samples:
+            kind, help = _HELP[name]
+            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{_labels_text(labels)} {value:.15g}" for _, labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(look: Look, troubles: int, now: float) -> Iterator[Sample]:
+    job = {"slurm_job_id": os.environ.get("SLURM_JOB_ID", "")}
+    for status in STATUSES:
+        yield "ncclscope_status", {"status": status, **job}, float(status == look.status)
+    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+    if cause is not None:
+        about = {
+            "kind": cause.kind,
+            "comm_name": cause.comm.label if cause.comm is not None else "",
+            "ranks": " ".join(map(str, cause.diverging_ranks)),
+            "confidence": cause.confidence,
+            **job,
+        }
+        yield "ncclscope_verdict", about, 1.0
+    yield "ncclscope_ranks", job, float(len(look.ranks))
+    if look.verdict is not None:
+        yield "ncclscope_ranks_expected", job, float(look.verdict.run.expected)
+    yield "ncclscope_troubles_total", job, float(troubles)
+    yield "ncclscope_looked_seconds", job, now
+    farthest = _farthest(look.ranks)
+    hosts = _hosts(look.ranks)
+    for words in look.ranks:
+        who = {
+            "node": words.host,
+            "gpu": "" if words.gpu is None else str(words.gpu),
+            "rank": str(words.rank),
+            "pid": str(words.pid),
+            **job,
+        }
+        yield "ncclscope_idle_seconds", who, round(look.now - words.moved_at, 3)
+        for key, strand in words.strands.items():
+            comm = {
+                "comm_name": strand.comm.label,
+                "comm": key,
+                "n_nodes": str(len(hosts[key])),
+                "nranks": str(len(strand.comm.ranks)),
+            }
+            last = words.last(key)
+            yield "ncclscope_calls_total", {**who, **comm}, float(strand.seq)
+            yield "ncclscope_lag_calls", {**who, **comm}, float(farthest[key] - strand.seq)
+            if strand.p2p:
+                yield "ncclscope_p2p_calls_total", {**who, **comm}, float(strand.p2p)
+            if last is not None and strand.tells:
+                in_call = last.state is not State.COMPLETED
+                yield "ncclscope_in_call", {**who, **comm, "collective": last.op}, float(in_call)
+
+
+def _farthest(ranks: Sequence[Words]) -> dict[str, int]:
+    farthest: dict[str, int] = {}
+    for words in ranks:
+        for key, strand in words.strands.items():
+            farthest[key] = max(farthest.get(key, 0), strand.seq)
+    return farthest
+
+
+def _hosts(ranks: Iterable[Words]) -> dict[str, set[str]]:
+    hosts: dict[str, set[str]] = {}
+    for words in ranks:
+        for key in words.strands:
+            hosts.setdefault(key, set()).add(words.host)
+    return hosts
+
+
+def _labels_text(labels: Labels) -> str:
+    if not labels:
+        return ""
+    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return "{" + inside + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,328 @@
+"""Watches a job while it runs, and says when its ranks part or stand still.
+
+A divergence is found by its hash, not by waiting: wherever two ranks have made the same number
+of calls on a communicator, their running hashes must be equal. It shows as soon as both have
+posted the call, often long before anything hangs. A stall is found by its duration, and only
+where a rank is inside a call: a server without requests has nothing to complete.
+
+What kind of divergence it is, and whose, is not decided here: that is for the analyzers, who
+are asked when there is something to be explained, and not at each look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.errors import DamagedFileError
+from ncclscope.live.jobs import Rings, current
+from ncclscope.live.words import Words
+from ncclscope.model import Rank, Run
+from ncclscope.signature import stretch
+from ncclscope.sources import assemble
+from ncclscope.sources.ring import read_ring
+
+__all__ = ["Look", "Watcher"]
+
+DEFAULT_STALL = 10.0
+_AGAIN = 2.0
+"""Seconds between two diagnoses of a job that is known to be in trouble and still moves."""
+_GROUP_SECONDS = 1.0
+"""How long a group of calls may be under way on one rank and not yet on another."""
+_NEARLY = 0.95
+"""Clocks are read one after the other; nobody is to miss the limit by a hair."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a job has shown.
+
+    Attributes:
+        status: As in the JSON verdict: ``ok``, ``diverged``, ``hung`` or ``incomplete``.
+        activity: ``running``, ``idle`` (no rank is inside a call), ``over`` (all processes have
+            ended) or ``waiting`` (there is none yet).
+        verdict: What the status rests on; None while there is nothing to examine.
+        ranks: How far each process has come, by rank.
+        now: When, by the watcher's clock.
+        changed: Whether the status is another than at the look before.
+        news: Whether trouble has begun with this look.
+    """
+
+    status: str
+    activity: str
+    verdict: Verdict | None
+    ranks: tuple[Words, ...]
+    now: float
+    changed: bool
+    news: bool
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether ranks have parted or stand still."""
+        return self.status in ("diverged", "hung")
+
+
+class Watcher:
+    """Looks at the rings of one directory.
+
+    Args:
+        directory: Where they are, or will be.
+        stall: Seconds without progress, inside of a call, that count as a hang.
+        clock: Seconds, never going back.
+        wall: Nanoseconds since 1970 when ``clock`` was read for the first time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        stall: float = DEFAULT_STALL,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.directory = directory
+        self.stall = stall
+        self._clock = clock
+        self._began = clock()
+        self._began_ns = wall()
+        self._rings = Rings(directory)
+        self._seen: set[Path] = set()
+        self._verified: dict[tuple[str, Path], int] = {}
+        self._bases: dict[tuple[str, Path, Path], tuple[int, int, int]] = {}
+        self._verdict: Verdict | None = None
+        self._trouble: Verdict | None = None
+        self._troubled: set[Path] = set()
+        self._examined: object = None
+        self._examine_at = 0.0
+        self._settled: object = None
+        self._group: tuple[object, float] | None = None
+        self._shown: object = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read."""
+        return tuple(self._rings.notes.values())
+
+    def look(self) -> Look:
+        """Reads what is new and says how the job is."""
+        now = self._clock()
+        self._rings.scan(now, self._wall_ns(now))
+        moved = self._rings.look(now)
+        living, past = current(list(self._rings.words.values()))
+        self._seen.update(words.path for words in living)
+        was_in_trouble = self._trouble is not None
+        if living:
+            self._examine(living, moved, now)
+            activity = "running" if moved or self._inside(living) else "idle"
+        else:
+            self._examine_what_is_over([words for words in past if words.path in self._seen], now)
+            activity = "over" if past else "waiting"
+        verdict = self._trouble or self._verdict
+        status = verdict.status if verdict is not None else "incomplete"
+        shown = _gist(verdict)
+        changed, self._shown = shown != self._shown, shown
+        return Look(
+            status=status,
+            activity=activity,
+            verdict=verdict,
+            ranks=tuple(sorted(living or past, key=lambda words: (words.rank, words.started_ns))),
+            now=now,
+            changed=changed and verdict is not None,
+            news=self._trouble is not None and not was_in_trouble,
+        )
+
+    # --- when to ask -------------------------------------------------------------------------
+
+    def _examine(self, living: Sequence[Words], moved: Sequence[Words], now: float) -> None:
+        """Asks the analyzers where there is something to be explained."""
+        if self._trouble is not None and not ({*self._paths(living)} & self._troubled):
+            self._trouble = None  # those that were in trouble are gone
+            self._verdict = None
+        who = tuple(sorted((words.path, words.rank, words.over) for words in living))
+        parted = self._compare(living, moved)
+        stuck = self._stuck(living, now)
+        due = who != self._examined
+        self._examined = who
+        if self._trouble is not None:
+            due = due or bool(moved and now >= self._examine_at)
+        elif self._group is not None:
+            due = due or bool(parted) or now - self._group[1] >= _GROUP_SECONDS
+        elif stuck and not parted:
+            # A job that is found to be in order is asked about once, until it moves.
+            signature = tuple((words.path, words.signature) for words in stuck)
+            due = due or signature != self._settled
+            self._settled = signature
+        if due or (parted and self._trouble is None):
+            self._judge(living, now, stuck)
+        if parted and self._trouble is None and self._group is None:
+            self._accept(parted)
+
+    def _stuck(self, living: Sequence[Words], now: float) -> list[Words]:
+        """Returns the ranks inside of a call in which nothing has happened for too long."""
+        quiet = [words for words in living if not words.over and now - words.moved_at >= self.stall]
+        return self._inside(living, quiet) if quiet else []
+
+    def _inside(self, living: Sequence[Words], asked: Sequence[Words] | None = None) -> list[Words]:
+        """Returns the processes that are inside of a call, as far as that can be known.
+
+        Where a backend never says that a call has completed, one that all members have posted
+        is taken for done.
+        """
+        found = []
+        for words in living if asked is None else asked:
+            for key in words.pending():
+                strand = words.strands[key]
+                if strand.tells or self._is_awaited(living, words, key):
+                    found.append(words)
+                    break
+        return found
+
+    def _is_awaited(self, living: Sequence[Words], words: Words, key: str) -> bool:
+        """Whether a member of a communicator has not posted what this one has."""
+        own = words.strands[key]
+        members = [other.strands[key] for other in living if key in other.strands]
+        if len(members) < len(own.comm.ranks):
+            return True
+        return any(strand.seq < own.seq for strand in members)
+
+    # --- comparing ---------------------------------------------------------------------------
+
+    def _compare(
+        self, living: Sequence[Words], moved: Iterable[Words]
+    ) -> list[tuple[str, Words, Words, int]]:
+        """Returns where hashes under the same number differ: communicator, two ranks, number."""
+        members: dict[str, list[Words]] = {}
+        keys = {key for words in moved for key in words.strands}
+        for words in living:
+            if words.rank >= 0:
+                for key in keys & words.strands.keys():
+                    members.setdefault(key, []).append(words)
+        parted = []
+        for key, own in members.items():
+            if len(own) < 2:
+                continue
+            leader = max(own, key=lambda words: words.strands[key].seq)
+            for words in own:
+                strand = words.strands[key]
+                if words is leader or self._verified.get((key, words.path)) == strand.seq:
+                    continue
+                self._verified[key, words.path] = strand.seq
+                if self._differ(key, leader, words):
+                    parted.append((key, leader, words, strand.seq))
+        return parted
+
+    def _differ(self, key: str, leader: Words, words: Words) -> bool:
+        strand = words.strands[key]
+        seq, theirs = strand.seq, leader.hash_at(key, strand.seq)
+        if theirs is None or theirs == strand.hash:
+            return False  # the same calls, or overwritten: of that nothing can be said
+        base = self._bases.get((key, leader.path, words.path))
+        if base is None or base[0] > seq:
+            return True
+        since, their_base, own_base = base
+        length = seq - since
+        return stretch(their_base, theirs, length) != stretch(own_base, strand.hash, length)
+
+    def _accept(self, parted: Iterable[tuple[str, Words, Words, int]]) -> None:
+        """Takes differences for explained, such as another order inside a group."""
+        for key, leader, words, seq in parted:
+            theirs, own = leader.hash_at(key, seq), words.hash_at(key, seq)
+            if theirs is not None and own is not None:
+                self._bases[key, leader.path, words.path] = seq, theirs, own
+                self._bases[key, words.path, leader.path] = seq, own, theirs
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def _judge(self, living: Sequence[Words], now: float, stuck: Sequence[Words]) -> None:
+        ranks = self._read(living, now)
+        if not ranks:
+            return
+        verdict = self._diagnose(ranks)
+        if stuck and verdict.exit_status == 0:
+            # Elsewhere the job may still move, and wait for a moment as all do now and then.
+            near = {words.path for words in self._near(living, stuck)}
+            alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
+            verdict = alone if alone.exit_status else verdict
+        self._examine_at = now + _AGAIN
+        if self._is_group_under_way(living, verdict, now):
+            return
+        if verdict.exit_status:
+            self._trouble = verdict
+            self._troubled = set(self._paths(living))
+        else:
+            self._verdict, self._trouble = verdict, None
+
+    def _examine_what_is_over(self, past: Sequence[Words], now: float) -> None:
+        """Gives the last word on a job that was seen to run."""
+        who = tuple(sorted(words.path for words in past))
+        if not past or who == self._examined:
+            return
+        self._examined = who
+        if self._trouble is None:
+            ranks = [rank for words in past if (rank := _rank_of(words)) is not None]
+            self._verdict = diagnose(assemble(ranks, sources=(str(self.directory),)))
+            if self._verdict.exit_status:
+                self._trouble, self._troubled = self._verdict, set(self._paths(past))
+
+    def _wall_ns(self, now: float) -> int:
+        return self._began_ns + int((now - self._began) * 1e9)
+
+    def _read(self, living: Sequence[Words], now: float) -> list[Rank]:
+        wall_ns = self._wall_ns(now)
+        ranks = []
+        for words in living:
+            rank = _rank_of(words)
+            if rank is not None and rank.alive:
+                rank = replace(rank, last_seen_ns=wall_ns)  # seen just now
+            if rank is not None:
+                ranks.append(rank)
+        return ranks
+
+    def _diagnose(self, ranks: Sequence[Rank]) -> Verdict:
+        run: Run = assemble(ranks, sources=(str(self.directory),))
+        return diagnose(run, live_stall_seconds=self.stall * _NEARLY)
+
+    def _near(self, living: Sequence[Words], stuck: Sequence[Words]) -> list[Words]:
+        """Returns the stuck ranks and the members of the communicators that they are stuck on."""
+        keys = {key for words in stuck for key in words.pending()}
+        return [words for words in living if words in stuck or keys & words.strands.keys()]
+
+    def _is_group_under_way(self, living: Iterable[Words], verdict: Verdict, now: float) -> bool:
+        """Whether ranks differ in a group that some of them may not have posted all of."""
+        cause = verdict.cause
+        key = cause.comm.key if cause is not None and cause.comm is not None else ""
+        calls = () if cause is None else (cause.odd, cause.peers)
+        if cause is None or not (
+            any(call is not None and call.group for call in calls)
+            and any(words.strands[key].in_group for words in living if key in words.strands)
+        ):
+            self._group = None
+            return False
+        where = key, cause.seq
+        if self._group is None or self._group[0] != where:
+            self._group = where, now
+        return now - self._group[1] < _GROUP_SECONDS
+
+    def _paths(self, rings: Iterable[Words]) -> list[Path]:
+        return [words.path for words in rings]
+
+
+def _rank_of(words: Words) -> Rank | None:
+    try:
+        return read_ring(words.path)
+    except (DamagedFileError, OSError):
+        return None
+
+
+def _gist(verdict: Verdict | None) -> object:
+    """What a reader would call another status."""
+    if verdict is None:
+        return None
+    cause = verdict.cause
+    if cause is None:
+        return verdict.status, len(verdict.run.ranks), verdict.run.missing
+    comm = cause.comm.key if cause.comm else None
+    return verdict.status, cause.kind, comm, cause.seq, cause.diverging_ranks

@@ -1,0 +1,346 @@
+"""How far a living process has come, read from its ring without taking its calls apart.
+
+What is looked at are words: how many records there are, and of each communicator the number
+and the running hash of the newest call. A look at a ring in which nothing is new is two short
+reads; where something is new, its records are read once and their numbers and hashes kept for
+a while, so that the hash under the number where a peer stands needs no search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import MAX_RANKS, integer, number, text
+from ncclscope.model import Communicator, State
+from ncclscope.ring import layout
+from ncclscope.ring.image import Records, whole
+from ncclscope.ring.reader import ChannelState, RingFile
+from ncclscope.signature import MASK
+from ncclscope.sources.ring import RingLog, communicators, is_alive
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["LastCall", "Strand", "Words"]
+
+KEPT = 4096
+"""Running hashes of a communicator that are kept, a power of two."""
+TAIL = 16
+"""Records at the end that are looked at for a call that has not completed."""
+_FIRST_READ, _LONGEST_READ = 64, 8192
+_MOST_PIDS = 1 << 22
+_PLACE = np.uint64(KEPT - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The newest call of a process on a communicator.
+
+    Attributes:
+        op: The operation.
+        shape: Of the input; None where it is not known.
+        time_ns: Host clock at posting.
+        state: How far it is known to have come.
+    """
+
+    op: str
+    shape: tuple[int, ...] | None
+    time_ns: int
+    state: State
+
+
+@dataclass
+class Strand:
+    """One process on one communicator.
+
+    Attributes:
+        comm: The communicator.
+        seq: Calls made.
+        hash: Running hash after them.
+        p2p: Sends and receives made.
+        tells: Whether a call on it has ever been seen to have completed.
+        last: The newest record; None where it has not been seen.
+    """
+
+    comm: Communicator
+    seq: int = 0
+    hash: int = 0
+    p2p: int = 0
+    tells: bool = False
+    last: Any = None
+    _hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _from: int = 0
+    """First number from which on the hashes have been kept."""
+
+    def extend(self, seqs: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
+        """Takes in numbers and running hashes of new collectives, oldest first."""
+        if not len(self._hashes):
+            self._hashes = np.zeros(KEPT, np.uint64)
+            self._hashes[self.seq & (KEPT - 1)] = self.hash
+            first = int(seqs[0])
+            self._from = self.seq if first == self.seq + 1 else first
+        self._hashes[seqs[-KEPT:] & _PLACE] = hashes[-KEPT:]
+        self.seq, self.hash = int(seqs[-1]), int(hashes[-1])
+
+    @property
+    def in_group(self) -> bool:
+        """Whether the newest call was posted in an NCCL group, of which more may come."""
+        return self.last is not None and bool(self.last["group"])
+
+    def jump(self, state: ChannelState) -> None:
+        """Takes in a state without the calls that led to it."""
+        self.seq, self.hash, self.p2p = state.seq, state.hash, state.p2p
+        self._hashes = np.zeros(0, np.uint64)
+
+    def kept(self, seq: int) -> int | None:
+        """Returns the running hash after a call, where it is kept."""
+        if seq == self.seq:
+            return self.hash
+        if seq == 0:
+            return 0
+        if max(self._from, self.seq - KEPT + 1) <= seq < self.seq and len(self._hashes):
+            return int(self._hashes[seq & (KEPT - 1)]) & MASK
+        return None
+
+
+class Words:
+    """One ring that is looked at again and again.
+
+    Args:
+        path: The ring.
+        now: The clock of whoever looks.
+        wall_ns: Nanoseconds since 1970 at the same moment.
+
+    Attributes:
+        head: Records made.
+        strands: By the key of the communicator.
+        rank: Global rank; -1 when the process is none or has not said it.
+        moved_at: When something last changed, by the clock of whoever looks.
+
+    Raises:
+        DamagedFileError: It is no ring, or not yet.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path, now: float = 0.0, wall_ns: int = 0) -> None:
+        self.path = path
+        self.head = 0
+        self.strands: dict[str, Strand] = {}
+        self._states = b""
+        self._tail_at = -1
+        self._pending: dict[str, bool] = {}
+        self._expected = _FIRST_READ
+        self._exited = False
+        self._alive: bool | None = None
+        self._asked_at = -1.0
+        self._open()
+        # What happened before the first look is dated by the newest record.
+        newest = int(self._tail["time"][-1]) if len(self._tail) else wall_ns
+        self.moved_at = now - max(0.0, (wall_ns - newest) / 1e9)
+
+    def _open(self) -> None:
+        """Reads all that there is, as at the beginning or after a fast writer's lap."""
+        ring = RingFile(self.path)
+        self._ring = ring
+        self._base, self._capacity = ring.geometry.records, ring.geometry.capacity
+        self.head = ring.head
+        self._used = -1
+        self._names: dict[int, str] = {}
+        self._take_texts(ring)
+        for index, state in ring.states.items():
+            key = self._names.get(index)
+            if key is not None:
+                self.strands[key].jump(state)
+        self._take_tail()
+
+    # --- what it says of itself --------------------------------------------------------------
+
+    def _take_about(self, about: dict[str, Any]) -> None:
+        self.about = about
+        rank = integer(about.get("rank"))
+        self.rank = rank if rank is not None and 0 <= rank < MAX_RANKS else -1
+        self.host = text(about.get("host")) or ""
+        self.pid = number(about.get("pid"), _MOST_PIDS)
+        self.gpu = integer(about.get("gpu"))
+        self.started_ns = integer(about.get("started_ns")) or 0
+
+    def _take_texts(self, ring: RingFile) -> None:
+        """Reads names that have come since; they are rare."""
+        used = int.from_bytes(self._pread(layout.HEADER_STRINGS_USED, 8), "little")
+        if used == self._used:
+            return
+        self._used = used
+        ring.texts = ring.read_texts()
+        ring.about = ring.read_about() or ring.about
+        self._take_about(ring.about)
+        for index, comm in communicators(ring).items():
+            self._names[index] = comm.key
+            strand = self.strands.get(comm.key)
+            if strand is None:
+                self.strands[comm.key] = Strand(comm)
+            else:
+                strand.comm = comm
+
+    @property
+    def exited(self) -> bool:
+        """Whether the process has said that it ended in order."""
+        return self._exited
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process runs; None where that cannot be known from here."""
+        return self._alive
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come of it."""
+        return self._exited or self._alive is False
+
+    def ask(self, now: float, every: float = 1.0) -> None:
+        """Finds out whether the process still runs, once in a while."""
+        if self._asked_at >= 0 and now - self._asked_at < every:
+            return
+        self._asked_at = now
+        self._exited = self._ring.exited_ns > 0
+        self._alive = is_alive(self.about, self.host, self.pid)
+        if self.rank < 0:  # many a process learns its rank only later
+            self._take_about(self._ring.read_about() or self.about)
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def look(self, now: float) -> bool:
+        """Reads what is new.
+
+        Returns:
+            Whether anything has changed since the last look: calls, or how far they are.
+        """
+        changed = False
+        newest = self._begin_at(self.head)
+        if newest > self.head + 1:
+            self._open()  # the writer has gone round the ring since
+            changed = True
+        elif newest == self.head + 1:
+            self._take_texts(self._ring)
+            changed = self._follow()
+        changed = self._take_tail() or changed
+        if changed:
+            self.moved_at = now
+        return changed
+
+    def _begin_at(self, position: int) -> int:
+        offset = self._base + position % self._capacity * layout.RECORD.size
+        return int.from_bytes(self._pread(offset, 8), "little")
+
+    def _follow(self) -> bool:
+        """Goes on to the end of the stream; a record that is being written ends it."""
+        before, count = self.head, self._expected
+        most = min(_LONGEST_READ, self._capacity - 1)
+        while True:
+            records = self._ring.read_stable(self.head, self.head + min(count, most))
+            if len(records) and int(records["begin"][-1]) != self.head + len(records):
+                wanted = np.arange(self.head + 1, self.head + 1 + len(records), dtype=np.uint64)
+                records = records[: np.flatnonzero(records["begin"] != wanted)[0]]
+            if len(records):
+                self._take(records)
+            if len(records) < min(count, most):
+                # As much is likely to be new the next time, and a little more.
+                self._expected = max(_FIRST_READ, (self.head - before) * 5 // 4)
+                return self.head > before
+            count *= 4
+
+    def _take(self, records: Records) -> None:
+        self.head = int(records["begin"][-1])
+        # Columns by themselves are quicker to choose from than whole records.
+        comms, seqs, hashes, fixed = (records[name] for name in ("comm", "seq", "hash", "fixed"))
+        special = fixed & (layout.FIXED_P2P | layout.FIXED_STEP)
+        is_mixed = bool(special.any())
+        present = set(comms.tolist())
+        for index in present:
+            key = self._names.get(index)
+            if key is None:
+                continue
+            strand = self.strands[key]
+            own = comms == index if len(present) > 1 else np.ones(len(comms), np.bool_)
+            mine = own & (special == 0) if is_mixed else own
+            if mine.any():
+                strand.extend(seqs[mine], hashes[mine])
+            if is_mixed and (told := own & (special == layout.FIXED_P2P)).any():
+                strand.p2p = int(seqs[told][-1])
+
+    def _take_tail(self) -> bool:
+        """Reads how far the newest calls are; whether that has changed."""
+        start = max(0, self.head - min(TAIL, self._capacity))
+        records, wanted = self._ring.read_slots(start, self.head)
+        states = records["state"].tobytes()
+        if states == self._states and self._tail_at == self.head:
+            return False
+        self._states, self._tail_at = states, self.head
+        is_whole = whole(records, wanted)
+        self._tail = records if is_whole.all() else records[is_whole]
+        columns = (self._tail[name].tolist() for name in ("comm", "fixed", "state"))
+        self._pending = {}
+        for place, (comm, fixed, state) in enumerate(zip(*columns, strict=True)):
+            key = self._names.get(comm)
+            if key is None or fixed & layout.FIXED_STEP:
+                continue
+            is_pending = state != State.COMPLETED
+            self._pending[key] = is_pending
+            if not fixed & layout.FIXED_P2P:
+                strand = self.strands[key]
+                strand.last = self._tail[place]
+                strand.tells = strand.tells or not is_pending
+        return True
+
+    @property
+    def signature(self) -> tuple[int, bytes]:
+        """What changes whenever anything does."""
+        return self._tail_at, self._states
+
+    def pending(self) -> set[str]:
+        """Returns the communicators whose newest call is not known to have completed."""
+        return {key for key, is_pending in self._pending.items() if is_pending}
+
+    def last(self, key: str) -> LastCall | None:
+        """Returns the newest collective on a communicator; None where it is not known."""
+        record = self.strands[key].last
+        if record is None:
+            return None
+        ndim = int(record["ndim"])
+        return LastCall(
+            op=self._ring.text(layout.KIND_OP, int(record["op"])) or "?",
+            shape=tuple(record["shape"][:ndim].tolist()) if ndim <= 4 else None,
+            time_ns=int(record["time"]),
+            state=State(min(int(record["state"]), State.COMPLETED)),
+        )
+
+    def hash_at(self, key: str, seq: int) -> int | None:
+        """Returns the running hash after a call on a communicator.
+
+        Returns:
+            None where the process has not come as far or the record has been overwritten.
+        """
+        strand = self.strands[key]
+        if seq > strand.seq:
+            return None
+        found = strand.kept(seq)
+        return self._read_hash(key, seq) if found is None else found
+
+    def _read_hash(self, key: str, seq: int) -> int | None:
+        """Finds one record by the marks; for what came before the first look."""
+        try:
+            ring = RingFile(self.path)
+            for index, comm in communicators(ring).items():
+                if comm.key == key and index in ring.states:
+                    log = RingLog(ring, index, comm)
+                    return log.fingerprint(seq) if seq >= log.first - 1 else None
+        except (DamagedFileError, IndexError, OSError):
+            return None
+        return None
+
+    def _pread(self, offset: int, size: int) -> bytes:
+        return self._ring.read_bytes(offset, size)

@@ -1,0 +1,37 @@
+"""How far reading and comparing have come, for whoever wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+__all__ = ["Watcher", "steps", "watched"]
+
+T = TypeVar("T")
+Watcher = Callable[[str, int, int], None]
+"""Takes what is being done, how many of its parts have been done, and how many there are."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+def steps(doing: str, parts: Sequence[T]) -> Iterator[T]:
+    """Yields the parts of some work, and tells the watcher before each of them."""
+    watcher = _watcher.get()
+    for done, part in enumerate(parts):
+        if watcher is not None:
+            watcher(doing, done, len(parts))
+        yield part
+    if watcher is not None:
+        watcher(doing, len(parts), len(parts))
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Has a watcher told of all steps until the end of the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)

@@ -1,0 +1,274 @@
+"""The screen of ``ncclscope attach``: who stands where, the merged stacks, and the witnesses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ncclscope.analysis.stack_classes import Node, StackClass, build_tree, classify
+from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.analysis.witnesses import Witness, absent_ranks
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.capture import Capture
+from ncclscope.render.console import (
+    _COLOURS as COLOURS,
+)
+from ncclscope.render.console import (
+    _WORDS as WORDS,
+)
+from ncclscope.render.console import (
+    _add_row as add_row,
+)
+from ncclscope.render.console import (
+    _frame as frame_of,
+)
+from ncclscope.render.console import (
+    _item as item,
+)
+from ncclscope.render.console import (
+    _knowledge as knowledge,
+)
+from ncclscope.render.console import (
+    _plain_table as plain_table,
+)
+from ncclscope.render.console import (
+    _section as section,
+)
+from ncclscope.render.console import (
+    render_verdict,
+)
+
+__all__ = ["render_attach"]
+
+_TELLING = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
+"""Threads that Python never saw are shown where they belong to a communication library."""
+_INNERMOST = 5
+"""C frames shown of each thread."""
+_TRUNK = 3
+"""Frames shown of a stretch without branches, if it is longer by more than one."""
+_WORDS = {
+    "moving": "moves",
+    "still": "still",
+    "stopped": "STOPPED",
+    "ended": "ENDED",
+    "unread": "unread",
+}
+
+
+def render_attach(verdict: Verdict, width: int) -> RenderableType:
+    """Returns the screen of a run with a capture, for a terminal of so many columns."""
+    capture = verdict.run.capture
+    assert capture is not None
+    stances = take_stances(capture)
+    parts: list[RenderableType] = []
+    if any(rank.logs for rank in verdict.run.ranks):
+        parts.append(render_verdict(verdict, width))
+        parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
+        parts += _witnesses(verdict)
+        return Group(*parts)
+    parts += [_heading(capture), _frame(verdict, capture, stances)]
+    parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
+    if verdict.cause is not None:
+        parts.append(knowledge(verdict.cause, "seen"))
+    parts += [*_witnesses(verdict), *_notes(verdict)]
+    return Group(*parts)
+
+
+def _heading(capture: Capture) -> Text:
+    count = len(capture.workers)
+    what = "process" if count == 1 else "processes"
+    return Text(
+        f"{count} {what} on {capture.host}, looked at twice, {capture.gap:.1f} s apart; nothing "
+        f"was injected",
+        style="dim",
+    )
+
+
+def _frame(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> RenderableType:
+    if verdict.cause is not None:
+        return frame_of(verdict)
+    colour = COLOURS[verdict.status]
+    lines = [_calm(verdict, capture, stances)]
+    lines += [finding.summary for finding in verdict.findings if finding.role == "latent"]
+    hints = [line for f in verdict.findings for line in f.inferred if line.startswith("--gap")]
+    lines += [f"Look longer: {hint}." for hint in dict.fromkeys(hints)]
+    title = Text(f" {WORDS[verdict.status]} ", style=f"bold {colour}")
+    return Panel(Text("\n".join(lines)), title=title, title_align="left", border_style=colour)
+
+
+def _calm(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> str:
+    """What is said where nothing stands apart."""
+    moving = [rank for rank, stance in stances.items() if stance.condition == "moving"]
+    unread = [rank for rank, stance in stances.items() if stance.condition == "unread"]
+    if len(stances) == 1:
+        return "One process only: there is no other to compare it with."
+    if unread:
+        return f"{ranks_text(unread).capitalize()} could not be read; see below what would help."
+    if len(moving) == len(stances):
+        return "All ranks move. None stands apart."
+    queue = [r for r, s in stances.items() if s.condition == "still" and s.waits == "queue"]
+    if len(queue) == len(stances):
+        return "All ranks wait for work, none for another."
+    if moving:
+        return f"{len(moving)} of {plural(len(stances), 'rank')} move. None is seen to be stuck."
+    return "No rank moved between the two looks, and none stands apart from the others."
+
+
+def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -> RenderableType:
+    table = plain_table()
+    table.add_column("rank", justify="right")
+    table.add_column("pid", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("cpu", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    for group in _groups(stances):
+        one = group.stance
+        pid = str(one.worker.pid) if len(group.ranks) == 1 else ""
+        if 1 < len(group.ranks) <= 4:
+            pid = "\n".join(str(stance.worker.pid) for stance in group.stances)
+        low, high = (f(stance.cpu for stance in group.stances) for f in (min, max))
+        cpu = f"{high:.0%}" if high - low < 0.05 else f"{low:.0%}-{high:.0%}"
+        state = one.worker.samples[-1].state if one.worker.samples else "?"
+        where = one.text if one.frames else (_error(one) or one.text)
+        add_row(
+            table,
+            ranks_text(group.ranks).partition(" ")[2],
+            pid,
+            f"{_WORDS[one.condition]} ({state})",
+            cpu,
+            where + (f"; {one.why}" if one.why else ""),
+            style="bold red" if odd & set(group.ranks) else "",
+        )
+    missing = absent_ranks(capture)
+    if missing:
+        name = ranks_text(missing).partition(" ")[2]
+        add_row(table, name, "", "MISSING", "", "no such process on this host", style="bold red")
+    traced = any(rank.logs for rank in verdict.run.ranks)
+    title = "what each process does" if traced else "where each rank stands"
+    return Group(section(title, "seen"), table)
+
+
+def _groups(stances: Mapping[int, Stance]) -> list[StackClass]:
+    """Ranks that stand alike, in the order of their ranks."""
+    found = []
+    for condition in _WORDS:
+        found += classify(s for s in stances.values() if s.condition == condition)
+    return sorted(found, key=lambda group: group.ranks)
+
+
+def _error(stance: Stance) -> str:
+    return next((stacks.error for stacks in stance.worker.stacks if stacks.error), "")
+
+
+def _tree(stances: Mapping[int, Stance]) -> Iterable[RenderableType]:
+    roots = build_tree({rank: one for rank, one in stances.items() if one.frames})
+    if not roots:
+        return
+    yield section("stacks of all ranks, merged", "seen; = the same twice, ~ changed")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    lines: list[tuple[str, str, str]] = []
+    for root in roots:
+        _walk(root, 0, lines, trunk=len(roots) == 1)
+    for ranks, mark, text in lines:
+        grid.add_row(Text(f" {ranks}"), Text(mark), Text(text, overflow="fold"))
+    yield grid
+
+
+def _walk(node: Node, indent: int, lines: list[tuple[str, str, str]], *, trunk: bool) -> None:
+    """Draws a stretch without branches as a list of frames below each other, the last ones only.
+
+    A deeper level begins where ranks part, so that the indentation shows nothing else.
+    """
+    stretch = [node]
+    while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
+        stretch.append(stretch[-1].children[0])
+    shown = stretch if len(stretch) <= _TRUNK + 1 else stretch[-_TRUNK:]
+    ranks = ranks_text(node.ranks).partition(" ")[2]
+    mark = "=" if len(node.still) == len(node.ranks) else "~" if not node.still else "*"
+    hidden = len(stretch) - len(shown)
+    if hidden:
+        lines.append((ranks, mark, f"{'  ' * indent}... {plural(hidden, 'frame')}"))
+    for number, one in enumerate(shown):
+        first = number == 0 and not hidden
+        frame = one.frame
+        counters = " ".join(f"{name}={value}" for name, value in frame.counters.items())
+        alone = f"  {counters}" if counters and len(one.ranks) == 1 else ""
+        text = f"{'  ' * indent}{frame.name}  {frame.base}:{frame.line}{alone}"
+        lines.append((ranks if first else "", mark if first else "", text))
+    for child in stretch[-1].children:
+        _walk(child, indent + 1, lines, trunk=False)
+
+
+def _native(stances: Mapping[int, Stance]) -> Iterable[RenderableType]:
+    """C frames of one rank of each class, and the threads that Python never saw."""
+    table = plain_table()
+    table.show_header = False
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("thread", no_wrap=True)
+    table.add_column("frames", overflow="fold")
+    for group in classify(stance for stance in stances.values() if stance.frames):
+        rows = 0
+        threads = group.stance.worker.stacks[-1].threads
+        for thread in sorted(threads, key=lambda one: one.name != group.stance.thread):
+            if not thread.native:
+                continue
+            named = [frame for frame in thread.native if not frame.startswith("???")]
+            if thread.name == group.stance.thread or _TELLING.search(" ".join(named)):
+                frames = " < ".join(reversed(named[-_INNERMOST:]))
+                who = "" if rows else str(group.ranks[0])
+                add_row(table, who, thread.name, frames or "no name")
+                rows += 1
+    if table.row_count:
+        yield section("c frames, one rank of each place", "seen; the innermost first")
+        yield table
+
+
+def _witnesses(verdict: Verdict) -> Iterable[RenderableType]:
+    yield section("witnesses")
+    table = plain_table()
+    table.show_header = False
+    table.add_column("name", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("says", overflow="fold")
+    absent = []
+    for one in verdict.witnesses:
+        if not one.available:
+            absent.append(one)
+            continue
+        add_row(table, one.name, _word(one), one.says, style="red" if one.agrees is False else "")
+        if one.enable:
+            add_row(table, "", "", f"-> {one.enable}", style="dim")
+    yield table
+    if absent:
+        yield section("not heard")
+        table = plain_table()
+        table.show_header = False
+        table.add_column("name", no_wrap=True)
+        table.add_column("says", overflow="fold")
+        for one in absent:
+            add_row(table, one.name, one.says)
+            if one.enable:
+                add_row(table, "", f"-> {one.enable}", style="dim")
+        yield table
+
+
+def _word(witness: Witness) -> str:
+    if witness.agrees is None:
+        return ""
+    return "agrees" if witness.agrees else "DISAGREES"
+
+
+def _notes(verdict: Verdict) -> Iterable[RenderableType]:
+    if verdict.notes:
+        yield section("notes")
+        yield from (item(note) for note in verdict.notes)

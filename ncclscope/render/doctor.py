@@ -1,0 +1,37 @@
+"""The screen of ``ncclscope doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ncclscope.live.checks import Check
+
+__all__ = ["render_checks"]
+
+_SIGNS = {"ok": ("ok", "green"), "off": ("-", "dim"), "bad": ("!!", "bold red")}
+
+
+def render_checks(checks: Sequence[Check]) -> RenderableType:
+    """Returns a table of what was checked, section by section."""
+    parts: list[RenderableType] = []
+    for section in dict.fromkeys(check.section for check in checks):
+        parts.append(Text(f"{'' if not parts else chr(10)}{section.upper()}", style="bold"))
+        table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 1))
+        table.add_column("sign", justify="right", no_wrap=True)
+        table.add_column("name", no_wrap=True)
+        table.add_column("state", overflow="fold")
+        for check in checks:
+            if check.section != section:
+                continue
+            sign, style = _SIGNS[check.status]
+            table.add_row(
+                Text(sign, style=style), Text(check.name), Text(check.state, overflow="fold")
+            )
+            if check.enable:
+                table.add_row("", "", Text(f"-> {check.enable}", style="dim", overflow="fold"))
+        parts.append(table)
+    return Group(*parts)

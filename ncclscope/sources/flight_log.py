@@ -1,0 +1,178 @@
+"""Entries of a Flight Recorder dump -> calls, made when somebody looks at them.
+
+A dump has thousands of entries and a diagnosis looks at a few. A
+:class:`~ncclscope.model.Call` is made of what many entries share and of what one alone has
+when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from ncclscope.foreign import integer, text
+from ncclscope.model import Call, Communicator, State
+from ncclscope.sources.flight_entry import Entry
+from ncclscope.sources.flight_pattern import Stack
+from ncclscope.sources.memory import running_hashes
+
+__all__ = ["DumpLog", "LazyCalls"]
+
+MAX_FRAMES = 128
+_PLUMBING = (
+    "/torch/",
+    "/vllm/distributed/",
+    "/vllm/compilation/",
+    "/contextlib.py",
+    "/functools.py",
+    "/typing_extensions.py",
+)
+
+
+def site(frames: Any) -> str | None:
+    """Returns the first frame of the program's own: ``file.py:120 function``."""
+    if isinstance(frames, Stack):
+        frames = frames.frames
+    if not isinstance(frames, list) or not frames:
+        return None
+    own = [frame for frame in frames[:MAX_FRAMES] if isinstance(frame, dict)]
+    for frame in own:
+        path = text(frame.get("filename")) or ""
+        if not any(part in path for part in _PLUMBING):
+            return _frame(frame)
+    return _frame(own[0]) if own else None
+
+
+def _frame(frame: dict[str, Any]) -> str:
+    path, name = text(frame.get("filename")) or "?", text(frame.get("name")) or "?"
+    return f"{os.path.basename(path)}:{integer(frame.get('line')) or 0} {name}"
+
+
+class LazyCalls(Sequence[Call]):
+    """Entries as calls.
+
+    Args:
+        comm: Key of the communicator.
+        entries: In order.
+        done: Entries that are retired count as completed up to this number.
+        by_time: Whether calls are placed by their time: two dumps of one process have no
+            other order between them.
+    """
+
+    def __init__(
+        self, comm: str, entries: Sequence[Entry], *, done: int = 0, by_time: bool = False
+    ) -> None:
+        self._comm = comm
+        self._entries = entries
+        self._done = done
+        self._by_time = by_time
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Call]:
+        return map(self._call, self._entries)
+
+    @overload
+    def __getitem__(self, place: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Call]: ...
+
+    def __getitem__(self, place: int | slice) -> Call | list[Call]:
+        if isinstance(place, slice):
+            return [self._call(entry) for entry in self._entries[place]]
+        return self._call(self._entries[place])
+
+    def _call(self, entry: Entry) -> Call:
+        told = entry.posted
+        state = entry.state
+        if entry.retired and entry.seq <= self._done:
+            state = State.COMPLETED
+        return Call(
+            op=told.op,
+            comm=self._comm,
+            seq=entry.seq,
+            position=(entry.time_ns or 0) if self._by_time else entry.position,
+            dtype=told.dtype,
+            peer=told.peer,
+            numel=told.numel,
+            shape=told.shape,
+            sizes=told.sizes,
+            out_sizes=told.out_sizes,
+            out_shape=told.out_shape,
+            site=site(entry.frames),
+            time_ns=entry.time_ns,
+            state=state,
+            signature=told.signature,
+        )
+
+
+class DumpLog:
+    """A :class:`~ncclscope.model.CallLog` over entries.
+
+    Args:
+        communicator: What the calls were made on.
+        entries: Collectives in order, with consecutive numbers.
+        calls: Calls made; the last of them is the last entry, where there is one.
+        done: See :class:`LazyCalls`.
+        by_time: See :class:`LazyCalls`.
+    """
+
+    anchored = True
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        entries: Sequence[Entry],
+        calls: int,
+        *,
+        done: int = 0,
+        by_time: bool = False,
+    ) -> None:
+        self._communicator = communicator
+        self._calls = LazyCalls(communicator.key, entries, done=done, by_time=by_time)
+        self._count = calls
+        self._first = calls + 1 - len(entries)
+        told = [entry.posted for entry in entries]
+        self.ops = frozenset([call.op for call in told])
+        """Operations that it has, so that a log without those in question need not be read."""
+        self._signatures = [call.signature for call in told]
+        self._hashes = running_hashes(self._signatures)
+
+    @property
+    def communicator(self) -> Communicator:
+        return self._communicator
+
+    @property
+    def calls(self) -> int:
+        return self._count
+
+    @property
+    def first(self) -> int:
+        return self._first
+
+    @property
+    def rooted(self) -> bool:
+        return self._first == 1
+
+    def fingerprint(self, seq: int) -> int:
+        return self._hashes[seq - self._first + 1]
+
+    def call(self, seq: int) -> Call:
+        return self._calls[seq - self._first]
+
+    def span(self, start: int, stop: int) -> Sequence[Call]:
+        low = max(start - self._first, 0)
+        return self._calls[low : max(stop - self._first, low)]
+
+    def signatures(self, start: int, stop: int) -> Sequence[int]:
+        low = max(start - self._first, 0)
+        return self._signatures[low : max(stop - self._first, low)]
+
+    def sites(self, start: int, stop: int) -> Sequence[str | None]:
+        return [call.site for call in self.span(start, stop)]
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        return [call.position for call in self.span(start, stop)]

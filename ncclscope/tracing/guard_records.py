@@ -1,0 +1,238 @@
+"""What the records say where the guard's words do not agree.
+
+The one part of tracing that reads rings. It is loaded with the guard, which is asked for, and
+runs where a rank is about to post a call that its peers have not posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ncclscope.analysis.groups import part_outside_groups
+from ncclscope.analysis.wording import call_text, ranks_text, site_text
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import integer
+from ncclscope.model import Call
+from ncclscope.ring import layout
+from ncclscope.ring.image import RingImage
+from ncclscope.ring.reader import RingFile
+from ncclscope.sources.ring import RingLog, communicators
+
+if TYPE_CHECKING:
+    from ncclscope.tracing.tracer import Comm
+
+__all__ = ["Parted", "Place", "hashes", "judge", "judge_newest", "rehearse"]
+
+NEAR = 256
+"""Records at the end of a ring among which a call is looked for at first."""
+
+
+class Place(NamedTuple):
+    """Where a rank records the calls on a communicator: its ring, and the number in it."""
+
+    path: Path
+    number: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Where the sequences of a communicator have parted, as one of its ranks sees it.
+
+    Attributes:
+        label: The communicator's name.
+        seq: First call that differs.
+        posted: What each rank posted there, and where one of those that posted it did.
+        text: All of it in a line or two.
+    """
+
+    label: str
+    seq: int
+    posted: dict[int, str]
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it in a form for JSON."""
+        posted = {str(rank): text for rank, text in self.posted.items()}
+        return {"comm": self.label, "seq": self.seq, "posted": posted}
+
+
+def judge(
+    own: Path, other: Path, key: str, seq: int, standing: Callable[[int], Mapping[int, int]]
+) -> Parted | None:
+    """Compares the calls of a rank that is about to post one with those of a peer.
+
+    To read two rings takes a few milliseconds, and each further one adds to them, while the
+    program waits: where the other peers stand is told by their words.
+
+    Args:
+        own: The ring of the rank that is about to post.
+        other: That of a peer.
+        key: The communicator's.
+        seq: The call.
+        standing: Says of a call which ranks are known to have posted it, and their running
+            hashes after it.
+
+    Returns:
+        None where the same calls were posted, be it in another order inside a group, or where
+        the records that could tell have been overwritten.
+    """
+    found = [_read(path, key) for path in (own, other)]
+    if found[0] is None or found[1] is None:
+        return None
+    (here, mine), (there, theirs) = found[0], found[1]
+    if here == there:
+        there = -2  # neither has said which it is
+    comm = mine.communicator
+    parting, _ = part_outside_groups(comm, {here: mine, there: theirs})
+    if parting is None or parting.seq > seq or not parting.exact or len(parting.groups) < 2:
+        return None
+    number = parting.seq
+    sides = [
+        (here, log.fingerprint(number), log.call(number))
+        for here, log in ((here, mine), (there, theirs))
+    ]
+    return _parted(comm.label or comm.key, number, sides, standing(number))
+
+
+def judge_newest(
+    own: Place,
+    other: Place,
+    comm: Comm,
+    seq: int,
+    standing: Callable[[int], Mapping[int, int]],
+) -> Parted | None:
+    """Does the same where all calls before this one are known to agree.
+
+    Then it is this call that differs, and its two records stand near the ends of their rings.
+
+    Args:
+        own: Where the rank records that is about to post.
+        other: Where the peer does.
+        comm: The communicator.
+        seq: The call.
+        standing: As for :func:`judge`.
+
+    Returns:
+        None where that cannot be told so easily: inside of a group, or far from the end.
+    """
+    sides = []
+    for place in (own, other):
+        found = _newest(place, seq)
+        if found is None or found[1].group:
+            return None
+        running, call = found
+        sides.append((place.rank, running, call))
+    if sides[0][1] == sides[1][1]:
+        return None
+    return _parted(comm.label or comm.key, seq, sides, standing(seq))
+
+
+def _parted(
+    name: str, seq: int, sides: Sequence[tuple[int, int, Call]], standing: Mapping[int, int]
+) -> Parted:
+    posted, texts = {}, []
+    for rank, running, call in sides:
+        here = {rank, *(other for other, hash in standing.items() if hash == running)}
+        here = {other for other in here if other >= 0} or here
+        said = call_text(call) + site_text(call)
+        posted.update(dict.fromkeys(here, said))
+        texts.append(f"{ranks_text(here)} posted {said}")
+    text = f"the sequences on {name} have parted at call {seq}: {'; '.join(texts)}"
+    return Parted(name, seq, dict(sorted(posted.items())), text)
+
+
+def _newest(place: Place, seq: int) -> tuple[int, Call] | None:
+    """Returns the running hash after a call, and the call, where it is among the last."""
+    try:
+        ring = RingImage(place.path)
+    except (DamagedFileError, OSError):
+        return None
+    with ring:
+        head = _head(ring)
+        records = ring.read_stable(max(head - NEAR, 0), head)
+        mine = records[
+            (records["comm"] == place.number) & (records["seq"] == seq) & (records["fixed"] == 0)
+        ]
+        if len(mine) != 1:
+            return None
+        ring.texts = ring.read_texts()
+        return int(mine[0]["hash"]), _call(ring, mine[0], seq)
+
+
+def _head(ring: RingImage) -> int:
+    """Finds the end of a ring by bisection: records stand in the order in which they were made."""
+    low, high = 0, ring.geometry.capacity
+    first = _begin(ring, 0)
+    if not first:
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _begin(ring, middle) == first + middle:
+            low = middle
+        else:
+            high = middle
+    return first + low
+
+
+def _begin(ring: RingImage, slot: int) -> int:
+    offset = ring.geometry.records + slot * layout.RECORD.size
+    return int.from_bytes(ring.read_bytes(offset, 8), "little")
+
+
+def _call(ring: RingImage, record: Any, seq: int) -> Call:
+    ndim, root = int(record["ndim"]), int(record["root"])
+    return Call(
+        op=ring.text(layout.KIND_OP, int(record["op"])) or "?",
+        comm="",
+        seq=seq,
+        position=int(record["begin"]) - 1,
+        dtype=ring.text(layout.KIND_DTYPE, int(record["dtype"]) % layout.NO_ROOM),
+        redop=ring.text(layout.KIND_REDOP, int(record["redop"]) % layout.NO_ROOM),
+        root=root if root >= 0 else None,
+        numel=int(record["numel"]) or None,
+        shape=tuple(record["shape"][:ndim].tolist()) if ndim <= 4 else None,
+        site=ring.text(layout.KIND_SITE, int(record["site"])),
+        group=int(record["group"]) or None,
+    )
+
+
+def _read(path: Path, key: str) -> tuple[int, RingLog] | None:
+    try:
+        ring = RingFile(path)
+        log = _log(ring, key)
+    except (DamagedFileError, OSError):
+        return None
+    rank = integer(ring.about.get("rank"))
+    return None if log is None else (-1 if rank is None else rank, log)
+
+
+def rehearse(own: Place, other: Place, comm: Comm) -> None:
+    """Does all that judging does, to no end but that it is quick when it matters."""
+    judge(own.path, other.path, comm.key, 1, lambda _: {})
+    judge_newest(own, other, comm, comm.channel.seq, lambda _: {})
+
+
+def hashes(path: Path, key: str, seq: int, count: int) -> dict[int, int]:
+    """Returns running hashes of calls ``seq`` to ``seq + count - 1``, as far as they are kept."""
+    try:
+        ring = RingFile(path)
+        log = _log(ring, key)
+        if log is None:
+            return {}
+        numbers = range(max(seq, log.first), min(seq + count, log.calls + 1))
+        return {number: log.fingerprint(number) for number in numbers}
+    except (DamagedFileError, OSError, IndexError):
+        return {}
+
+
+def _log(ring: RingFile, key: str) -> RingLog | None:
+    # What has been copied of a record that is being overwritten is left out when it is read:
+    # begin and end differ. To copy all of the ring first would take longer than the question.
+    for number, comm in communicators(ring).items():
+        if comm.key == key and number in ring.states:
+            return RingLog(ring, number, comm)
+    return None

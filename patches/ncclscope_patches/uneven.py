@@ -1,0 +1,127 @@
+"""All-gather and reduce-scatter with a number of rows of its own for each rank.
+
+For backends that have neither, such as gloo. They are made of one broadcast or reduction for
+each rank that has rows, as NCCL bindings make them, so every member has to pass the same sizes.
+Where calls are recorded, each is one record, with its sizes, and not the calls it is made of.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from ncclscope.tracing import scope
+from ncclscope_patches import process_groups
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY, Handle, record
+
+__all__ = ["UnevenProbe", "all_gatherv", "reduce_scatterv"]
+
+_CALLER = 2
+"""Frames from a ``before`` hook to the caller of the function that it guards."""
+
+
+def all_gatherv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[int]) -> Any:
+    """Returns the rows of all members, in the group's order.
+
+    Args:
+        group: The torch process group.
+        ranks: Global ranks of its members, in the group's order.
+        tensor: Own rows, ``[sizes[own], ...]``.
+        sizes: Rows of each member, the same on all of them.
+
+    Raises:
+        ValueError: The rows are not as many as ``sizes`` says, or it has not one size a member.
+    """
+    import torch.distributed as dist
+
+    own = dist.get_rank(group)
+    _require(len(sizes) == len(ranks), f"{len(sizes)} sizes for {len(ranks)} ranks")
+    _require(tensor.shape[0] == sizes[own], f"{tensor.shape[0]} rows, not {sizes[own]}")
+    output = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
+    for root, part in enumerate(_parts(output, sizes)):
+        if root == own:
+            part.copy_(tensor)
+        if sizes[root]:
+            dist.broadcast(part, ranks[root], group=group)
+    return output
+
+
+def reduce_scatterv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[int]) -> Any:
+    """Returns the sum over all members of the rows that are this member's.
+
+    Args:
+        group: The torch process group.
+        ranks: Global ranks of its members, in the group's order.
+        tensor: Rows for all members, ``[sum(sizes), ...]``; left as it is.
+        sizes: Rows of each member, the same on all of them.
+
+    Raises:
+        ValueError: The rows are not as many as ``sizes`` says, or it has not one size a member.
+    """
+    import torch.distributed as dist
+
+    own = dist.get_rank(group)
+    _require(len(sizes) == len(ranks), f"{len(sizes)} sizes for {len(ranks)} ranks")
+    _require(tensor.shape[0] == sum(sizes), f"{tensor.shape[0]} rows, not {sum(sizes)}")
+    # gloo leaves partial sums in the input of those that are not the root.
+    parts = _parts(tensor.clone(), sizes)
+    for root, part in enumerate(parts):
+        if sizes[root]:
+            dist.reduce(part, ranks[root], group=group)
+    return parts[own]
+
+
+def _parts(tensor: Any, sizes: Sequence[int]) -> list[Any]:
+    ends = list(accumulate(sizes))
+    return [tensor[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+class UnevenProbe(Patch):
+    """Records the two as the one call that each of them is."""
+
+    name = "uneven"
+    target = "ncclscope_patches.uneven"
+    supports = "this version"
+
+    def install(self, module: Any) -> None:
+        for name, redop in (("all_gatherv", None), ("reduce_scatterv", "sum")):
+            folded = self.guard_scope(getattr(module, name), _fold, _unfold)
+            before = _recording(name, redop)
+            self.put(module, name, self.guard(folded, before, _returned))
+
+
+def _recording(op: str, redop: str | None) -> Any:
+
+    def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Handle, int] | None:
+        group, _, tensor, sizes = args
+        handle = process_groups.handles.of(group)
+        if handle is NOBODY:
+            return None
+        call = (op, tensor.shape, tensor.dtype, redop, None, None, None, tuple(sizes))
+        return handle, record(handle, call, sys._getframe(_CALLER))
+
+    return before
+
+
+def _returned(token: tuple[Handle, int], _result: Any) -> None:
+    handle, position = token
+    if handle.waits:
+        handle.complete(position)
+
+
+def _fold(_args: Any, _kwargs: Any) -> Any:
+    fold = scope.folded()
+    fold.__enter__()
+    return fold
+
+
+def _unfold(fold: Any) -> None:
+    fold.__exit__(None, None, None)

@@ -1,0 +1,168 @@
+"""What a look at eight ranks costs, and how long it takes until a divergence is reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclscope import diagnose, open_run
+from ncclscope.lab.launcher import Laboratory
+from ncclscope.lab.plan import Program
+from ncclscope.live.watch import Watcher
+from ncclscope.model import Finding, Run
+from ncclscope.tracing.tracer import Tracer
+
+__all__ = ["FAULTS", "RANKS", "Latency", "latencies", "looks"]
+
+RANKS = 8
+FAULTS = ("wrong_op", "wrong_size", "skipped_call", "extra_call", "divergent_dispatch")
+_PATIENCE = 30.0
+"""Seconds after which a divergence that nobody has reported counts as not found."""
+
+
+def looks(directory: Path, *, calls: int, rounds: int) -> list[float]:
+    """Measures looks at ranks that make so many calls between two of them.
+
+    Returns:
+        Seconds of processor time of each look.
+    """
+    tracers = [
+        Tracer(directory, rank=rank, world_size=RANKS, heartbeat=False) for rank in range(RANKS)
+    ]
+    posts = []
+    for rank, tracer in enumerate(tracers):
+        for label, members in (("tp:0", range(RANKS)), ("dp:0", (rank - rank % 2, rank | 1))):
+            comm = tracer.communicator(f"{label} {members}", label, members)
+            template = tracer.template(comm, "all_reduce", shape=(15, 2), dtype="int8", site="x")
+            posts.append((tracer, comm.channel, template))
+    watcher = Watcher(directory)
+    taken = []
+    for number in range(rounds):
+        for tracer, channel, template in posts:
+            for _ in range(calls // 2):
+                tracer.complete(tracer.post(channel, template.fixed, template.signature))
+        start = time.process_time()
+        look = watcher.look()
+        if number:  # the first reads all there is
+            taken.append(time.process_time() - start)
+        if look.status != "ok":
+            raise SystemExit(f"a job in order is {look.status}")
+    return taken
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long it took until a divergence was reported, in seconds.
+
+    Attributes:
+        fault: What was planted.
+        watch: From the diverging post to the line of ``ncclscope watch``.
+        guard: To the warning of the first guard that saw it; None where none did.
+        known: To the post of the first peer at the same place, before which nobody can know.
+    """
+
+    fault: str
+    watch: float
+    guard: float | None
+    known: float
+
+
+def latencies(directory: Path, *, runs: int) -> Iterator[Latency]:
+    """Plants divergences in the laboratory, one a run, and times who reports them."""
+    for number in range(runs):
+        fault = FAULTS[number % len(FAULTS)]
+        rings = directory / f"latency-{number}"
+        rings.mkdir()
+        program = Program(tp=2, dp=2, fault=fault, seed=number)
+        with (
+            _watch(rings) as watch,
+            _environment({"NCCLSCOPE_GUARD": "warn"}),
+            Laboratory(program, rings) as laboratory,
+        ):
+            _wait(laboratory, watch)
+            reported_ns = _reported_ns(watch)
+            laboratory.kill()
+        yield _latency(fault, open_run(rings), reported_ns)
+
+
+def _latency(fault: str, run: Run, reported_ns: int) -> Latency:
+    cause = diagnose(run).cause
+    if cause is None or cause.comm is None or cause.seq is None:
+        raise SystemExit(f"{fault} was reported and is not to be found")
+    odd_ns, peers_ns = _posts(run, cause)
+    warned = [
+        int(rank.details["guard"]["time_ns"]) for rank in run.ranks if rank.details.get("guard")
+    ]
+    return Latency(
+        fault=fault,
+        watch=(reported_ns - odd_ns) / 1e9,
+        guard=(min(warned) - odd_ns) / 1e9 if warned else None,
+        known=max(0.0, (peers_ns - odd_ns) / 1e9),
+    )
+
+
+def _posts(run: Run, cause: Finding) -> tuple[int, int]:
+    """Returns when the diverging rank and when its first peer posted the call in question."""
+    assert cause.comm is not None
+    assert cause.seq is not None
+    posted = {}
+    for rank in run.members(cause.comm.key):
+        log = rank.logs[cause.comm.key]
+        if log.first <= cause.seq <= log.calls:
+            posted[rank.rank] = log.call(cause.seq).time_ns or 0
+    odd = set(cause.diverging_ranks or cause.candidate_ranks[-1:])
+    return (
+        min(when for rank, when in posted.items() if rank in odd),
+        min(when for rank, when in posted.items() if rank not in odd),
+    )
+
+
+@contextmanager
+def _watch(rings: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "ncclscope", "watch", str(rings)]
+    watch = subprocess.Popen(
+        [*command, "--json", "--until-divergence"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield watch
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+def _wait(laboratory: Laboratory, watch: subprocess.Popen[str]) -> None:
+    for progress in laboratory.watch(stall_after=_PATIENCE):
+        if watch.poll() is not None:
+            return
+        if progress.elapsed > 4 * _PATIENCE:
+            break
+    raise SystemExit(f"{laboratory.program.fault} was not reported: {laboratory.outcome}")
+
+
+def _reported_ns(watch: subprocess.Popen[str]) -> int:
+    assert watch.stdout is not None
+    *_, last = [json.loads(line) for line in watch.stdout]
+    if last["status"] != "diverged":
+        raise SystemExit(f"reported was {last['status']}")
+    return int(last["time_ns"])
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,97 @@
+"""Captures as tests want them: stacks in a few words, or as they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.capture import Capture, Frame, ProcessSample, Source, Stacks, Thread, Worker
+from ncclscope.live.stacks import parse_dump
+from ncclscope.sources import assemble
+from ncclscope.sources.bundle import with_capture
+
+DATA = Path(__file__).parent / "data" / "attach"
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+def stack(*frames: str) -> tuple[Frame, ...]:
+    """Reads ``file.py:12 function`` for each frame, the outermost first."""
+    found = []
+    for text in frames:
+        place, _, function = text.partition(" ")
+        file, _, line = place.rpartition(":")
+        found.append(Frame(function, file, int(line)))
+    return tuple(found)
+
+
+def in_collective(op: str, line: int, function: str = "step") -> tuple[Frame, ...]:
+    """A stack of a program that waits in a collective of torch."""
+    return stack("train.py:1 <module>", f"train.py:{line} {function}", f"{C10D}:3000 {op}")
+
+
+def elsewhere(line: int, function: str = "load") -> tuple[Frame, ...]:
+    """A stack of a program that waits for none."""
+    return stack("train.py:1 <module>", f"train.py:{line} {function}")
+
+
+def worker(
+    rank: int,
+    *looks: Sequence[Frame],
+    state: str = "S",
+    cpu: float = 0.0,
+    switches: int = 0,
+    **fields: Any,
+) -> Worker:
+    """A rank whose main thread was seen at these places; at one only, it was there all the time."""
+    seen = [*looks, looks[-1]] if len(looks) == 1 else list(looks)
+    return Worker(
+        pid=1000 + rank,
+        rank=rank,
+        rank_source="RANK",
+        samples=(
+            ProcessSample(state, 10.0, 10.0, 100),
+            ProcessSample(state, 10.0 + cpu, 10.0 + cpu, 100 + switches),
+        ),
+        stacks=tuple(Stacks((Thread("MainThread", 1000 + rank, tuple(one)),)) for one in seen),
+        **fields,
+    )
+
+
+def capture(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Capture:
+    """What was seen of some workers."""
+    sources = fields.pop("sources", (Source("stacks", True, "read"), Source("proc", True, "read")))
+    return Capture("host", 1, gap, tuple(workers), sources=sources, **fields)
+
+
+def verdict_of(seen: Capture) -> Verdict:
+    """The verdict on an untraced job."""
+    return diagnose(with_capture(assemble([]), seen))
+
+
+def judged(*workers: Worker, gap: float = 2.0, **fields: Any) -> Verdict:
+    """The verdict on these workers."""
+    return verdict_of(capture(workers, gap, **fields))
+
+
+def recorded_moe(counters: bool = True) -> list[Worker]:
+    """Four ranks of the recorded toy; without counters where it is wanted."""
+    workers = []
+    for rank in range(4):
+        looks = []
+        for name in ("first", "second"):
+            dump = parse_dump((DATA / "moe" / f"{name}-{rank}.json").read_bytes())
+            (main,) = (t for t in dump.threads if t.name == "MainThread")
+            looks.append([_without_counters(f) if not counters else f for f in main.frames])
+        workers.append(worker(rank, *looks))
+    return workers
+
+
+def _without_counters(frame: Frame) -> Frame:
+    return Frame(frame.function, frame.file, frame.line)
+
+
+def kinds(document: Mapping[str, Any]) -> list[str]:
+    """Kinds of all findings."""
+    return [finding["kind"] for finding in document["findings"]]

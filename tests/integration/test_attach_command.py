@@ -1,0 +1,223 @@
+"""`ncclscope attach` on real processes that were never traced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.attach_programs import Job, job
+from tests.programs import ROOT
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(240)
+
+
+def ncclscope(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(str(ROOT / part) for part in ("", "analyzers", "patches"))
+    return subprocess.run(
+        [sys.executable, "-m", "ncclscope", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, "NCCL_RAS_ADDR": "127.0.0.1:1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def attach(running: Job, *arguments: object) -> dict[str, Any]:
+    done = ncclscope("attach", "--json", "--gap", "1", *arguments, *running.pids)
+    assert done.returncode in (0, 1), done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if document["status"] in ("diverged", "hung") else 0)
+    return document
+
+
+def wait_for_mismatch(running: Job, odd: tuple[int, ...]) -> None:
+    running.wait_until(
+        lambda rank, names: (
+            names[:1] == ["all_gather" if rank in odd else "all_reduce"] and "main" in names
+        )
+    )
+
+
+def test_a_rank_in_another_collective_is_named_from_stacks_alone(tmp_path: Path) -> None:
+    with job("other", tmp_path) as running:
+        wait_for_mismatch(running, (2,))
+        document = attach(running)
+
+    verdict = document["verdict"]
+    assert document["status"] == "diverged"
+    assert verdict["kind"] == "op_mismatch"
+    assert verdict["diverging_ranks"] == [2]
+    assert verdict["confidence"] == "likely"
+    assert verdict["odd"]["op"] == "all_gather"
+    assert verdict["odd"]["site"].endswith("gather_step")
+    assert verdict["peers"]["op"] == "all_reduce"
+    assert verdict["comm"] is None
+    assert document["ranks"] == {"expected": 4, "read": 4, "missing": []}
+    witnesses = {witness["name"]: witness for witness in document["witnesses"]}
+    assert witnesses["stacks"]["ranks"] == [2]
+    assert witnesses["stacks"]["agrees"] is True
+    assert not witnesses["rings"]["available"]
+    assert "ncclscope run" in witnesses["rings"]["enable"]
+    (root,) = document["stacks"]["tree"]
+    assert root["ranks"] == root["still"] == [0, 1, 2, 3]
+
+
+def test_a_bundle_is_diagnosed_elsewhere(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    with job("other", tmp_path) as running:
+        wait_for_mismatch(running, (2,))
+        first = attach(running, "-o", bundle)
+    (bundle / "verdict.json").write_text("{}")  # it is drawn again, not copied
+
+    done = ncclscope("diagnose", bundle, "--json")
+    screen = ncclscope("diagnose", bundle)
+
+    assert done.returncode == screen.returncode == 1
+    again = json.loads(done.stdout)
+    assert again["verdict"] == first["verdict"]
+    assert again["witnesses"] == first["witnesses"]
+    assert "DIVERGED · op mismatch · rank 2" in screen.stdout
+    assert oct(bundle.stat().st_mode)[-3:] == "700"
+
+
+def test_a_redacted_bundle_gives_the_same_verdict(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    with job("other", tmp_path, TORCH_NCCL_SECRET_PLACE="/home/alice") as running:
+        wait_for_mismatch(running, (2,))
+        first = attach(running, "--redact", "-o", bundle)
+
+    text = "".join(path.read_text() for path in bundle.iterdir() if path.is_file())
+    for secret in (str(tmp_path), "/home/alice", "site-packages", sys.executable, "WORLD_SIZE"):
+        assert secret not in text, secret
+    again = json.loads(ncclscope("diagnose", bundle, "--json").stdout)
+    assert again["verdict"]["diverging_ranks"] == first["verdict"]["diverging_ranks"] == [2]
+
+
+def test_two_against_two_are_candidates(tmp_path: Path) -> None:
+    with job("halves", tmp_path) as running:
+        wait_for_mismatch(running, (2, 3))
+        verdict = attach(running)["verdict"]
+
+    assert verdict["diverging_ranks"] == []
+    assert verdict["candidate_ranks"] == [0, 1, 2, 3]
+    assert verdict["confidence"] == "ambiguous"
+
+
+def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
+    with job("asleep", tmp_path) as running:
+        running.wait_until(
+            lambda rank, names: names[:1] == ["load_batch" if rank == 1 else "all_reduce"]
+        )
+        verdict = attach(running)["verdict"]
+
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [1])
+
+
+def test_a_healthy_loop_is_ok_and_a_stopped_rank_of_it_is_named(tmp_path: Path) -> None:
+    with job("healthy", tmp_path) as running:
+        running.wait_until(
+            lambda rank, names: "main" in names and "init_process_group" not in names
+        )
+        healthy = attach(running)
+        assert (healthy["status"], healthy["findings"]) == ("ok", [])
+
+        os.kill(running.pids[2], signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while True:  # until the others have come to where they wait for it
+            document = attach(running)
+            if document["verdict"] or time.monotonic() > deadline:
+                break
+
+    verdict = document["verdict"]
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [2])
+    assert verdict["confidence"] == "likely"
+    assert "stopped" in verdict["summary"]
+
+
+def test_eight_processes_take_less_than_five_seconds(tmp_path: Path) -> None:
+    with job("healthy", tmp_path, size=8) as running:
+        running.wait_until(lambda rank, names: "main" in names)
+        began = time.monotonic()
+        done = ncclscope("attach", "--gap", "0.5", *running.pids)
+        took = time.monotonic() - began
+
+    assert done.returncode == 0, done.stderr
+    assert took < 5.5
+
+
+def test_a_traced_job_is_judged_by_its_rings(tmp_path: Path, rings: Path) -> None:
+    bundle = tmp_path / "bundle"
+    environment = {
+        "NCCLSCOPE_DIR": str(rings),
+        "PYTHONPATH": os.pathsep.join(
+            str(ROOT / part) for part in ("ncclscope/tracing/bootstrap", "", "analyzers", "patches")
+        ),
+    }
+    with job("other", tmp_path, **environment) as running:
+        running.wait_until(
+            lambda rank, names: ("all_gather" if rank == 2 else "all_reduce") in names[:6]
+        )
+        document = attach(running, "-o", bundle, "--redact")
+
+    verdict = document["verdict"]
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("op_mismatch", [2])
+    assert verdict["confidence"] == "certain"
+    assert verdict["seq"] == 6
+    witnesses = {witness["name"]: witness for witness in document["witnesses"]}
+    assert witnesses["rings"]["available"]
+    assert witnesses["rings"]["agrees"] is True
+    assert len(list((bundle / "rings").iterdir())) == 4
+    assert str(rings) not in (bundle / "verdict.txt").read_text()
+    assert str(rings) not in (bundle / "verdict.json").read_text()
+    assert not any(b"job.py" in p.read_bytes()[:20_000] for p in (bundle / "rings").iterdir())
+    again = json.loads(ncclscope("diagnose", bundle, "--json").stdout)
+    assert again["verdict"]["diverging_ranks"] == [2]
+    assert again["verdict"]["confidence"] == "certain"
+
+
+# --- what goes wrong --------------------------------------------------------------------------
+
+
+def test_a_pid_that_is_none() -> None:
+    done = ncclscope("attach", 2**22 + 1)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == (
+        f"ncclscope: there is no process {2**22 + 1}; give the pids of running workers"
+    )
+
+
+def test_a_process_without_python_is_no_worker() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        done = ncclscope("attach", "--gap", "0", process.pid)
+        process.kill()
+
+    assert done.returncode == 2
+    assert "nothing could be read of 1 worker" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = ncclscope("attach", "-o", tmp_path, os.getpid())
+
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--gap", "-1"), ("--gap", "nan"), ("--redact",)])
+def test_usage(arguments: tuple[str, ...]) -> None:
+    done = ncclscope("attach", *arguments, os.getpid())
+
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,251 @@
+"""`ncclscope watch`: as a program, beside real processes, and on a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope.lab.launcher import Laboratory
+from ncclscope.lab.plan import Program
+from tests.programs import ROOT
+from tests.rings import tracer_in
+
+pytestmark = pytest.mark.timeout(180)
+
+NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
+
+
+@contextmanager
+def watching(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    watch = subprocess.Popen(
+        [*NCCLSCOPE, "watch", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        yield watch
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+def run_watch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*NCCLSCOPE, "watch", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+
+
+def pair(directory: Path, *, parted: bool) -> None:
+    """Two ranks that live as long as this test."""
+    for rank in (0, 1):
+        tracer = tracer_in(directory, rank=rank, world_size=2)
+        comm = tracer.communicator("k", "tp:0", [0, 1], "gloo")
+        for number in range(3):
+            shape = (number + (rank if parted and number == 1 else 0), 4)
+            position = tracer.record(comm, "all_reduce", shape=shape, dtype="int8", site="f.py:1 f")
+            tracer.complete(position)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("wrong_op", "diverged"), ("sleeping_rank", "hung")])
+def test_a_fault_is_reported_while_the_ranks_live(rings: Path, fault: str, status: str) -> None:
+    program = Program(tp=4, dp=1, fault=fault, seed=1)
+    with (
+        watching(rings, "--until-divergence", "--json", "--stall", 2) as watch,
+        Laboratory(program, rings) as laboratory,
+    ):
+        for _ in laboratory.watch(stall_after=60):
+            if watch.poll() is not None:
+                break
+        said, complained = watch.communicate(timeout=20)
+        assert laboratory.outcome == "running"
+        assert not laboratory.statuses
+
+    assert (watch.returncode, complained) == (1, "")
+    documents: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    assert {document["status"] for document in documents[:-1]} <= {"ok", "incomplete"}
+    last = documents[-1]
+    planted = program.planted()
+    assert last["status"] == status
+    assert last["verdict"]["kind"] == planted["kind"]
+    assert last["verdict"]["diverging_ranks"] == planted["diverging_ranks"]
+    assert {row["pid"] for row in last["table"]} == set(laboratory.pids)
+
+
+def test_once_is_one_verdict(rings: Path) -> None:
+    pair(rings, parted=True)
+
+    done = run_watch(rings, "--once", "--json", "--textfile", rings / "job.prom")
+
+    assert (done.returncode, done.stderr) == (1, "")
+    document = json.loads(done.stdout)
+    assert {"schema", "status", "ranks", "verdict", "findings", "table"} <= document.keys()
+    assert document["verdict"]["kind"] == "size_mismatch"
+    assert 'ncclscope_status{status="diverged"' in (rings / "job.prom").read_text()
+    text = run_watch(rings, "--once")
+    assert (text.returncode, text.stderr) == (1, "")
+    assert "DIVERGED" in text.stdout
+
+
+def test_once_on_ranks_that_agree(rings: Path) -> None:
+    pair(rings, parted=False)
+
+    done = run_watch(rings, "--once", "--json")
+
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "ok")
+
+
+GONE = """
+import os, sys
+from pathlib import Path
+from tests.integration.test_watch_command import pair
+pair(Path(sys.argv[1]), parted=True)
+os._exit(0)
+"""
+
+
+def test_once_on_what_a_dead_job_left(rings: Path) -> None:
+    subprocess.run([sys.executable, "-c", GONE, str(rings)], cwd=ROOT, check=True)
+
+    done = run_watch(rings, "--once", "--json")
+
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (1, "diverged")
+
+
+def test_what_a_dead_job_left_ends_no_watch(rings: Path) -> None:
+    subprocess.run([sys.executable, "-c", GONE, str(rings)], cwd=ROOT, check=True)
+    with watching(rings, "--until-divergence", "--json") as watch:
+        pair(rings, parted=False)
+        assert watch.stdout is not None
+        first = json.loads(watch.stdout.readline())
+        assert (first["status"], watch.poll()) == ("ok", None)
+        watch.terminate()
+        assert watch.wait(20) == 128 + signal.SIGTERM
+
+
+def test_in_a_log_it_is_a_line(rings: Path) -> None:
+    pair(rings, parted=True)
+
+    done = run_watch(rings, "--until-divergence")
+
+    assert (done.returncode, done.stderr) == (1, "")
+    (line,) = done.stdout.splitlines()
+    assert re.match(r"\d\d:\d\d:\d\d diverged: .* call 2 ", line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no directory to watch; name one, or set NCCLSCOPE_DIR"),
+        (["/dev/null"], "/dev/null is no directory"),
+        (["/nowhere/at/all", "--once"], "/nowhere/at/all is no directory"),
+        (["{}", "--once"], "no ring found"),
+        (["{}", "--stall", "-1"], "--stall must be from 0"),
+        (["{}", "--stall", "nan"], "--stall must be from 0"),
+        (["{}", "--interval", "0"], "--interval must be from 0.001"),
+        (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is no directory"),
+        (["{}", "--bundle", "/dev/null/x"], "bundles cannot go to /dev/null/x"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = run_watch(*(argument.format(tmp_path) for argument in arguments))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+LIVING = GONE.replace("os._exit(0)", "print('ready', flush=True); sys.stdin.read()")
+
+
+def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None:
+    told, bundles, metrics = tmp_path / "told", tmp_path / "bundles", tmp_path / "job.prom"
+    command = [sys.executable, "-c", LIVING, str(rings)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        done = run_watch(
+            *(rings, "--until-divergence", "--json", "--bundle", bundles, "--kill"),
+            *("--on-hang", f"echo loud; echo $NCCLSCOPE_BUNDLE $NCCLSCOPE_KIND > {told}"),
+            *("--textfile", metrics),
+        )
+        assert job.wait(10) == -signal.SIGKILL
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout.splitlines()[-1])["status"] == "diverged"
+    (bundle,) = bundles.iterdir()
+    assert told.read_text() == f"{bundle} size_mismatch\n"
+    # What the command prints is talk, and never among the results.
+    said = ["loud", f"ncclscope: bundle: {bundle}", f"ncclscope: killed: {job.pid}"]
+    assert done.stderr.splitlines() == said
+    assert len(list(bundle.glob("rings/*.ring"))) == 2
+    (worker,) = json.loads((bundle / "attach.json").read_text())["workers"]
+    assert worker["pid"] == job.pid, "it was looked at before it was killed"
+    assert 'ncclscope_verdict{kind="size_mismatch"' in metrics.read_text()
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_table_on_a_terminal(rings: Path, columns: int) -> None:
+    pair(rings, parted=True)
+
+    screen = last_screen(columns, rings)
+
+    lines = screen.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "DIVERGED 2 of 2 ranks" in screen
+    assert "size mismatch" in screen
+    assert re.search(r"^ +0 +\d+ .*3 +all_reduce \[2,4\]", screen, re.M)
+    assert f"ncclscope diagnose {rings}" in screen
+
+
+def last_screen(columns: int, rings: Path) -> str:
+    """Runs a watch on a terminal, ends it with Ctrl-C, returns what is left on the screen."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.environ.update(TERM="xterm-256color", PYTHONPATH=str(ROOT))
+        os.environ.pop("COLUMNS", None)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        os.execv(sys.executable, [*NCCLSCOPE, "watch", str(rings)])
+    received = b""
+    deadline = time.monotonic() + 60
+    interrupted = False
+    try:
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select([terminal], [], [], 0.2)
+            if ready:
+                try:
+                    received += os.read(terminal, 65536)
+                except OSError:  # the other side is gone
+                    break
+            elif not interrupted and b"diagnose" in received:
+                os.write(terminal, b"\x03")
+                interrupted = True
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    text = received.decode()
+    assert text.rstrip().endswith("interrupted")
+    assert "\x1b[?25h" in text  # the cursor is back
+    frame = re.split(r"(?:\x1b\[1A\x1b\[2K)+", text)[-1]
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", frame)

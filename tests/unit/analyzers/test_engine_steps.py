@@ -1,0 +1,93 @@
+"""Which step of the engine each rank is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ncclscope import open_run
+from ncclscope.tracing.tracer import Tracer
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def _steps(cluster: Cluster) -> tuple[str, ...]:
+    cause = cluster.verdict().cause
+    assert cause is not None
+    return tuple(fact for fact in cause.evidence if "step" in fact or "engine" in fact)
+
+
+def test_ranks_of_one_step_are_told_together(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for number in (811, 812):
+        for rank in cluster.everybody:
+            cluster.tracers[rank].step(number, tokens=0 if rank > 1 else 16, dummy=rank > 1)
+        cluster.post(cluster.everybody, "ep:0", done=number == 811)
+    cluster.post([0, 1, 3], "ep:0", done=False)
+    cluster.tracers[1].step(813, tokens=1)
+    cluster.post([2], "ep:0", "all_gather", done=False)
+
+    assert _steps(cluster) == (
+        "rank 0 in step 812 (16 tokens); rank 1 in step 813 (1 token); "
+        "ranks 2 3 in step 812 (dummy)",
+    )
+
+
+def test_many_steps_are_not_told_one_by_one(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(9)
+    for rank in cluster.everybody:
+        cluster.tracers[rank].step(rank + 1, tokens=4)
+    cluster.post(range(8), "ep:0", done=False)
+    cluster.post([8], "ep:0", "all_gather", done=False)
+
+    assert _steps(cluster) == ("rank 8 in step 9 (4 tokens)",)
+
+
+def test_nothing_is_said_of_steps_that_were_not_recorded(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    cluster.post([0, 1], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False)
+
+    assert _steps(cluster) == ()
+
+
+def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    for rank in cluster.everybody:
+        cluster.tracers[rank].step(7, tokens=3)
+    cluster.post([0, 1], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False)
+    for number in (0, 1):
+        engine = Tracer(
+            cluster.directory,
+            labels={"engine": str(number)},
+            heartbeat=False,
+            details={"host": "node-0", "pid": 2000 + number, "boot_id": "", "role": "engine"},
+        )
+        comm = engine.communicator("E", "engines", (), "gloo")
+        for _ in range(2 if number else 1):
+            position = engine.record(comm, "all_reduce", shape=(2,), dtype="int32", redop="sum")
+            if number == 0:
+                engine.complete(position)
+    assert len(open_run(cluster.directory).others) == 2
+
+    assert _steps(cluster) == (
+        "ranks 0-2 in step 7 (3 tokens)",
+        "engine 1 (pid 2001) waits in call 2 on engines, all_reduce sum [2] int32",
+    )
+
+
+def test_the_last_step_is_found_behind_many_calls(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    for rank in cluster.everybody:
+        for number in range(1, 4):
+            cluster.tracers[rank].step(number, tokens=1)
+        for _ in range(3000):
+            cluster.post([rank], "tp:0")
+    cluster.post([0, 1], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False)
+
+    steps = open_run(cluster.directory).ranks[0].steps
+    assert [step.number for step in reversed(steps)] == [3, 2, 1]
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert _steps(cluster) == ("ranks 0-2 in step 3 (1 token)",)

@@ -1,0 +1,273 @@
+"""Calls left out or put in among equal ones, which only their surroundings tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.tracing import scope
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+Program = list[tuple[str, str]]  # communicator and call site
+
+
+def _post(cluster: Cluster, rank: int, label: str, site: str) -> None:
+    cluster.post([rank], label, site=site, done=False, backend="nccl")
+
+
+def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], int | None, str]:
+    cause = verdict.cause
+    assert cause is not None
+    return cause.kind, cause.diverging_ranks, cause.seq, cause.confidence
+
+
+def test_a_skip_is_found_by_the_lines_that_calls_come_from(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for number in range(17):
+            if (rank, number) != (2, 5):
+                _post(cluster, rank, "tp:0", f"model.py:{number} forward")
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict) == ("missing_call", (2,), 6, "likely")
+    assert verdict.cause is not None
+    assert verdict.cause.inferred, "that a call is missing is a conclusion"
+    assert verdict.cause.aligned[3][1] is None, "the missing call is shown as a gap"
+
+
+def test_an_extra_call_is_found_by_them(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for number in range(17):
+            if (rank, number) == (2, 5):
+                _post(cluster, rank, "tp:0", "model.py:99 retry")
+            _post(cluster, rank, "tp:0", f"model.py:{number} forward")
+
+    assert _named(cluster.verdict()) == ("extra_call", (2,), 6, "likely")
+
+
+def test_the_end_alone_says_that_a_rank_never_joined(cluster_of: ClusterOf) -> None:
+    """Near miss: the lines agree call by call, and the rank is short of the last one."""
+    cluster = cluster_of(4)
+    for number in range(17):
+        cluster.post(cluster.everybody, "tp:0", site=f"model.py:{number} forward")
+    cluster.post([0, 1, 3], "tp:0", site="model.py:17 forward", done=False)
+
+    assert _named(cluster.verdict()) == ("not_joined", (2,), 18, "certain")
+    assert cluster.verdict(quiet=0.1).status == "ok"
+
+
+def test_ranks_with_lines_of_their_own_have_skipped_nothing(cluster_of: ClusterOf) -> None:
+    """Near miss: the root comes from another line than the others, and one is behind."""
+    cluster = cluster_of(4)
+    for number in range(7):
+        late = number == 6
+        cluster.post([0], "tp:0", "broadcast", root=0, site="model.py:1 send", done=not late)
+        cluster.post(
+            [1, 3] if late else [1, 2, 3],
+            "tp:0",
+            "broadcast",
+            root=0,
+            site="model.py:2 receive",
+            done=not late,
+        )
+
+    assert _named(cluster.verdict()) == ("not_joined", (2,), 7, "certain")
+
+
+def test_a_skip_is_found_by_the_rhythm_of_other_communicators(cluster_of: ClusterOf) -> None:
+    """All come from one line; three calls stand between two of the world's, and once two."""
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for step in range(8):
+            for call in range(3):
+                if (rank, step, call) != (1, 4, 1):
+                    _post(cluster, rank, "tp:0", "model.py:10 layer")
+            _post(cluster, rank, "world", "model.py:20 step")
+
+    assert _named(cluster.verdict()) == ("missing_call", (1,), 15, "likely")
+
+
+def test_a_skip_is_found_by_the_steps_of_the_engine(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for step in range(8):
+            cluster.tracers[rank].step(step, tokens=4)
+            for call in range(3):
+                if (rank, step, call) != (1, 4, 1):
+                    _post(cluster, rank, "tp:0", "model.py:10 layer")
+
+    assert _named(cluster.verdict()) == ("missing_call", (1,), 15, "likely")
+
+
+def test_calls_that_nothing_tells_apart_are_not_accused(cluster_of: ClusterOf) -> None:
+    """Near miss: one call short in a row of equal ones from one line."""
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for number in range(17):
+            if (rank, number) != (1, 5):
+                _post(cluster, rank, "tp:0", "model.py:10 layer")
+
+    assert _named(cluster.verdict()) == ("not_joined", (1,), 17, "certain")
+
+
+def test_a_skip_is_traced_back_from_where_it_was_noticed(cluster_of: ClusterOf) -> None:
+    """Six equal calls and another one: the numbers part at the latter, the lines before."""
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        for step in range(5):
+            for call in range(6):
+                if (rank, step, call) != (3, 3, 2):
+                    _post(cluster, rank, "tp:0", f"model.py:{call} layer")
+            cluster.post([rank], "tp:0", "all_gather", done=False, backend="nccl")
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict) == ("missing_call", (3,), 24, "certain")
+    assert verdict.cause is not None
+    assert any("#27" in fact for fact in verdict.cause.evidence), "where it was noticed"
+
+
+def test_where_a_pair_has_a_rhythm_the_one_that_broke_it_is_odd(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    for rank in cluster.everybody:
+        for step in range(6):
+            for call in range(3):
+                if (rank, step, call) != (1, 4, 1):
+                    _post(cluster, rank, "tp:0", f"model.py:{call} layer")
+
+    assert _named(cluster.verdict()) == ("missing_call", (1,), 14, "likely")
+
+
+def test_a_pair_without_a_rhythm_has_no_odd_rank(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    for rank in cluster.everybody:
+        for number in range(17):
+            if (rank, number) != (1, 5):
+                _post(cluster, rank, "tp:0", f"model.py:{number} forward")
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict) == ("missing_call", (), 6, "ambiguous")
+    assert verdict.cause is not None
+    assert verdict.cause.candidate_ranks == (0, 1)
+
+
+def test_in_a_pair_the_one_that_is_odd_elsewhere_is_odd(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        tp = (0, 1) if rank < 2 else (2, 3)
+        for number in range(17):
+            skipped = rank == 3 and number == 5
+            if not skipped:
+                cluster.post(
+                    [rank],
+                    "tp:0",
+                    members=tp,
+                    site=f"model.py:{number} forward",
+                    done=False,
+                    backend="nccl",
+                )
+                _post(cluster, rank, "ep:0", f"model.py:{100 + number} experts")
+
+    verdict = cluster.verdict()
+
+    causes = {
+        (finding.comm.label, finding.diverging_ranks)
+        for finding in verdict.findings
+        if finding.role == "cause" and finding.comm is not None
+    }
+    assert causes == {("ep:0", (3,)), ("tp:0", (3,))}
+
+
+def test_a_skip_before_what_is_kept_is_said_to_be_older(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4, capacity=1024)
+    for rank in cluster.everybody:
+        for number in range(3000):
+            if (rank, number) != (2, 5):
+                _post(cluster, rank, "tp:0", f"model.py:{number % 50} forward")
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict)[:2] == ("missing_call", (2,))
+    assert _named(verdict)[3] == "likely"
+    assert verdict.cause is not None
+    assert any("or before" in fact for fact in verdict.cause.evidence)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Callable[[int], Cluster]]:
+    with TemporaryDirectory() as directory:
+        made = iter(range(1 << 30))
+        yield lambda size: Cluster(Path(directory) / str(next(made)), size, capacity=1024)
+
+
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from(["tp:0", "world"]), st.sampled_from("abc")), min_size=8, max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=PROGRAMS, lags=st.lists(st.integers(0, 6), min_size=4, max_size=4))
+def test_ranks_of_one_program_differ_nowhere_however_far_they_are(
+    fresh: ClusterOf, program: Program, lags: list[int]
+) -> None:
+    cluster = fresh(4)
+    for rank, lag in enumerate(lags):
+        for label, site in program[: len(program) - lag]:
+            _post(cluster, rank, label, f"model.py:{ord(site)} {site}")
+
+    assert cluster.verdict(quiet=0.1).status == "ok"
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=PROGRAMS, place=st.integers(0, 39), odd=st.integers(0, 3))
+def test_whoever_skips_a_call_is_the_only_one_blamed(
+    fresh: ClusterOf, program: Program, place: int, odd: int
+) -> None:
+    """Whatever a verdict makes of it, it names no other rank, and no call before the skip."""
+    cluster = fresh(4)
+    place %= len(program)
+    label = program[place][0]
+    seq = sum(1 for each, _ in program[: place + 1] if each == label)
+    for rank in cluster.everybody:
+        for number, (each, site) in enumerate(program):
+            if (rank, number) != (odd, place):
+                _post(cluster, rank, each, f"model.py:{ord(site)} {site}")
+
+    for finding in cluster.verdict().findings:
+        if finding.role == "cause":
+            assert finding.diverging_ranks == (odd,)
+            if finding.kind == "missing_call":
+                assert finding.comm is not None
+                assert finding.seq is not None
+                assert (finding.comm.label, finding.extent) == (label, 1)
+                assert finding.seq >= seq
+
+
+def test_a_group_in_another_order_is_not_where_ranks_parted(cluster_of: ClusterOf) -> None:
+    """Near miss: calls 2 and 3 are swapped inside of a group, call 7 is a size of its own.
+
+    With the group's first call put in, the others' would follow shifted by one.
+    """
+    cluster = cluster_of(4)
+    cluster.post(cluster.everybody, "tp:0")
+    for rank in cluster.everybody:
+        scope.enter_group()
+        for rows in (4, 3) if rank == 2 else (3, 4):
+            cluster.post([rank], "tp:0", shape=(rows, 2))
+        scope.leave_group()
+    for _ in range(3):
+        cluster.post(cluster.everybody, "tp:0")
+    cluster.post([0, 1, 3], "tp:0", shape=(54, 2), done=False)
+    cluster.post([2], "tp:0", shape=(99, 2), done=False)
+
+    assert _named(cluster.verdict()) == ("size_mismatch", (2,), 7, "certain")

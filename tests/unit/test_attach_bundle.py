@@ -1,0 +1,231 @@
+"""Bundles that somebody else wrote, Flight Recorder pipes, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope import open_run
+from ncclscope.analysis.verdict import diagnose
+from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.live.bundle import redact, write_bundle
+from ncclscope.live.flight_pipe import PIPE_VARIABLE, ask_for_dump
+from ncclscope.live.session import Look
+from ncclscope.render.attach import render_attach
+from ncclscope.render.plain import plain_text
+from ncclscope.sources import assemble
+from ncclscope.sources.bundle import CAPTURE_FILE, read_capture, with_capture
+from tests.captures import DATA, capture, in_collective, stack, verdict_of, worker
+from tests.cluster import Cluster
+
+REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    for name in ("sleep", "mismatch", "loop"):
+        seen = read_capture(DATA / f"h200_{name}.json")
+        path = tmp_path / CAPTURE_FILE
+        path.write_text(json.dumps(seen.to_dict()))
+        assert read_capture(path) == seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"ncclscope_attach": 2}',
+        '{"ncclscope_attach": 1, "workers": [{"rank": 1}, {"rank": 1}]}',
+    ],
+)
+def test_what_is_no_capture_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / CAPTURE_FILE
+    path.write_text(text)
+
+    with pytest.raises(DamagedFileError):
+        read_capture(path)
+    with pytest.raises(InputError):
+        open_run(tmp_path)
+
+
+def test_hostile_values_do_no_harm(tmp_path: Path) -> None:
+    hostile = {
+        "ncclscope_attach": 1,
+        "host": ["x"],
+        "gap": float("inf"),
+        "gpus": [[{"index": 1e9, "pids": ["x", -4]}], 3],
+        "ras": {"comms": [{"ranks": [{"rank": -1, "counts": {"a": "b"}}]}], "text": 4},
+        "workers": [
+            {"rank": -3},
+            {"rank": 2**80},
+            {"rank": 0, "samples": 4, "stacks": [{"threads": [{"frames": [None, {"line": "x"}]}]}]},
+            {"rank": 1, "world_size": 2**60, "stacks": [{"threads": [{"frames": [{}]}]}] * 2},
+        ],
+        "sources": [{"name": "\x1b[31m", "available": "yes"}],
+    }
+    (tmp_path / CAPTURE_FILE).write_text(json.dumps(hostile))
+    verdict = diagnose(open_run(tmp_path))
+
+    json.dumps(verdict.to_dict(), allow_nan=False)
+    assert "\x1b" not in plain_text(render_attach(verdict, 80), 80)
+
+
+def test_a_redacted_capture_keeps_what_the_verdict_needs() -> None:
+    own = stack(
+        "/home/alice/secret/train.py:1 <module>",
+        "/home/alice/secret/train.py:15 step",
+        "/opt/venv/site-packages/torch/distributed/distributed_c10d.py:3000 all_gather",
+    )
+    seen = capture(
+        [
+            replace(
+                worker(rank, own if rank == 2 else REDUCE),
+                title="python /home/alice/secret/train.py --token hunter2",
+                environment={"MASTER_ADDR": "10.1.2.3", "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(4)
+        ],
+        notes=("/home/alice/x.ring is torn",),
+    )
+    redacted = redact(seen)
+    text = json.dumps(redacted.to_dict())
+
+    for secret in ("alice", "hunter2", "10.1.2.3", "/opt", "secret"):
+        assert secret not in text
+    one, other = verdict_of(seen).cause, verdict_of(redacted).cause
+    assert one is not None
+    assert other is not None
+    assert one.diverging_ranks == other.diverging_ranks == (2,)
+    assert other.odd is not None
+    assert other.odd.site == "train.py:15 step"
+
+
+def test_rings_of_a_redacted_bundle_hold_no_command_line(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False)
+    for tracer in cluster.tracers:
+        tracer.describe(argv=["python", "/home/alice/train.py"])
+    run = open_run(cluster.directory)
+    seen = with_capture(run, capture(worker(rank, REDUCE) for rank in range(4)))
+    rings = tuple(sorted(cluster.directory.iterdir()))
+    for redacted in (False, True):
+        folder = tmp_path / f"bundle-{redacted}"
+        assert write_bundle(folder, Look(seen, rings), {}, "", redacted=redacted) == []
+        data = b"".join(path.read_bytes() for path in (folder / "rings").iterdir())
+        assert (b"alice" in data) != redacted
+        verdict = diagnose(open_run(folder))
+        assert verdict.cause is not None
+        assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("op_mismatch", (2,))
+        assert verdict.cause.confidence == "certain"
+
+
+def test_witnesses_that_contradict_the_rings_are_shown(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False)
+    workers = [worker(rank, GATHER if rank == 1 else REDUCE) for rank in range(4)]
+    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (2,)
+    (stacks,) = [witness for witness in verdict.witnesses if witness.name == "stacks"]
+    assert (stacks.ranks, stacks.agrees) == ((1,), False)
+    assert "DISAGREES" in plain_text(render_attach(verdict, 100), 100)
+
+
+def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.history()
+    workers = [worker(rank, REDUCE, GATHER) for rank in range(4)]
+    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers)))
+
+    assert verdict.cause is None
+    assert any("2 of 4 processes were traced" in note for note in verdict.notes)
+
+
+def test_nothing_is_wider_than_the_terminal() -> None:
+    for name in ("sleep", "mismatch", "loop"):
+        verdict = verdict_of(read_capture(DATA / f"h200_{name}.json"))
+        for width in (80, 160):
+            screen = plain_text(render_attach(verdict, width), width)
+            assert max(map(len, screen.splitlines())) <= width
+
+
+def test_c_frames_are_shown_where_they_were_read() -> None:
+    screen = plain_text(render_attach(verdict_of(read_capture(DATA / "h200_mismatch.json")), 120))
+
+    assert "C FRAMES" in screen
+    assert "pt_nccl_watchdg" in screen
+
+
+def test_a_capture_is_known_by_its_first_bytes_too() -> None:
+    assert len(open_run(DATA / "h200_sleep.json").ranks) == 4
+
+
+def test_a_capture_of_nobody_is_said_to_be_one() -> None:
+    verdict = diagnose(with_capture(assemble([]), capture([])))
+
+    assert verdict.cause is None
+    assert plain_text(render_attach(verdict, 80), 80)
+
+
+# --- Flight Recorder --------------------------------------------------------------------------
+
+
+def job(tmp_path: Path) -> dict[str, str]:
+    return {
+        PIPE_VARIABLE: str(tmp_path / "fr_"),
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_"),
+    }
+
+
+def test_a_dump_is_asked_for_through_the_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "fr_3.pipe"
+    os.mkfifo(pipe)
+    ready = threading.Event()
+
+    def answer() -> None:  # as torch's watchdog does
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(reader, True)  # it had to be opened before there was a writer
+        ready.set()
+        while not os.read(reader, 1):
+            ready.wait(0.01)
+        os.close(reader)
+        (tmp_path / "dump_3").write_bytes(b"dump")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    ready.wait(10)
+    found = ask_for_dump(job(tmp_path), 3, limit=20)
+    thread.join(10)
+
+    assert found == tmp_path / "dump_3"
+
+
+def test_a_pipe_that_nobody_reads_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fr_0.pipe")
+
+    assert ask_for_dump(job(tmp_path), 0) == f"nobody reads {tmp_path / 'fr_0.pipe'}"
+
+
+def test_what_is_no_pipe_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "fr_0.pipe").write_text("precious")
+
+    assert ask_for_dump(job(tmp_path), 0) == f"{tmp_path / 'fr_0.pipe'} is no FIFO"
+    assert (tmp_path / "fr_0.pipe").read_text() == "precious"
+
+
+def test_a_job_that_was_not_set_up_is_left_alone() -> None:
+    found = ask_for_dump({}, 0)
+    assert isinstance(found, str)
+    assert PIPE_VARIABLE in found

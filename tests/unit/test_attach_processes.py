@@ -1,0 +1,139 @@
+"""Who is a worker, and which rank it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ncclscope.errors import UsageError
+from ncclscope.live.processes import Candidate, choose_job, give_ranks
+from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "VLLM::Worker_DP1_TP0_EP2",
+        "VLLM::Worker",
+        "VLLM::Worker_TP0",
+        "mine::Worker_PP1_TP3",
+        "VLLM::EngineCore_DP1",
+        "ray::RayWorkerWrapper.execute_method",
+        "sglang::scheduler_TP1",
+    ],
+)
+def test_titles_of_workers(title: str) -> None:
+    assert is_worker_title(title)
+
+
+@pytest.mark.parametrize(
+    "title", ["VLLM::APIServer_0", "VLLM::DPCoordinator", "python worker.py", "Worker_TP0", "bash"]
+)
+def test_titles_of_others(title: str) -> None:
+    assert not is_worker_title(title)
+
+
+def test_parts_of_a_title() -> None:
+    assert parse_title("VLLM::Worker_DP1_TP0_EP2") == {"dp": "1", "tp": "0", "ep": "2"}
+    assert parse_title("VLLM::Worker") == {}
+    assert parse_title("python train_TP2.py") == {}
+
+
+def test_ranks_of_vllm_count_dp_slowest() -> None:
+    titles = [
+        f"VLLM::Worker_DP{dp}_PP{pp}_TP{tp}" for dp in (0, 1) for pp in (0, 1) for tp in (0, 1)
+    ]
+    assert ranks_from_labels([parse_title(title) for title in titles]) == list(range(8))
+    assert ranks_from_labels([{"tp": "0"}, {"tp": "0"}]) is None
+
+
+def worker(pid: int, title: str = "", **environment: str) -> Candidate:
+    return Candidate(pid, title=title, environment=environment, python=True)
+
+
+def ranks(*workers: Candidate, rings: dict[int, int] | None = None) -> list[tuple[int, int, str]]:
+    return [(p.candidate.pid, p.rank, p.source) for p in give_ranks(workers, rings or {})]
+
+
+def test_a_ring_is_believed_before_everything_else() -> None:
+    found = ranks(worker(10, RANK="0"), worker(11, RANK="1"), rings={10: 1, 11: 0})
+    assert found == [(11, 0, "ring"), (10, 1, "ring")]
+
+
+def test_the_environment_is_believed_before_a_title() -> None:
+    one = worker(10, "VLLM::Worker_TP0", RANK="5")
+    other = worker(11, "VLLM::Worker_TP1", RANK="4")
+    assert ranks(one, other) == [(11, 4, "RANK"), (10, 5, "RANK")]
+
+
+def test_titles_are_enough() -> None:
+    found = ranks(worker(10, "VLLM::Worker_DP1_TP0_EP2"), worker(11, "VLLM::Worker_DP0_TP1_EP1"))
+    assert found == [(11, 1, "title"), (10, 2, "title")]
+
+
+def test_a_local_rank_is_better_than_nothing() -> None:
+    assert ranks(worker(10, LOCAL_RANK="1"), worker(11, LOCAL_RANK="0")) == [
+        (11, 0, "LOCAL_RANK"),
+        (10, 1, "LOCAL_RANK"),
+    ]
+
+
+def test_without_any_witness_pids_are_numbered() -> None:
+    assert ranks(worker(12), worker(10)) == [(10, 0, "pid"), (12, 1, "pid")]
+    assert ranks(worker(12, RANK="0"), worker(10, RANK="0")) == [(10, 0, "pid"), (12, 1, "pid")]
+
+
+def test_one_that_says_nothing_gets_what_is_left() -> None:
+    found = ranks(worker(10, RANK="2"), worker(11), worker(12, RANK="0"))
+    assert found == [(12, 0, "RANK"), (11, 1, "pid"), (10, 2, "RANK")]
+
+
+def test_a_rank_that_is_no_number_is_none() -> None:
+    assert ranks(worker(10, RANK="x"), worker(11, RANK="-1")) == [(10, 0, "pid"), (11, 1, "pid")]
+
+
+# --- which of them are workers ----------------------------------------------------------------
+
+
+def ranked(pid: int, rank: int, parent: int = 1, port: str = "29500", **fields: Any) -> Candidate:
+    environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+    return Candidate(pid, parent=parent, environment=environment, python=True, **fields)
+
+
+def chosen(*candidates: Candidate) -> list[int]:
+    return [one.pid for one in choose_job(candidates)]
+
+
+def test_ranks_are_workers_and_their_children_are_not() -> None:
+    assert chosen(ranked(10, 0), ranked(11, 1), ranked(12, 0, parent=10)) == [10, 11]
+
+
+def test_other_processes_are_no_workers() -> None:
+    shell = Candidate(9, environment={"RANK": "0", "WORLD_SIZE": "2"})
+    agent = ranked(8, 0, words=("python", "-m", "torch.distributed.run"))
+    alone = Candidate(7, environment={"RANK": "0", "WORLD_SIZE": "1"}, python=True)
+    assert chosen(shell, agent, alone, Candidate(6, python=True), ranked(10, 0)) == [10]
+
+
+def test_an_engine_core_is_a_worker_only_where_it_has_none() -> None:
+    core = Candidate(10, title="VLLM::EngineCore_DP0")
+    workers = [Candidate(11 + tp, parent=10, title=f"VLLM::Worker_TP{tp}") for tp in (0, 1)]
+    assert chosen(core, *workers) == [11, 12]
+    assert chosen(core) == [10]
+
+
+def test_a_process_with_a_ring_is_a_worker() -> None:
+    assert chosen(Candidate(10, rings=("/dev/shm/x/a.ring",))) == [10]
+
+
+def test_workers_of_two_jobs_are_not_mixed() -> None:
+    with pytest.raises(UsageError) as error:
+        choose_job([ranked(10, 0), ranked(11, 1), ranked(20, 0, port="29501")])
+    assert "workers of 2 jobs run here" in str(error.value)
+    assert "10 11 " in str(error.value)
+
+
+def test_no_worker_at_all() -> None:
+    with pytest.raises(UsageError, match="no worker was found"):
+        choose_job([Candidate(10, python=True)])

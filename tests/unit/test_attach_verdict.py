@@ -1,0 +1,272 @@
+"""What stacks alone say, and what they must not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclscope.capture import Stacks
+from tests.captures import capture, elsewhere, in_collective, judged, recorded_moe, stack, worker
+
+REDUCE, REDUCE_LATER, GATHER = (
+    in_collective("all_reduce", 10),
+    in_collective("all_reduce", 20),
+    in_collective("all_gather", 15),
+)
+SYNC = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
+IDLE = stack("worker.py:9 busy_loop", "vllm/distributed/shm_broadcast.py:300 acquire_read")
+
+
+def test_a_rank_in_another_collective_is_named() -> None:
+    verdict = judged(*(worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)))
+
+    assert verdict.status == "diverged"
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "op_mismatch"
+    assert verdict.cause.diverging_ranks == (2,)
+    assert verdict.cause.confidence == "likely"
+    assert verdict.cause.odd is not None
+    assert verdict.cause.odd.op == "all_gather"
+    assert verdict.cause.odd.site == "train.py:15 step"
+    assert verdict.cause.peers is not None
+    assert verdict.cause.peers.op == "all_reduce"
+
+
+def test_two_against_two_names_nobody() -> None:
+    verdict = judged(*(worker(rank, GATHER if rank > 1 else REDUCE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+    assert verdict.cause.candidate_ranks == (0, 1, 2, 3)
+    assert verdict.cause.confidence == "ambiguous"
+    assert verdict.exit_status == 1
+
+
+def test_one_against_one_in_two_collectives_names_nobody() -> None:
+    verdict = judged(worker(0, REDUCE), worker(1, GATHER))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (0, 1))
+
+
+def test_the_same_call_from_another_line_is_another_place() -> None:
+    verdict = judged(*(worker(rank, REDUCE_LATER if rank == 1 else REDUCE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "not_joined"
+    assert verdict.cause.diverging_ranks == (1,)
+    (order,) = [line for line in verdict.cause.inferred if "ahead" in line]
+    assert "by the order of lines" in order
+    assert "unless a loop has gone round" in order
+
+
+def test_the_branches_of_a_decision_have_no_order() -> None:
+    verdict = judged(*(worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert not [line for line in verdict.cause.inferred if "ahead" in line or "behind" in line]
+
+
+@pytest.mark.parametrize("place", [elsewhere(5), SYNC, IDLE])
+def test_a_rank_that_is_elsewhere_has_not_joined(place: tuple[object, ...]) -> None:
+    verdict = judged(*(worker(rank, place if rank == 3 else REDUCE) for rank in range(4)))  # type: ignore[arg-type]
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
+    assert verdict.status == "hung"
+
+
+def test_of_two_ranks_the_one_that_waits_for_nobody_is_named() -> None:
+    verdict = judged(worker(0, REDUCE), worker(1, elsewhere(5)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (1,)
+
+
+def test_a_rank_alone_in_a_collective_made_an_extra_call() -> None:
+    verdict = judged(*(worker(rank, REDUCE if rank == 0 else IDLE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("extra_call", (0,))
+
+
+def test_two_that_wait_and_two_that_do_not_name_nobody() -> None:
+    verdict = judged(*(worker(rank, REDUCE if rank < 2 else elsewhere(5)) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.diverging_ranks, verdict.cause.confidence) == ((), "ambiguous")
+
+
+def test_several_apart_in_different_ways_are_candidates() -> None:
+    places = {5: GATHER, 6: REDUCE_LATER}
+    verdict = judged(*(worker(rank, places.get(rank, REDUCE)) for rank in range(8)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+    assert verdict.cause.candidate_ranks == (5, 6)
+
+
+def test_who_waits_for_a_message_is_not_blamed() -> None:
+    receive = in_collective("recv", 30)
+    verdict = judged(*(worker(rank, receive if rank == 3 else REDUCE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+
+
+# --- healthy ----------------------------------------------------------------------------------
+
+
+def test_ranks_that_move_are_healthy_wherever_they_are_seen() -> None:
+    verdict = judged(*(worker(rank, REDUCE, GATHER) for rank in range(4)))
+
+    assert (verdict.status, verdict.findings, verdict.exit_status) == ("ok", (), 0)
+
+
+def test_a_tight_loop_that_is_always_met_at_its_collective_is_healthy() -> None:
+    """Its stacks never change, but it goes to sleep and wakes thousands of times a second."""
+    places = [REDUCE, REDUCE, GATHER, REDUCE]
+    verdict = judged(*(worker(rank, place, switches=5000) for rank, place in enumerate(places)))
+
+    assert verdict.status == "ok"
+    assert verdict.cause is None
+
+
+def test_a_look_in_between_shows_that_a_rank_moves() -> None:
+    places = [(GATHER, REDUCE, GATHER)] + [(REDUCE, GATHER, REDUCE)] * 3
+    verdict = judged(*(worker(rank, *looks) for rank, looks in enumerate(places)))
+
+    assert verdict.cause is None
+
+
+def test_computing_is_moving() -> None:
+    verdict = judged(*(worker(rank, elsewhere(rank), cpu=1.9, state="R") for rank in range(4)))
+
+    assert (verdict.status, verdict.findings) == ("ok", ())
+
+
+def test_waiting_for_work_is_rest() -> None:
+    verdict = judged(*(worker(rank, IDLE) for rank in range(4)))
+
+    assert (verdict.status, verdict.findings) == ("ok", ())
+
+
+def test_a_rank_at_work_is_late_and_not_yet_stuck() -> None:
+    workers = [worker(r, elsewhere(5), cpu=1.9) if r == 2 else worker(r, REDUCE) for r in range(4)]
+    verdict = judged(*workers)
+
+    assert verdict.status == "ok"
+    (late,) = verdict.findings
+    assert (late.role, late.candidate_ranks, late.diverging_ranks) == ("latent", (2,), ())
+    assert "--gap 30" in " ".join(late.inferred)
+
+
+def test_after_half_a_minute_it_is_stuck() -> None:
+    workers = [worker(r, elsewhere(5), cpu=29) if r == 2 else worker(r, REDUCE) for r in range(4)]
+    verdict = judged(*workers, gap=30.0)
+
+    assert verdict.cause is not None
+    assert (verdict.status, verdict.cause.diverging_ranks) == ("hung", (2,))
+
+
+def test_all_in_one_place_is_a_stall_only_when_it_lasts() -> None:
+    short = judged(*(worker(rank, REDUCE) for rank in range(4)))
+    long = judged(*(worker(rank, REDUCE) for rank in range(4)), gap=30.0)
+
+    assert (short.status, [f.role for f in short.findings]) == ("ok", ["latent"])
+    assert long.cause is not None
+    assert (long.status, long.cause.kind, long.cause.diverging_ranks) == ("hung", "stalled", ())
+
+
+def test_one_process_is_compared_with_nobody() -> None:
+    verdict = judged(worker(0, REDUCE))
+
+    assert verdict.cause is None
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_is_named() -> None:
+    workers = [worker(r, REDUCE, state="T" if r == 1 else "S") for r in range(4)]
+    verdict = judged(*workers)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))
+    assert "state T" in verdict.cause.summary
+    assert verdict.cause.confidence == "likely"
+
+
+def test_a_stopped_rank_that_nobody_waits_for_is_no_hang() -> None:
+    workers = [
+        worker(0, REDUCE, state="T"),
+        *(worker(r, elsewhere(3), elsewhere(4), cpu=1) for r in range(1, 4)),
+    ]
+    verdict = judged(*workers)
+
+    assert (verdict.status, [f.role for f in verdict.findings]) == ("ok", ["latent"])
+
+
+def test_a_rank_that_ended_is_dead() -> None:
+    workers = [worker(r, REDUCE, state="Z" if r == 3 else "S") for r in range(4)]
+    verdict = judged(*workers)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (3,))
+
+
+def test_a_hole_in_the_ranks_is_a_dead_rank() -> None:
+    verdict = judged(*(worker(rank, REDUCE) for rank in (0, 1, 3)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
+
+
+def test_ranks_that_were_given_out_by_us_have_no_holes() -> None:
+    from dataclasses import replace
+
+    workers = [replace(worker(rank, REDUCE), rank_source="pid") for rank in (0, 1, 3)]
+    verdict = judged(*workers)
+
+    assert verdict.cause is None
+
+
+def test_a_rank_that_cannot_be_read_is_not_blamed() -> None:
+    from dataclasses import replace
+
+    unread = replace(worker(2, REDUCE), stacks=(Stacks(error="no permission"),) * 2)
+    verdict = judged(worker(0, REDUCE), worker(1, REDUCE), unread, worker(3, REDUCE))
+
+    assert verdict.cause is None
+    assert verdict.status == "incomplete"
+    assert verdict.to_dict()["ranks"] == {"expected": 4, "read": 3, "missing": [2]}
+    (finding,) = verdict.findings
+    assert (finding.role, finding.candidate_ranks) == ("latent", (2,))
+
+
+# --- loops ------------------------------------------------------------------------------------
+
+
+def test_an_engine_whose_rank_is_one_sub_block_ahead() -> None:
+    verdict = judged(*recorded_moe())
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (2,)
+    assert "qkv_proj, one sub-block ahead of where ranks 0 1 3 wait" in verdict.cause.summary
+    assert "all_reduce at qwen3_moe.py:34 experts" in verdict.cause.summary
+    assert any("layer_idx" in line and "13" in line for line in verdict.cause.inferred)
+    assert not any("ahead" in line for line in verdict.cause.evidence)
+
+
+def test_without_a_counter_nobody_is_said_to_be_ahead_for_sure() -> None:
+    verdict = judged(*recorded_moe(counters=False))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (2,)
+    assert "sub-block" not in verdict.cause.summary
+    assert any("unless a loop has gone round" in line for line in verdict.cause.inferred)
+
+
+def test_a_capture_keeps_what_it_was_made_of() -> None:
+    seen = capture([worker(0, REDUCE), worker(1, GATHER)])
+
+    assert seen.to_dict()["workers"][1]["stacks"][0]["threads"][0]["frames"][-1]["line"] == 3000

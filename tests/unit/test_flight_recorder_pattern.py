@@ -1,0 +1,137 @@
+"""Dumps as torch pickles them: what is taken apart says the same as what is read whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.model import State
+from ncclscope.sources.flight_decoder import PatternError
+from ncclscope.sources.flight_dump import Dump
+from ncclscope.sources.flight_entry import Entry
+from ncclscope.sources.flight_log import site
+from ncclscope.sources.flight_recorder import _quickly, _whole
+from tests.bench.dumps import job_dump, pickled
+
+
+def entries_of(dump: Dump) -> list[tuple[Any, ...]]:
+    """Everything that a dump says, with stacks as the line that they come to."""
+
+    def plain(entry: Entry) -> tuple[Any, ...]:
+        return (*entry[:-1], site(entry.frames))
+
+    return [
+        (group, list(map(plain, held.calls)), list(map(plain, held.sent)), held.reached)
+        for group, held in dump.groups.items()
+    ]
+
+
+def both(value: dict[str, Any]) -> tuple[Dump, Dump]:
+    data = pickled(value)
+    return _quickly(data, "quickly")[1], _whole(data, Path("whole"))[1]
+
+
+def plain(value: dict[str, Any]) -> None:
+    del value
+
+
+def sends(value: dict[str, Any]) -> None:
+    for number, entry in enumerate(value["entries"][50:90:3], 1):
+        entry |= {"profiling_name": "nccl:send 0->1", "is_p2p": True, "p2p_seq_id": number}
+
+
+def given_up(value: dict[str, Any]) -> None:
+    value["entries"][-1] |= {"state": "started", "retired": True}
+
+
+def wide_numbers(value: dict[str, Any]) -> None:
+    for number, entry in enumerate(value["entries"]):
+        entry["record_id"] += 70_000
+        entry["pg_id"] += 300
+        entry["collective_seq_id"] += 1 << 40
+        entry["time_created_ns"] = number  # no time since 1970
+
+
+def below_nothing(value: dict[str, Any]) -> None:
+    value["entries"][60]["collective_seq_id"] = -5
+
+
+def new_text(value: dict[str, Any]) -> None:
+    value["entries"][70] |= {"profiling_name": "nccl:broadcast"}
+
+
+def splits(value: dict[str, Any]) -> None:
+    """As format 2.11 has them: beside the shapes, of some calls."""
+    for place in range(20, 180, 3):
+        fields = list(value["entries"][place].items())
+        after = [name for name, _ in fields].index("output_dtypes") + 1
+        fields[after:after] = [("input_split_sizes", [1, 2]), ("output_split_sizes", [2, 70_000])]
+        value["entries"][place] = dict(fields)
+        value["entries"][place]["profiling_name"] = "nccl:all_to_all_single"
+
+
+def durations(value: dict[str, Any]) -> None:
+    for entry in value["entries"][::2]:
+        entry["duration_ms"] = 0.25
+
+
+def long_ago(value: dict[str, Any]) -> None:
+    value["entries"][-1]["time_discovered_started_ns"] = 1_800_000_000_000_000_000
+
+
+def no_stacks(value: dict[str, Any]) -> None:
+    for entry in value["entries"]:
+        del entry["frames"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        plain,
+        sends,
+        given_up,
+        wide_numbers,
+        below_nothing,
+        new_text,
+        splits,
+        durations,
+        long_ago,
+        no_stacks,
+    ],
+)
+def test_it_says_the_same(changed: Any) -> None:
+    value = job_dump(rank=5, ranks=16, entries=200, wrong=150)
+    changed(value)
+
+    quick, whole = both(value)
+
+    assert entries_of(quick) == entries_of(whole)
+    for name in ("whole", "newest_ns", "pace_ns", "timed_out", "tells", "splits"):
+        assert getattr(quick, name) == getattr(whole, name), name
+    assert quick.splits == (changed is splits)
+    assert (quick.timed_out > 0) == (changed in (given_up, long_ago, wide_numbers))
+
+
+def test_what_was_changed_is_in_it() -> None:
+    value = job_dump(rank=5, ranks=16, entries=200, wrong=None)
+    sends(value)
+    given_up(value)
+
+    dump, _ = both(value)
+
+    calls = [entry for held in dump.groups.values() for entry in held.calls]
+    assert sum(len(held.sent) for held in dump.groups.values()) == 14
+    assert sum(entry.state is State.STARTED for entry in calls) == dump.timed_out == 1
+
+
+@pytest.mark.parametrize("end", [-1, -2, -40, -4000])
+def test_a_torn_one_is_not_taken(end: int) -> None:
+    data = pickled(job_dump(rank=0, ranks=8, entries=200, wrong=None))
+
+    with pytest.raises(PatternError):
+        _quickly(data[:end], "torn")
+    with pytest.raises(DamagedFileError):
+        _whole(data[:end], Path("torn"))

@@ -1,0 +1,410 @@
+"""Watching: what is a divergence, what is a stall, and what is neither. The clock is ours."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope.live import words as words_module
+from ncclscope.live.watch import Look, Watcher
+from ncclscope.live.words import KEPT, Words
+from ncclscope.ring import layout
+from ncclscope.tracing import scope
+from ncclscope.tracing.tracer import Tracer
+from tests.programs import run_program
+from tests.rings import slot, tracer_in
+
+STALL = 10.0
+
+
+class Job:
+    """Ranks that live in this process, and a watcher with a clock that is moved by hand."""
+
+    def __init__(self, directory: Path, size: int, capacity: int = 4096) -> None:
+        self.directory = directory
+        self.size = size
+        self.capacity = capacity
+        self.tracers: dict[int, Tracer] = {}
+        self.now = 100.0
+        began_ns = time.time_ns()
+        self.watcher = Watcher(
+            directory, stall=STALL, clock=lambda: self.now, wall=lambda: began_ns
+        )
+
+    def start(self, *ranks: int) -> None:
+        for rank in ranks or range(self.size):
+            self.tracers[rank] = tracer_in(
+                self.directory, rank=rank, world_size=self.size, capacity=self.capacity
+            )
+
+    def post(self, *ranks: int, done: bool = True, comm: str = "tp:0", **given: Any) -> None:
+        """Posts a call on some ranks, or on all; ``members`` and ``backend`` as needed."""
+        members = given.pop("members", range(self.size))
+        backend = given.pop("backend", "gloo")
+        op = given.pop("op", "all_reduce")
+        call = {"shape": (4, 2), "dtype": "float32", "redop": "sum", "site": "f.py:1 f"} | given
+        for rank in ranks or tuple(members):
+            tracer = self.tracers[rank]
+            key = f"{comm}/{tuple(members)}"
+            position = tracer.record(tracer.communicator(key, comm, members, backend), op, **call)
+            if done:
+                tracer.complete(position)
+
+    def look(self, seconds: float = 0.1) -> Look:
+        """Lets time pass, and looks."""
+        self.now += seconds
+        return self.watcher.look()
+
+
+@pytest.fixture
+def job(rings: Path) -> Job:
+    return Job(rings, 2)
+
+
+def verdict_of(look: Look) -> tuple[str, tuple[int, ...]]:
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    return look.verdict.cause.kind, look.verdict.cause.diverging_ranks
+
+
+def test_before_there_is_a_ring_it_waits(tmp_path: Path) -> None:
+    look = Job(tmp_path / "not made yet", 2).look()
+
+    assert (look.status, look.activity, look.verdict) == ("incomplete", "waiting", None)
+    assert not look.changed
+
+
+def test_ranks_may_join_later(job: Job) -> None:
+    job.start(0)
+    job.post(0)
+    first = job.look()
+    assert (first.status, first.changed, first.news) == ("incomplete", True, False)
+
+    job.start(1)
+    job.post(1)
+    second = job.look(1.0)
+    assert (second.status, second.changed) == ("ok", True)
+    assert not job.look().changed
+
+
+def test_a_difference_is_seen_at_once_though_nobody_waits(job: Job) -> None:
+    job.start()
+    job.post()
+    assert job.look().status == "ok"
+    job.post(0, shape=(8, 2))
+    assert job.look().status == "ok"  # rank 1 has not come as far
+
+    job.post(1, shape=(9, 2))
+    look = job.look()
+
+    assert (look.status, look.changed, look.news) == ("diverged", True, True)
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert look.verdict.cause.kind == "size_mismatch"
+    assert look.verdict.cause.seq == 2
+    again = job.look()
+    assert (again.status, again.changed, again.news) == ("diverged", False, False)
+
+
+@pytest.mark.parametrize("ahead", [3, KEPT - 10, KEPT + 500])
+def test_however_far_the_others_are_ahead(rings: Path, ahead: int) -> None:
+    job = Job(rings, 2, capacity=3 * KEPT)
+    job.start()
+    job.post()
+    job.look()
+    job.post(0, shape=(7, 2))
+    for _ in range(ahead):
+        job.post(0)
+    assert job.look().status == "ok"
+
+    job.post(1, shape=(6, 2))
+
+    assert job.look().status == "diverged"
+
+
+def test_a_difference_from_before_the_watch_began(job: Job) -> None:
+    job.start()
+    job.post(0)
+    job.post(1, shape=(6, 2))
+    for _ in range(50):
+        job.post()
+
+    look = job.look()
+    assert look.status == "diverged"
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert look.verdict.cause.seq == 1
+
+
+def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
+    job = Job(rings, 2, capacity=layout.MIN_CAPACITY)
+    job.start()
+    job.post()
+    job.look()
+    for _ in range(3000):
+        job.post()
+    look = job.look()
+    assert look.status == "ok"
+    assert {words.strands["tp:0/(0, 1)"].seq for words in look.ranks} == {3001}
+
+    job.post(0, shape=(5, 2))
+    job.post(1, shape=(6, 2))
+    assert job.look().status == "diverged"
+
+
+def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> None:
+    job.start()
+    job.post()
+    job.look()
+    job.post(0, shape=(8, 2))
+    job.post(1, shape=(9, 2))
+    ring = job.tracers[1].ring
+    place = slot(ring, ring.position - 1)
+    whole = bytes(ring._buffer[place])
+    ring._buffer[place] = whole[:40] + bytes(len(whole) - 40)
+
+    look = job.look()
+    assert look.status == "ok"
+    assert [words.head for words in look.ranks] == [2, 1]
+
+    ring._buffer[place] = whole
+    assert job.look().status == "diverged"
+
+
+def test_an_idle_server_is_no_stall(job: Job) -> None:
+    job.start()
+    for _ in range(5):
+        job.post()
+    job.look()
+
+    look = job.look(3600.0)
+
+    assert (look.status, look.activity, look.changed) == ("ok", "idle", False)
+
+
+def test_bursts_and_pauses_change_nothing(job: Job) -> None:
+    job.start()
+    job.post()
+    job.look()
+    for _ in range(20):
+        for _ in range(30):
+            job.post()
+        assert not job.look().changed
+        assert not job.look(11.0).changed
+
+
+def test_a_stall_is_one_after_so_many_seconds(job: Job) -> None:
+    job.start()
+    job.post()
+    job.post(0, done=False)
+    assert job.look().status == "ok"
+    assert job.look(STALL - 1).status == "ok"
+
+    look = job.look(1.5)
+
+    assert (look.status, look.news) == ("hung", True)
+    assert verdict_of(look) == ("not_joined", (1,))
+    assert look.activity == "running"  # inside of a call is not idle
+
+
+def test_and_none_any_more_when_it_moves_on(job: Job) -> None:
+    job.start()
+    job.post()
+    job.post(0, done=False)
+    job.look()
+    assert job.look(STALL + 1).status == "hung"
+
+    job.post(1)
+    job.tracers[0].complete(1)
+    look = job.look(3.0)
+
+    assert (look.status, look.changed, look.news) == ("ok", True, False)
+
+
+def test_all_in_one_call_that_does_not_come_to_its_end(job: Job) -> None:
+    job.start()
+    job.post()
+    job.post(done=False)
+    job.look()
+
+    look = job.look(STALL + 1)
+
+    assert look.status == "hung"
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert look.verdict.cause.kind == "stalled"
+
+
+def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> None:
+    job.start()
+    for _ in range(4):
+        job.post(done=False, backend="nccl")
+    job.look()
+
+    assert job.look(3600.0).status == "ok"
+
+    job.post(0, done=False, backend="nccl")
+    job.look()
+    assert verdict_of(job.look(STALL + 1)) == ("not_joined", (1,))
+
+
+def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
+    job = Job(rings, 4)
+    job.start()
+    job.post(comm="world")
+    for members in ((0, 1), (2, 3)):
+        job.post(members=members)
+    job.look()
+    job.post(0, members=(0, 1), done=False)
+    status = "ok"
+    for _ in range(int(STALL) + 3):
+        job.post(members=(2, 3))
+        job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each look
+        look = job.look(1.0)
+        status = look.status
+        job.post(3, members=(2, 3))
+        job.tracers[2].complete(job.tracers[2].ring.position - 1)
+
+    assert status == "hung"
+    assert verdict_of(look) == ("not_joined", (1,))
+
+
+def test_the_order_inside_a_group_is_no_alarm_and_what_comes_after_is(job: Job) -> None:
+    job.start()
+    job.post()
+    for rank, order in ((0, (3, 4)), (1, (4, 3))):
+        scope.enter_group()
+        for rows in order:
+            job.post(rank, shape=(rows, 2))
+            assert job.look().status == "ok"  # also while the group is under way
+        scope.leave_group()
+    for _ in range(30):
+        job.post()
+        assert job.look().status == "ok"
+
+    job.post(0, shape=(5, 2))
+    job.post(1, shape=(6, 2))
+    assert job.look().status == "diverged"
+
+
+def test_other_calls_in_a_group_are_one(job: Job) -> None:
+    job.start()
+    job.post()
+    job.look()
+    for rank, order in ((0, (3, 4)), (1, (4, 5))):
+        scope.enter_group()
+        for rows in order:
+            job.post(rank, shape=(rows, 2))
+        scope.leave_group()
+    assert job.look().status == "ok"
+
+    assert job.look(1.5).status == "diverged"
+
+
+GONE = """
+import os, sys
+from tests.rings import tracer_in
+for rank in (0, 1):
+    tracer = tracer_in(sys.argv[1], rank=rank, world_size=2)
+    comm = tracer.communicator("tp:0/(0, 1)", "tp:0", [0, 1], "gloo")
+    for number in range(9):
+        tracer.record(comm, "all_reduce", shape=(rank, number), dtype="int8", site="f.py:1 f")
+os._exit(0)
+"""
+
+
+def test_what_an_earlier_job_left_is_not_taken_for_this_one(rings: Path, job: Job) -> None:
+    assert run_program(GONE, rings).returncode == 0
+    assert (job.look().status, job.look().activity) == ("incomplete", "over")
+
+    job.start()
+    for _ in range(12):
+        job.post()
+    look = job.look(1.0)
+
+    assert (look.status, look.activity) == ("ok", "idle")
+    assert len(look.ranks) == 2
+
+
+def test_a_job_that_ended_in_order(job: Job) -> None:
+    job.start()
+    for _ in range(3):
+        job.post()
+    assert job.look().status == "ok"
+    for tracer in job.tracers.values():
+        tracer.close()
+
+    look = job.look(1.5)
+
+    assert (look.status, look.activity) == ("ok", "over")
+
+
+def test_workers_that_are_started_anew_after_a_divergence(job: Job) -> None:
+    job.start()
+    job.post(0)
+    job.post(1, shape=(9, 9))
+    assert job.look().status == "diverged"
+    for tracer in job.tracers.values():
+        tracer.close()
+    assert job.look(1.5).status == "diverged"  # what it was stays said
+
+    time.sleep(0.002)  # names of rings tell milliseconds apart
+    job.start()
+    job.post()
+    look = job.look(1.5)
+
+    assert (look.status, look.changed, look.news) == ("ok", True, False)
+    assert len(look.ranks) == 2
+
+
+def test_a_file_that_is_no_ring_is_noted_and_passed_over(job: Job) -> None:
+    (job.directory / "foreign.ring").write_bytes(b"nothing of ours")
+    job.start()
+    job.post()
+
+    assert job.look().status == "ok"
+    assert "foreign.ring" in job.watcher.notes[0]
+
+
+def test_a_hash_under_another_ranks_number_costs_no_search(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.start()
+    job.post()
+    job.look()
+
+    def search(*_: object) -> None:
+        raise AssertionError("the ring was searched")
+
+    monkeypatch.setattr(words_module, "RingLog", search)
+    for _ in range(200):
+        job.post(0)
+    job.look()
+    for _ in range(200):
+        job.post(1)
+        assert job.look().status == "ok"
+
+
+def test_words_follow_a_ring(rings: Path) -> None:
+    tracer = tracer_in(rings, rank=3, world_size=4)
+    words = Words(Path(tracer.path))
+    assert (words.rank, words.head, words.strands) == (3, 0, {})
+
+    comm = tracer.communicator("k", "tp:0", [2, 3])
+    position = tracer.record(comm, "all_reduce", shape=(4,), dtype="int8")
+    tracer.record(comm, "send", shape=(4,), peer=0)
+    assert words.look(1.0)
+    strand = words.strands["k"]
+    assert (strand.seq, strand.hash, strand.p2p, strand.tells) == (1, comm.channel.hash, 1, False)
+    assert not words.look(2.0)
+    assert words.moved_at == 1.0
+
+    tracer.complete(position)
+    assert words.look(3.0)
+    assert strand.tells
+    last = words.last("k")
+    assert last is not None
+    assert (last.op, last.shape, last.state) == ("all_reduce", (4,), 2)

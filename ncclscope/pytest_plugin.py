@@ -38,6 +38,7 @@ class _Session:
 
     Attributes:
         item: The test that runs now.
+        summary: One line on its failure.
         runs: Functions that were run under tracing.
         stored: Baselines that were to be stored, and for which test.
         written: Those of them that have changed.
@@ -46,6 +47,7 @@ class _Session:
 
     def __init__(self) -> None:
         self.item: pytest.Item | None = None
+        self.summary = ""
         self.runs = 0
         self.stored: dict[str, str] = {}
         self.written: set[str] = set()
@@ -93,6 +95,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Remembers which test runs."""
     session = item.config.stash[_SESSION]
     session.item = item
+    session.summary = ""
     try:
         return (yield)
     finally:
@@ -115,20 +118,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds hypothesis's example, which a failure without a traceback would leave out."""
+    """Adds hypothesis's example, and keeps the summary at the end to one line a test.
+
+    A failure without a traceback would leave the example out, and where the variable CI is set
+    pytest repeats the whole of a message, here a screen, in its summary.
+    """
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
-    notes = "\n".join(getattr(error, "__notes__", ()))
     if (
-        notes
-        and isinstance(error, pytest.fail.Exception)
-        and not error.pytrace
-        and "run_ranks" in getattr(item, "fixturenames", ())
+        not isinstance(error, pytest.fail.Exception)
+        or error.pytrace
+        or "run_ranks" not in getattr(item, "fixturenames", ())
     ):
-        # Not by isinstance: the class has no public name.
-        add: Callable[[str, str], None] | None = getattr(report.longrepr, "addsection", None)
-        if add is not None:
-            add("Example", notes)
+        return report
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    # Not by isinstance: the classes have no public names.
+    add: Callable[[str, str], None] | None = getattr(report.longrepr, "addsection", None)
+    if notes and add is not None:
+        add("Example", notes)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    summary = item.config.stash[_SESSION].summary
+    if summary and crash is not None:
+        crash.message = summary
     return report
 
 
@@ -157,7 +168,7 @@ def _run(
 ) -> list[Any]:
     __tracebackhide__ = True
     from ncclscope.errors import NcclscopeError
-    from ncclscope.parity.trial import Skipped
+    from ncclscope.parity.trial import ParityError, Skipped
 
     session = config.stash[_SESSION]
     item = session.item
@@ -171,6 +182,8 @@ def _run(
         reason = str(skipped)
     except NcclscopeError as error:
         complaint = str(error)
+        if isinstance(error, ParityError):
+            session.summary = error.summary
     else:
         _note(session, item, trial)
         return results

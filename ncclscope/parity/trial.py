@@ -26,9 +26,19 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
 class ParityError(NcclscopeError, AssertionError):
-    """The ranks did not do what they should; the message is for a person to read."""
+    """The ranks did not do what they should; the message is for a person to read.
+
+    Args:
+        message: All of it, a screen of many lines.
+        help: What to do about it, one line; may be empty.
+        summary: What there is to say in one line; the message's first where it is empty.
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str, help: str = "", summary: str = "") -> None:
+        super().__init__(message, help)
+        self.summary = summary or message.partition("\n")[0]
 
 
 class Skipped(Exception):
@@ -152,7 +162,8 @@ class Trial:
             if rings is not None:
                 self._put_away(rings, failed)
         if text:
-            raise ParityError(text)
+            cause = self.report.verdict.cause if self.report is not None else None
+            raise ParityError(text, summary=cause.summary if cause is not None else "")
         return list(outcome.results)
 
     def _judge(self, rings: Path, outcome: Outcome) -> Report:

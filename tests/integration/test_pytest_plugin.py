@@ -224,6 +224,25 @@ def test_workers_of_xdist_are_one_session(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_the_summary_has_one_line_a_failure(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There pytest repeats whole messages, which is a screen for each.
+    monkeypatch.setenv("CI", "true")
+    result = run(
+        pytester,
+        """
+@pytest.mark.collective_parity(ranks=4, stall_after=1)
+def test_hang(run_ranks):
+    run_ranks(skipping)
+""",
+        "--ncclscope",
+    )
+
+    result.stdout.fnmatch_lines(["FAILED test_it.py::test_hang - Rank 2 (*) skipped 1 call on*"])
+    assert result.stdout.str().count("DIVERGED · missing call · rank 2") == 1
+
+
 def test_workers_of_xdist_do_not_meet(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     result = run(

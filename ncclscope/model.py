@@ -1,10 +1,10 @@
 """The vocabulary: what was recorded, and what is concluded from it.
 
-A :class:`Run` holds :class:`Rank` objects, a rank holds one :class:`CallLog`
-for each :class:`Communicator` it is a member of, a log holds :class:`Call`
-objects. Analyzers turn a run into :class:`Finding` objects; a
-:class:`Verdict` is the one root cause among them, and everything a reader of
-``--json`` gets.
+A :class:`Run` holds :class:`Rank` objects, a rank holds one
+:class:`~ncclscope.logs.CallLog` for each :class:`Communicator` it is a member
+of, a log holds :class:`Call` objects. Analyzers turn a run into
+:class:`Finding` objects; a :class:`Verdict` is the one root cause among them,
+and everything a reader of ``--json`` gets.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ncclscope.logs import last_of
 from ncclscope.signature import P2P_OPS
 
 if TYPE_CHECKING:
     from ncclscope.capture import Capture
+    from ncclscope.logs import CallLog
 
 __all__ = [
     "CREATION_SUFFIX",
     "Call",
-    "CallLog",
     "Communicator",
     "Finding",
     "Rank",
@@ -170,66 +171,6 @@ class Step:
     dummy: bool = False
 
 
-class CallLog(Protocol):
-    """The collectives of one rank on one communicator, in order.
-
-    ``calls`` counts all that were made; the records of the first ``first - 1`` of them
-    are gone. In a log that is not ``anchored`` even their number is unknown: ``first``
-    is 1, and sequence numbers mean nothing outside the log.
-    """
-
-    @property
-    def communicator(self) -> Communicator: ...
-
-    @property
-    def calls(self) -> int:
-        """Calls made, kept or not."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """Sequence number of the first call that is kept; ``calls + 1`` when none is."""
-        ...
-
-    @property
-    def anchored(self) -> bool:
-        """Whether call 1 is the first call that was ever made on the communicator."""
-        ...
-
-    @property
-    def rooted(self) -> bool:
-        """Whether fingerprints cover everything from the first call ever made."""
-        ...
-
-    def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
-
-        Fingerprints themselves can be compared where both logs are :attr:`rooted`;
-        otherwise the stretch between two of them can.
-        """
-        ...
-
-    def call(self, seq: int) -> Call:
-        """The call number ``seq``, for ``first <= seq <= calls``."""
-        ...
-
-    def span(self, start: int, stop: int) -> Sequence[Call]:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
-        ...
-
-    def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``, all of which are kept."""
-        ...
-
-    def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Where calls ``start`` to ``stop - 1`` came from, as far as they are kept."""
-        ...
-
-    def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Their numbers in the whole stream of the rank."""
-        ...
-
-
 @dataclass(frozen=True)
 class Rank:
     """One process of the job, and what it recorded.
@@ -287,19 +228,19 @@ class Rank:
         return (call.comm, call.op in P2P_OPS, call.seq) in overdue
 
     def last_step(self) -> Step | None:
-        """The last step of the engine; None where none was recorded lately, or ever.
+        """The last step of the engine; None where none was recorded lately, or ever."""
+        return last_of(self.steps)
 
-        A ring does not know whether it holds steps, and is not read whole to find out.
-        """
-        latest = getattr(self.steps, "latest", None)
-        if latest is not None:
-            found: Step | None = latest()
-            return found
-        return self.steps[-1] if self.steps else None
+    def last_transfers(self) -> dict[str, Call]:
+        """The last kept send or receive on each communicator that has one."""
+        last = {key: last_of(calls) for key, calls in self.p2p.items()}
+        return {key: call for key, call in last.items() if call is not None}
 
-    def last_call(self) -> Call | None:
-        """The last kept collective of all."""
-        calls = self.last_calls().values()
+    def last_call(self, *, transfers: bool = False) -> Call | None:
+        """The last kept collective of all; with ``transfers`` sends and receives count too."""
+        calls = [*self.last_calls().values()]
+        if transfers:
+            calls += self.last_transfers().values()
         return max(calls, key=lambda call: call.position, default=None)
 
 

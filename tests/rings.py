@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import Call, Rank, open_run
-from ncclscope.model import CallLog
+from ncclscope.logs import CallLog
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
 from ncclscope.signature import extend, sign

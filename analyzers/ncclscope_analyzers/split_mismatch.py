@@ -15,7 +15,8 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Call, CallLog, Communicator, Finding
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Finding
 
 __all__ = ["SplitMismatch"]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclscope.analysis.edits import Edit, edits
-from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator
 from ncclscope.signature import stretch
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.windows import PlacedLog, best_shift

@@ -20,7 +20,8 @@ from ncclscope.analysis.order import Moment, Order
 from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.swaps import Swap, find_swaps
 from ncclscope.analysis.waits import Stand, Waits
-from ncclscope.model import CallLog, Rank, Run
+from ncclscope.logs import CallLog
+from ncclscope.model import Rank, Run
 
 __all__ = ["Case", "may_hold"]
 
@@ -245,7 +246,7 @@ class Case:
         """How long a rank lived on after its last call, by its own clock; None when unknown."""
         if rank.last_seen_ns is None:
             return None
-        last = [rank.last_call(), *(calls[-1] for calls in rank.p2p.values() if calls)]
+        last = [rank.last_call(), *rank.last_transfers().values()]
         times = [call.time_ns for call in last if call is not None and call.time_ns]
         since = max(times, default=rank.started_ns)
         return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ncclscope.analysis.align import Parting, part
-from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator
 from ncclscope.sources.memory import Tail
 
 __all__ = ["GroupSwap", "part_outside_groups"]

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
-from ncclscope.model import Call, CallLog
+from ncclscope.logs import CallLog
+from ncclscope.model import Call
 
 __all__ = ["PAST", "Habit", "expected_next", "follows", "habit_of"]
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclscope.model import Call, CallLog, Run
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Run
 
 __all__ = ["Moment", "Order", "made_before"]
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from ncclscope.analysis.habit import PAST, expected_next
 from ncclscope.analysis.order import made_before
-from ncclscope.model import CallLog, Communicator, Rank, Run
+from ncclscope.logs import CallLog
+from ncclscope.model import Communicator, Rank, Run
 
 __all__ = ["Shift", "Track", "expected", "find_shift", "tracks_of"]
 

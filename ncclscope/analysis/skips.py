@@ -11,7 +11,8 @@ from ncclscope.analysis.align import side_by_side
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.shifts import Shift, expected, find_shift, tracks_of
-from ncclscope.model import CallLog, Communicator, Rank
+from ncclscope.logs import CallLog
+from ncclscope.model import Communicator, Rank
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.habit import habit_of
-from ncclscope.model import Call, CallLog, Communicator, Rank, Run
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Rank, Run
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case

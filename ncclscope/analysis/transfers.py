@@ -151,7 +151,7 @@ def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:
     """How long two ranks have made no call, not even a transfer; None where not long enough."""
     seconds = case.longest_common_quiet(rank.rank for rank in ranks)
     for rank in ranks:
-        times = [calls[-1].time_ns for calls in rank.p2p.values() if calls]
+        times = [call.time_ns for call in rank.last_transfers().values()]
         last = max((time for time in times if time is not None), default=None)
         if seconds is None or last is None or rank.last_seen_ns is None:
             continue

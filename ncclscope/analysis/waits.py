@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.model import Call, CallLog, Communicator, Rank, Run, State
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.signature import CREATION_OPS
 
 __all__ = ["Stand", "Waits"]
@@ -255,8 +256,8 @@ def _was_left(rank: Rank, call: Call) -> bool:
     """
     if call.op not in CREATION_OPS:
         return False
-    last = [rank.last_call(), *(calls[-1] for calls in rank.p2p.values() if calls)]
-    return any(one is not None and one.position > call.position for one in last)
+    last = rank.last_call(transfers=True)
+    return last is not None and last.position > call.position
 
 
 def _pending(log: CallLog) -> tuple[Call | None, bool]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ncclscope.analysis.align import align_windows
-from ncclscope.model import Call, CallLog, Communicator, Rank, Run
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.parity.changes import Change, changes
 from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls

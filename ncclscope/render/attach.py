@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -16,33 +15,15 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.witnesses import Witness, absent_ranks
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture
-from ncclscope.render.console import (
-    _COLOURS as COLOURS,
+from ncclscope.render.blocks import (
+    add_row,
+    item,
+    knowledge,
+    plain_table,
+    section,
+    status_panel,
 )
-from ncclscope.render.console import (
-    _WORDS as WORDS,
-)
-from ncclscope.render.console import (
-    _add_row as add_row,
-)
-from ncclscope.render.console import (
-    _frame as frame_of,
-)
-from ncclscope.render.console import (
-    _item as item,
-)
-from ncclscope.render.console import (
-    _knowledge as knowledge,
-)
-from ncclscope.render.console import (
-    _plain_table as plain_table,
-)
-from ncclscope.render.console import (
-    _section as section,
-)
-from ncclscope.render.console import (
-    render_verdict,
-)
+from ncclscope.render.console import render_verdict, verdict_panel
 
 __all__ = ["render_attach"]
 
@@ -92,14 +73,12 @@ def _heading(capture: Capture) -> Text:
 
 def _frame(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> RenderableType:
     if verdict.cause is not None:
-        return frame_of(verdict)
-    colour = COLOURS[verdict.status]
+        return verdict_panel(verdict)
     lines = [_calm(verdict, capture, stances)]
     lines += [finding.summary for finding in verdict.findings if finding.role == "latent"]
     hints = [line for f in verdict.findings for line in f.inferred if line.startswith("--gap")]
     lines += [f"Look longer: {hint}." for hint in dict.fromkeys(hints)]
-    title = Text(f" {WORDS[verdict.status]} ", style=f"bold {colour}")
-    return Panel(Text("\n".join(lines)), title=title, title_align="left", border_style=colour)
+    return status_panel(verdict.status, "\n".join(lines))
 
 
 def _calm(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> str:

@@ -17,8 +17,18 @@ from ncclscope.analysis.table import Cell, Row
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import call_text, plural, ranks_text, sentence, shape_text
 from ncclscope.model import Call, Finding
+from ncclscope.render.blocks import (
+    add_row,
+    cause_panel,
+    duration,
+    item,
+    knowledge,
+    plain_table,
+    section,
+    status_panel,
+)
 
-__all__ = ["print_verdict", "render_verdict"]
+__all__ = ["print_verdict", "render_verdict", "verdict_panel"]
 
 WIDE = 120
 """Columns from which a call's place in the program stands beside it."""
@@ -26,14 +36,6 @@ NAME_COLUMNS, COMM_COLUMNS = 48, 56
 """Columns that a rank and each of its communicators take where they stand in one row."""
 MANY = 16
 """Ranks above which those that stand alike share a row."""
-
-_COLOURS = {"ok": "green", "incomplete": "yellow", "diverged": "red", "hung": "red"}
-_WORDS = {
-    "ok": "OK",
-    "incomplete": "INCOMPLETE",
-    "diverged": "DIVERGED",
-    "hung": "HUNG",
-}
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
@@ -43,15 +45,19 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 
 def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     """Returns the screen for a terminal of so many columns."""
-    parts: list[RenderableType] = [_heading(verdict), _frame(verdict), _stands(verdict, width)]
+    parts: list[RenderableType] = [
+        _heading(verdict),
+        verdict_panel(verdict),
+        _stands(verdict, width),
+    ]
     if verdict.neighbourhood is not None and verdict.cause is not None:
         parts.append(_parting(verdict.neighbourhood, verdict.cause, width))
     if verdict.cause is not None:
-        parts.append(_knowledge(verdict.cause))
+        parts.append(knowledge(verdict.cause))
     parts += _others(verdict)
     if verdict.notes:
-        parts.append(_section("notes on the input"))
-        parts += [_item(note) for note in verdict.notes]
+        parts.append(section("notes on the input"))
+        parts += [item(note) for note in verdict.notes]
     return Group(*parts)
 
 
@@ -67,26 +73,13 @@ def _heading(verdict: Verdict) -> Text:
     return Text(f"{' '.join(run.sources)}  {', '.join(parts)}", style="dim")
 
 
-def _frame(verdict: Verdict) -> Panel:
-    colour = _COLOURS[verdict.status]
-    cause = verdict.cause
-    title = Text(f" {_WORDS[verdict.status]} ", style=f"bold {colour}")
-    if cause is None:
-        return Panel(Text(_no_cause(verdict)), title=title, title_align="left", border_style=colour)
-    title.append(f"· {cause.kind.replace('_', ' ')} ")
-    who = cause.diverging_ranks or cause.candidate_ranks
-    title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
-    bottom = cause.confidence
-    if verdict.quiet_seconds is not None and verdict.quiet_seconds >= 1:
-        bottom += f" · no progress for {_duration(verdict.quiet_seconds)}"
-    return Panel(
-        Text(cause.summary),
-        title=title,
-        title_align="left",
-        subtitle=f" {bottom} ",
-        subtitle_align="right",
-        border_style=colour,
-    )
+def verdict_panel(verdict: Verdict) -> Panel:
+    """The frame in which the answer stands."""
+    if verdict.cause is None:
+        return status_panel(verdict.status, _no_cause(verdict))
+    quiet = verdict.quiet_seconds
+    more = f"no progress for {duration(quiet)}" if quiet is not None and quiet >= 1 else ""
+    return cause_panel(verdict.status, verdict.cause, more)
 
 
 def _no_cause(verdict: Verdict) -> str:
@@ -115,7 +108,7 @@ def _stands(verdict: Verdict, width: int) -> RenderableType:
     labels = _labels(row for _, row in folded)
     fits = NAME_COLUMNS + COMM_COLUMNS * len(labels) <= width
     table = _wide_table(verdict, folded) if fits else _narrow_table(verdict, folded)
-    parts: list[RenderableType] = [_section("where each rank stands", "recorded"), table]
+    parts: list[RenderableType] = [section("where each rank stands", "recorded"), table]
     if verdict.run.window:
         parts.append(_window_text(verdict))
     return Group(*parts)
@@ -144,7 +137,7 @@ def _with_calls(row: Row) -> Row:
 
 
 def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
-    table = _plain_table()
+    table = plain_table()
     labels = _labels(row for _, row in folded)
     for heading in ("rank", "host", "pid"):
         table.add_column(heading, justify="right" if heading != "host" else "left")
@@ -161,12 +154,12 @@ def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> 
         for label in labels:
             cell = row.cells.get(label)
             cells += [_count(cell), _last(cell)]
-        _add_row(table, *cells, style="bold red" if row.rank.rank in odd else "")
+        add_row(table, *cells, style="bold red" if row.rank.rank in odd else "")
     return table
 
 
 def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
-    table = _plain_table()
+    table = plain_table()
     table.add_column("rank", justify="right")
     table.add_column("pid", justify="right")
     table.add_column("comm", no_wrap=True)
@@ -178,16 +171,16 @@ def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -
         first = True
         for label, cell in row.cells.items():
             name = [_group_text(group), _who(group)[1]] if first else ["", ""]
-            _add_row(table, *name, label, _count(cell), _last(cell), style=style)
+            add_row(table, *name, label, _count(cell), _last(cell), style=style)
             first = False
         if first:
-            _add_row(table, _group_text(group), _who(group)[1], "", "", "no calls", style=style)
+            add_row(table, _group_text(group), _who(group)[1], "", "", "no calls", style=style)
     return table
 
 
 def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     where = near.comm.label or near.comm.key[:12]
-    heading = _section(f"around call {near.seq} on {where}", "recorded")
+    heading = section(f"around call {near.seq} on {where}", "recorded")
     if cause.aligned:
         return Group(heading, _aligned(cause, width))
     return Group(heading, _rank_by_rank(near, cause, width))
@@ -199,7 +192,7 @@ def _aligned(cause: Finding, width: int) -> RenderableType:
     assert cause.seq is not None
     odd = cause.diverging_ranks or cause.candidate_ranks[-1:]
     peers = [rank for rank in cause.comm.ranks if rank not in odd]
-    table = _plain_table()
+    table = plain_table()
     table.add_column("", justify="right", no_wrap=True)
     table.add_column(ranks_text(peers), overflow="fold", ratio=1)
     table.add_column("", justify="right", no_wrap=True)
@@ -208,7 +201,7 @@ def _aligned(cause: Finding, width: int) -> RenderableType:
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
         first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
-        _add_row(
+        add_row(
             table,
             _number(theirs, mark=first),
             _near_text(theirs, show_site=first or by_site, width=width),
@@ -240,7 +233,7 @@ def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> Renderable
     groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
     most = 2 if width < WIDE else 4
     shown = groups[: most - 1] + groups[-1:] if len(groups) > most else groups
-    table = _plain_table()
+    table = plain_table()
     table.add_column("", justify="right", no_wrap=True)
     for ranks in shown:
         table.add_column(ranks_text(ranks), overflow="fold", ratio=1)
@@ -250,7 +243,7 @@ def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> Renderable
             _near_text(near.calls[ranks[0]].get(seq), show_site=here, width=width)
             for ranks in shown
         ]
-        _add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
+        add_row(table, f"{'> ' if here else ''}#{seq}", *cells, style="red" if here else "")
     hidden = sorted(rank for ranks in groups if ranks not in shown for rank in ranks)
     if not hidden:
         return table
@@ -268,52 +261,15 @@ def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     return text
 
 
-def _knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
-    parts: list[RenderableType] = [_section("how it is known", how)]
-    parts += [_item(line) for line in cause.evidence]
-    if cause.inferred:
-        parts.append(_section("what follows from it", f"inferred, not {how}"))
-        parts += [_item(line) for line in cause.inferred]
-    return Group(*parts)
-
-
 def _others(verdict: Verdict) -> Iterable[RenderableType]:
     rest = [finding for finding in verdict.findings if finding is not verdict.cause]
     if not rest:
         return
-    yield _section("besides")
+    yield section("besides")
     for finding in rest[:8]:
-        yield _item(f"{finding.role}: {finding.summary}")
+        yield item(f"{finding.role}: {finding.summary}")
     if len(rest) > 8:
-        yield _item(f"and {len(rest) - 8} more, see --json")
-
-
-def _section(title: str, knowledge: str = "") -> RenderableType:
-    heading = Text(f"\n{title.upper()}", style="bold")
-    if not knowledge:
-        return heading
-    grid = Table.grid(expand=True)
-    grid.add_column()
-    grid.add_column(justify="right")
-    grid.add_row(heading, Text(f"\n{knowledge}", style="italic dim"))
-    return grid
-
-
-def _item(text: str) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=2, justify="right")
-    grid.add_column()
-    grid.add_row("-", Text(text))
-    return grid
-
-
-def _add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Adds cells as they are: file and function names are foreign text, and no markup."""
-    table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
-
-
-def _plain_table() -> Table:
-    return Table(box=None, pad_edge=True, padding=(0, 1), header_style="dim")
+        yield item(f"and {len(rest) - 8} more, see --json")
 
 
 def _labels(rows: Iterable[Row]) -> list[str]:
@@ -361,12 +317,3 @@ def _last(cell: Cell | None) -> str:
     return " ".join(
         part for part in (call.op, call.redop, shape_text(call.shape), call.state.word) if part
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 120:
-        return f"{minutes}m {rest:02d}s"
-    return f"{minutes // 60}h {minutes % 60:02d}m"

@@ -14,10 +14,10 @@ from ncclscope.foreign import printable
 from ncclscope.live.watch import Look
 from ncclscope.live.words import Words
 from ncclscope.model import State
+from ncclscope.render.blocks import COLOURS, cause_panel, status_panel
 
 __all__ = ["one_line", "render_look"]
 
-_COLOURS = {"ok": "green", "incomplete": "yellow", "diverged": "red", "hung": "red"}
 _NAME_COLUMNS, _COMM_COLUMNS = 24, 44
 """Columns that a rank and each of its communicators take where they stand in one row."""
 _OTHER_LINES = 10
@@ -30,7 +30,7 @@ def render_look(look: Look, width: int, height: int = 10_000, source: str = "") 
     """Returns the screen for a terminal of so many columns and lines."""
     parts: list[RenderableType] = [_heading(look, source)]
     if look.in_trouble:
-        parts.append(_frame(look))
+        parts.append(_panel(look))
     if look.ranks:
         labels = _labels(look.ranks)
         is_wide = _NAME_COLUMNS + _COMM_COLUMNS * len(labels) <= width
@@ -58,7 +58,7 @@ def _heading(look: Look, source: str) -> Text:
     word = {"waiting": "WAITING", "over": "OVER"}.get(look.activity, status.upper())
     if look.in_trouble:
         word = status.upper()
-    text.append(f"{word} ", style=f"bold {_COLOURS[status]}")
+    text.append(f"{word} ", style=f"bold {COLOURS[status]}")
     run = look.verdict.run if look.verdict is not None else None
     parts = []
     if look.activity == "waiting":
@@ -75,23 +75,12 @@ def _heading(look: Look, source: str) -> Text:
     return text
 
 
-def _frame(look: Look) -> Panel:
+def _panel(look: Look) -> Panel:
     assert look.verdict is not None
-    colour = _COLOURS[look.status]
     cause = look.verdict.cause
     if cause is None:
-        return Panel(Text(look.status), border_style=colour)
-    who = cause.diverging_ranks or cause.candidate_ranks
-    title = Text(f" {cause.kind.replace('_', ' ')} ", style=f"bold {colour}")
-    title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
-    return Panel(
-        Text(cause.summary),
-        title=title,
-        title_align="left",
-        subtitle=f" {cause.confidence} ",
-        subtitle_align="right",
-        border_style=colour,
-    )
+        return status_panel(look.status, look.status)
+    return cause_panel(look.status, cause)
 
 
 def _most_telling(look: Look, most: int) -> list[Words]:

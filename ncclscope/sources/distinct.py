@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.model import Call, CallLog
+from ncclscope.logs import CallLog
+from ncclscope.model import Call
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.model import CallLog, Communicator, Rank, State
+from ncclscope.logs import CallLog
+from ncclscope.model import Communicator, Rank, State
 from ncclscope.sources.flight_entry import Entry
 from ncclscope.sources.flight_group import Group, Held
 from ncclscope.sources.flight_log import DumpLog, LazyCalls

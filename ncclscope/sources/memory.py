@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ncclscope.model import Call, CallLog, Communicator
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator
 from ncclscope.ring.reader import BASE_INVERSE
 from ncclscope.signature import BASE
 

@@ -13,12 +13,14 @@ import numpy as np
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text, texts
-from ncclscope.model import Call, Communicator, Rank, State, Step
+from ncclscope.model import Call, Communicator, Rank
 from ncclscope.ring import layout
-from ncclscope.ring.image import Records, chosen, joined
-from ncclscope.ring.reader import CHUNK, RingFile, hash_before
-from ncclscope.signature import BASE, CREATION_OPS, VECTOR_OPS, sign
+from ncclscope.ring.image import Records, joined
+from ncclscope.ring.reader import RingFile, hash_before
+from ncclscope.signature import BASE
 from ncclscope.sources.distinct import Distinct, distinct_records
+from ncclscope.sources.ring_calls import decode, is_signable, sign_again
+from ncclscope.sources.ring_trails import RingSteps, transfers
 from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
 
@@ -27,12 +29,7 @@ __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
 _LIVELY_NS = 60_000_000_000
 """A process that was heard of less than a minute ago may still write."""
 
-STEP_CHUNKS = 4
-"""Chunks of records at the end of a ring that a step is looked for in."""
-
-_CLIPPED = 0xFFFFFFFF
 _MOST_PIDS = 1 << 22
-_LONGEST_SHAPE = 1 << 12
 
 
 def read_ring(path: Path) -> Rank:
@@ -62,14 +59,14 @@ def read_ring(path: Path) -> Rank:
             for index, communicator in found.items()
             if index in ring.states
         },
-        p2p=_LazyP2p(ring, found),
+        p2p=transfers(ring, found),
         records=ring.head - ring.lost,
         lost=ring.lost,
         started_ns=integer(about.get("started_ns")) or None,
         last_seen_ns=ring.heartbeat_ns or None,
         exited=exited,
         alive=alive,
-        steps=_LazySteps(ring),
+        steps=RingSteps(ring),
         source=str(path),
         details=about,
     )
@@ -126,7 +123,7 @@ class RingLog:
         records = self._records(start, stop)
         # Not from the fields: what was signed may have been overwritten since, the hash was not.
         signatures = self._signatures(records)
-        return _decode(self._ring, records, self.communicator.key, signatures)
+        return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
@@ -136,7 +133,7 @@ class RingLog:
         """Calls ``start`` to ``stop - 1``, as far as they are kept, by what sets them apart."""
         key = self.communicator.key
         found = self._records(start, stop)
-        return distinct_records(found, lambda records: _decode(self._ring, records, key))
+        return distinct_records(found, lambda records: decode(self._ring, records, key))
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
         """Where calls ``start`` to ``stop - 1`` came from."""
@@ -181,8 +178,8 @@ class RingLog:
         seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
         if seq == 1:
             return 1, 0
-        if _is_signable(self._ring, oldest):
-            return seq, hash_before(running, _sign(_decode(self._ring, oldest, "")[0]))
+        if is_signable(self._ring, oldest):
+            return seq, hash_before(running, sign_again(decode(self._ring, oldest, "")[0]))
         return seq + 1, running
 
     @property
@@ -211,159 +208,6 @@ class RingLog:
             parts.append(found[low:high])
             seq = int(seqs[high - 1]) + 1
         return joined(parts)
-
-
-class _LazyP2p(Mapping[str, Sequence[Call]]):
-    """Point-to-point calls per communicator, read when one is asked for."""
-
-    def __init__(self, ring: RingFile, communicators: Mapping[int, Communicator]) -> None:
-        self._ring = ring
-        self._numbers = {
-            communicator.key: index
-            for index, communicator in communicators.items()
-            if index in ring.states and ring.states[index].p2p
-        }
-        self._calls: dict[str, Sequence[Call]] = {}
-
-    def __getitem__(self, key: str) -> Sequence[Call]:
-        if key not in self._calls:
-            index = self._numbers[key]
-            found: list[Call] = []
-            for start in range(self._ring.oldest, self._ring.head, CHUNK):
-                window = self._ring.window(start, start + CHUNK)
-                own = (window["comm"] == index) & (window["fixed"] & layout.FIXED_P2P != 0)
-                found += _decode(self._ring, chosen(window, own), key)
-            self._calls[key] = found
-        return self._calls[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._numbers  # without reading them
-
-    def __iter__(self) -> Any:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-
-class _LazySteps(Sequence[Step]):
-    """Steps of the engine, read when they are asked for."""
-
-    def __init__(self, ring: RingFile) -> None:
-        self._ring = ring
-        self._steps: list[Step] | None = None
-
-    def _read(self) -> list[Step]:
-        if self._steps is None:
-            self._steps = []
-            for start in range(self._ring.oldest, self._ring.head, CHUNK):
-                self._steps += self._between(start, start + CHUNK)
-        return self._steps
-
-    def _between(self, start: int, stop: int) -> list[Step]:
-        window = self._ring.window(start, stop)
-        return [
-            Step(
-                number=int(record["seq"]),
-                position=int(record["begin"]) - 1,
-                tokens=int(record["numel"]) - 1 if record["numel"] else None,
-                dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
-            )
-            for record in chosen(window, window["fixed"] & layout.FIXED_STEP != 0)
-        ]
-
-    def latest(self) -> Step | None:
-        """The last step among the newest records."""
-        stop = self._ring.head
-        for _ in range(STEP_CHUNKS):
-            start = (stop - 1) // CHUNK * CHUNK
-            if stop <= self._ring.oldest:
-                break
-            if found := self._between(start, stop):
-                return found[-1]
-            stop = start
-        return None
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._read()[index]
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-
-def _decode(
-    ring: RingFile, records: Records, key: str, signatures: Sequence[int] | None = None
-) -> list[Call]:
-    """Makes calls of records; of sends and receives without their signatures."""
-    calls = []
-    shapes = records["shape"].tolist()
-    for place, row in enumerate(records.tolist()):
-        (begin, when, _, seq, numel, _, _, op, dtype, redop, ndim, fixed, root, sizes, site) = row[
-            :15
-        ]
-        out, graph, group, flags, state = row[15:20]
-        p2p = fixed & layout.FIXED_P2P != 0
-        shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
-        out_shape = ring.text(layout.KIND_SHAPE, out)
-        own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
-        calls.append(
-            Call(
-                op=ring.text(layout.KIND_OP, op) or "?",
-                comm=key,
-                seq=seq,
-                position=begin - 1,
-                dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
-                redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
-                root=None if p2p or root < 0 else root,
-                peer=root if p2p and root >= 0 else None,
-                numel=numel if numel or shape is not None else None,
-                shape=shape,
-                sizes=own_sizes,
-                out_sizes=out_sizes,
-                out_shape=None if out_shape is None else _dimensions(out_shape),
-                site=ring.text(layout.KIND_SITE, site),
-                time_ns=when,
-                state=State(min(state, State.COMPLETED)),
-                captured=flags & layout.FLAG_CAPTURED != 0,
-                group=group or None,
-                graph=graph or None,
-                signature=0 if signatures is None else signatures[place],
-            )
-        )
-    return calls
-
-
-def _is_signable(ring: RingFile, record: Records) -> bool:
-    """Whether a record still holds all that its signature was made of."""
-    (call,) = _decode(ring, record, "")
-    numbers = record[0]
-    complete = (
-        call.op != "?"
-        and layout.NO_ROOM not in (numbers["dtype"], numbers["redop"])
-        and _CLIPPED not in (call.shape or ())
-    )
-    if call.op == "scatter":
-        return complete and call.out_shape is not None
-    return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
-
-
-def _sign(call: Call) -> int:
-    return sign(
-        call.op,
-        dtype=call.dtype,
-        redop=call.redop,
-        root=call.root,
-        numel=call.numel,
-        shape=call.shape,
-        sizes=call.sizes,
-        out_shape=call.out_shape,
-        is_captured=call.captured,
-    )
-
-
-def _dimensions(spelled: str) -> tuple[int, ...]:
-    parts = spelled[:_LONGEST_SHAPE].split(",")
-    return tuple(int(part) for part in parts if part.isdecimal() and len(part) < 20)
 
 
 def communicators(ring: RingFile) -> dict[int, Communicator]:

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.model import Call, CallLog, Communicator, Rank
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Rank
 from ncclscope.signature import BASE
 from ncclscope.sources.memory import ListLog
 

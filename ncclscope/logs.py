@@ -1,0 +1,89 @@
+"""What a rank recorded, in order, and how it is read without reading all of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ncclscope.model import Call, Communicator
+
+__all__ = ["CallLog", "Trail", "last_of"]
+
+What = TypeVar("What")
+
+
+class Trail(Sequence[What]):
+    """Steps or transfers of one rank, oldest first, whose end can be read alone."""
+
+    @abstractmethod
+    def last(self) -> What | None:
+        """The newest; None where there is none, or none has been recorded lately."""
+
+
+def last_of(recorded: Sequence[What]) -> What | None:
+    """The newest of what was recorded; None where there is none."""
+    if isinstance(recorded, Trail):
+        return recorded.last()
+    return recorded[-1] if recorded else None
+
+
+class CallLog(Protocol):
+    """The collectives of one rank on one communicator, in order.
+
+    ``calls`` counts all that were made; the records of the first ``first - 1`` of them
+    are gone. In a log that is not ``anchored`` even their number is unknown: ``first``
+    is 1, and sequence numbers mean nothing outside the log.
+    """
+
+    @property
+    def communicator(self) -> Communicator: ...
+
+    @property
+    def calls(self) -> int:
+        """Calls made, kept or not."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the first call that is kept; ``calls + 1`` when none is."""
+        ...
+
+    @property
+    def anchored(self) -> bool:
+        """Whether call 1 is the first call that was ever made on the communicator."""
+        ...
+
+    @property
+    def rooted(self) -> bool:
+        """Whether fingerprints cover everything from the first call ever made."""
+        ...
+
+    def fingerprint(self, seq: int) -> int:
+        """Running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
+
+        Fingerprints themselves can be compared where both logs are :attr:`rooted`;
+        otherwise the stretch between two of them can.
+        """
+        ...
+
+    def call(self, seq: int) -> Call:
+        """The call number ``seq``, for ``first <= seq <= calls``."""
+        ...
+
+    def span(self, start: int, stop: int) -> Sequence[Call]:
+        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        ...
+
+    def signatures(self, start: int, stop: int) -> Sequence[int]:
+        """Signatures of calls ``start`` to ``stop - 1``, all of which are kept."""
+        ...
+
+    def sites(self, start: int, stop: int) -> Sequence[str | None]:
+        """Where calls ``start`` to ``stop - 1`` came from, as far as they are kept."""
+        ...
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Their numbers in the whole stream of the rank."""
+        ...

@@ -1,0 +1,92 @@
+"""Records of a ring -> calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclscope.model import Call, State
+from ncclscope.ring import layout
+from ncclscope.ring.image import Records
+from ncclscope.ring.reader import RingFile
+from ncclscope.signature import CREATION_OPS, VECTOR_OPS, sign
+
+__all__ = ["decode", "is_signable", "sign_again"]
+
+_CLIPPED = 0xFFFFFFFF
+_LONGEST_SHAPE = 1 << 12
+
+
+def decode(
+    ring: RingFile, records: Records, key: str, signatures: Sequence[int] | None = None
+) -> list[Call]:
+    """Makes calls of records; of sends and receives without their signatures."""
+    calls = []
+    shapes = records["shape"].tolist()
+    for place, row in enumerate(records.tolist()):
+        (begin, when, _, seq, numel, _, _, op, dtype, redop, ndim, fixed, root, sizes, site) = row[
+            :15
+        ]
+        out, graph, group, flags, state = row[15:20]
+        p2p = fixed & layout.FIXED_P2P != 0
+        shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
+        out_shape = ring.text(layout.KIND_SHAPE, out)
+        own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
+        calls.append(
+            Call(
+                op=ring.text(layout.KIND_OP, op) or "?",
+                comm=key,
+                seq=seq,
+                position=begin - 1,
+                dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
+                redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
+                root=None if p2p or root < 0 else root,
+                peer=root if p2p and root >= 0 else None,
+                numel=numel if numel or shape is not None else None,
+                shape=shape,
+                sizes=own_sizes,
+                out_sizes=out_sizes,
+                out_shape=None if out_shape is None else _dimensions(out_shape),
+                site=ring.text(layout.KIND_SITE, site),
+                time_ns=when,
+                state=State(min(state, State.COMPLETED)),
+                captured=flags & layout.FLAG_CAPTURED != 0,
+                group=group or None,
+                graph=graph or None,
+                signature=0 if signatures is None else signatures[place],
+            )
+        )
+    return calls
+
+
+def is_signable(ring: RingFile, record: Records) -> bool:
+    """Whether a record still holds all that its signature was made of."""
+    (call,) = decode(ring, record, "")
+    numbers = record[0]
+    complete = (
+        call.op != "?"
+        and layout.NO_ROOM not in (numbers["dtype"], numbers["redop"])
+        and _CLIPPED not in (call.shape or ())
+    )
+    if call.op == "scatter":
+        return complete and call.out_shape is not None
+    return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
+
+
+def sign_again(call: Call) -> int:
+    """The signature of a call whose record holds all of it."""
+    return sign(
+        call.op,
+        dtype=call.dtype,
+        redop=call.redop,
+        root=call.root,
+        numel=call.numel,
+        shape=call.shape,
+        sizes=call.sizes,
+        out_shape=call.out_shape,
+        is_captured=call.captured,
+    )
+
+
+def _dimensions(spelled: str) -> tuple[int, ...]:
+    parts = spelled[:_LONGEST_SHAPE].split(",")
+    return tuple(int(part) for part in parts if part.isdecimal() and len(part) < 20)

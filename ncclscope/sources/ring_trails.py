@@ -1,0 +1,108 @@
+"""The steps, sends and receives in a ring, read when they are asked for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ncclscope.logs import Trail
+from ncclscope.model import Call, Communicator, Step
+from ncclscope.ring import layout
+from ncclscope.ring.image import chosen
+from ncclscope.ring.reader import CHUNK, RingFile
+from ncclscope.sources.ring_calls import decode
+
+__all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "transfers"]
+
+What = TypeVar("What")
+
+STEP_CHUNKS = 4
+"""Chunks of records at the end of a ring that the last step is looked for in."""
+
+
+class _RingTrail(Trail[What]):
+    """Some of the records of a ring; all are gone through once, for the last only from the end."""
+
+    _within: int | None = None
+
+    def __init__(self, ring: RingFile) -> None:
+        self._ring = ring
+        self._all: list[What] | None = None
+
+    @abstractmethod
+    def _between(self, start: int, stop: int) -> list[What]:
+        """Those at positions ``start`` to ``stop - 1`` of the stream."""
+
+    def last(self) -> What | None:
+        """The newest; None where none is kept, or none among the records looked through."""
+        if self._all is not None:
+            return self._all[-1] if self._all else None
+        stop = self._ring.head
+        looked = 0
+        while stop > self._ring.oldest and (self._within is None or looked < self._within):
+            start = (stop - 1) // CHUNK * CHUNK
+            if found := self._between(start, stop):
+                return found[-1]
+            stop = start
+            looked += 1
+        return None
+
+    def _read(self) -> list[What]:
+        if self._all is None:
+            self._all = []
+            for start in range(self._ring.oldest, self._ring.head, CHUNK):
+                self._all += self._between(start, start + CHUNK)
+        return self._all
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+
+class RingTransfers(_RingTrail[Call]):
+    """Sends and receives on one communicator."""
+
+    def __init__(self, ring: RingFile, number: int, key: str) -> None:
+        super().__init__(ring)
+        self._number = number
+        self._key = key
+
+    def _between(self, start: int, stop: int) -> list[Call]:
+        window = self._ring.window(start, stop)
+        own = (window["comm"] == self._number) & (window["fixed"] & layout.FIXED_P2P != 0)
+        return decode(self._ring, chosen(window, own), self._key)
+
+
+def transfers(
+    ring: RingFile, communicators: Mapping[int, Communicator]
+) -> dict[str, RingTransfers]:
+    """By the key of the communicator; there are some, though they may have been overwritten."""
+    return {
+        communicator.key: RingTransfers(ring, number, communicator.key)
+        for number, communicator in communicators.items()
+        if number in ring.states and ring.states[number].p2p
+    }
+
+
+class RingSteps(_RingTrail[Step]):
+    """Steps of the engine.
+
+    A ring does not know whether it holds any, and is not read whole to find the last.
+    """
+
+    _within = STEP_CHUNKS
+
+    def _between(self, start: int, stop: int) -> list[Step]:
+        window = self._ring.window(start, stop)
+        return [
+            Step(
+                number=int(record["seq"]),
+                position=int(record["begin"]) - 1,
+                tokens=int(record["numel"]) - 1 if record["numel"] else None,
+                dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
+            )
+            for record in chosen(window, window["fixed"] & layout.FIXED_STEP != 0)
+        ]

@@ -15,7 +15,7 @@ from ncclscope.analysis.align import Parting, align_windows, compare, side_by_si
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
-from ncclscope.analysis.habit import PAST, follows, habit_of
+from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.order import Moment, Order
 from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.swaps import Swap, find_swaps
@@ -144,8 +144,11 @@ class Case:
 
         Replicas of a model run the same program, though not on the same data: signatures
         are compared first, and single parameters but the size where those decide nothing.
+        A replica that has come to this number in another way, such as by a step without
+        tokens, is at another place of the program and tells nothing.
         """
         calls = []
+        own = self._log(parting, parting.groups[0][0])
         for key, comm in self.run.communicators.items():
             if key == parting.comm.key or not comm.kind or comm.kind != parting.comm.kind:
                 continue
@@ -156,7 +159,9 @@ class Case:
                 if log.first <= parting.seq <= log.calls
             }
             if len(posted) == 1:
-                calls.append(next(iter(posted.values())).call(parting.seq))
+                log = next(iter(posted.values()))
+                if in_step(own, log, parting.seq):
+                    calls.append(log.call(parting.seq))
         for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
             usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
             if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):

@@ -18,10 +18,13 @@ from typing import TypeVar
 from ncclscope.logs import CallLog
 from ncclscope.model import Call
 
-__all__ = ["PAST", "Habit", "expected_next", "follows", "habit_of"]
+__all__ = ["IN_STEP", "PAST", "Habit", "expected_next", "follows", "habit_of", "in_step"]
 
 PAST = 2048
 """Calls of the past that are looked through."""
+
+IN_STEP = 16
+"""Calls before one in question that two replicas must share to be at the same place."""
 
 Habit = tuple[str, str | None, str | None, int | None]
 """A call without its sizes, which change from step to step."""
@@ -68,3 +71,10 @@ def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
     """Returns which of two calls usually stands as number ``seq``, after those before it."""
     past = [habit_of(call) for call in log.span(max(log.first, seq - PAST), seq)]
     return expected_next(past, habit_of(one), habit_of(other))
+
+
+def in_step(one: CallLog, other: CallLog, seq: int) -> bool:
+    """Whether two communicators came to their calls ``seq`` by the same calls but for sizes."""
+    start = max(1, seq - IN_STEP, one.first, other.first)
+    past = [[habit_of(call) for call in log.span(start, seq)] for log in (one, other)]
+    return past[0] == past[1] and (bool(past[0]) or seq == 1)

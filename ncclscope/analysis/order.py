@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclscope.logs import CallLog
-from ncclscope.model import Call, Run
+from ncclscope.model import Call, Rank, Run
 
 __all__ = ["Moment", "Order", "made_before"]
 
@@ -43,6 +43,9 @@ class Order:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        # Differences are compared with each other, two at a time, and ask the same each time.
+        self._positions: dict[tuple[int, str, int], int | None] = {}
+        self._made: dict[tuple[int, str, int], int] = {}
 
     def compare(self, one: Moment, other: Moment) -> int:
         """Returns a negative number where ``one`` came first, a positive one for ``other``."""
@@ -67,14 +70,11 @@ class Order:
         votes = 0
         if self._run.window:
             return 0  # numbers of calls mean nothing outside of one comparison
-        for rank in self._run.ranks:
-            positions = []
-            for moment in (one, other):
-                log = rank.logs.get(moment.key)
-                if log is not None and log.first <= moment.seq <= log.calls:
-                    positions.append(log.positions(moment.seq, moment.seq + 1)[0])
-            if len(positions) == 2 and positions[0] != positions[1]:
-                votes += -1 if positions[0] < positions[1] else 1
+        for rank in self._run.members(one.key):
+            first = self._position(rank, one)
+            second = self._position(rank, other)
+            if first is not None and second is not None and first != second:
+                votes += -1 if first < second else 1
         return votes
 
     def _progress(self, one: Moment, other: Moment) -> int:
@@ -89,10 +89,27 @@ class Order:
             theirs = by_rank[other.rank].logs.get(key)
             if theirs is None:
                 continue
-            made = made_before(log, one.call.position)
-            made -= made_before(theirs, other.call.position)
+            made = self._made_before(one.rank, log, one.call.position)
+            made -= self._made_before(other.rank, theirs, other.call.position)
             votes += (made > 0) - (made < 0)
         return votes
+
+    def _position(self, rank: Rank, moment: Moment) -> int | None:
+        """Where a rank posted a call; None where it did not, or that is not kept."""
+        known = (rank.rank, moment.key, moment.seq)
+        if known not in self._positions:
+            log = rank.logs.get(moment.key)
+            kept = log is not None and log.first <= moment.seq <= log.calls
+            self._positions[known] = (
+                log.positions(moment.seq, moment.seq + 1)[0] if log is not None and kept else None
+            )
+        return self._positions[known]
+
+    def _made_before(self, rank: int, log: CallLog, position: int) -> int:
+        known = (rank, log.communicator.key, position)
+        if known not in self._made:
+            self._made[known] = made_before(log, position)
+        return self._made[known]
 
     def _times(self, one: Moment, other: Moment) -> tuple[int, int] | None:
         """When they were posted, where one clock says it of both."""

@@ -115,6 +115,30 @@ def test_a_pair_is_decided_by_the_other_pairs(cluster_of: ClusterOf) -> None:
     assert verdict.cause.inferred  # said to be a conclusion, not a record
 
 
+def test_a_pair_is_not_decided_by_pairs_at_another_place_of_the_program(
+    cluster_of: ClusterOf,
+) -> None:
+    """The other replicas made one call more before, so that their number stands for another."""
+    cluster = cluster_of(6)
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    for pair in pairs:
+        cluster.history("tp:0", 3, members=pair)
+    for pair in pairs[1:]:
+        cluster.post(pair, "tp:0", "broadcast", members=pair, root=0)
+    for pair in pairs:
+        cluster.post(pair, "tp:0", members=pair)
+    for pair in pairs[1:]:
+        cluster.post(pair, "tp:0", members=pair)
+    cluster.post([0], "tp:0", "all_gather", members=pairs[0], done=False)
+    cluster.post([1], "tp:0", members=pairs[0], done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.confidence) == ("op_mismatch", "ambiguous")
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 1))
+
+
 def test_a_pair_is_decided_by_a_communicator_with_a_majority(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("ep:0")

@@ -7,18 +7,17 @@ directory, everything that was said is kept there.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.live.ras import DEFAULT_ADDRESS
+from tests.gpu.transcripts import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -39,26 +38,6 @@ def _ask_ras() -> str:
         while part := connection.recv(65536):
             parts.append(part)
     return b"".join(parts).decode("utf-8", "replace")
-
-
-def _keep(fault: str, name: str, text: str) -> None:
-    directory = os.environ.get("NCCLSCOPE_TRANSCRIPTS")
-    if directory:
-        path = Path(directory) / fault / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def _ncclscope(fault: str, name: str, *words: object) -> dict[str, Any]:
-    """Runs a command twice: once for a person, to be kept, and once for this test."""
-    command = [*NCCLSCOPE, *map(str, words)]
-    environment = {**os.environ, "COLUMNS": "100"}
-    shown = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    _keep(fault, f"{name}.txt", f"$ ncclscope {words[0]}\n{shown.stdout}{shown.stderr}")
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 @pytest.mark.parametrize("fault", [*PARTED, *STUCK])
@@ -90,19 +69,19 @@ def test_a_hang_on_nccl_is_named_while_it_stands(tmp_path: Path, fault: str) -> 
             text=True,
             check=False,
         ).stdout
-        attached = _ncclscope(fault, "attach", "attach", *laboratory.pids)
+        attached = ask(fault, "attach", "attach", *laboratory.pids)
         laboratory.kill()
-    post_mortem = _ncclscope(fault, "diagnose", "diagnose", rings)
-    _keep(fault, "watch.jsonl", seen)
-    _keep(fault, "ras.txt", ras)
-    _keep(fault, "nvidia-smi.txt", gpus)
+    post_mortem = ask(fault, "diagnose", "diagnose", rings)
+    keep(fault, "watch.jsonl", seen)
+    keep(fault, "ras.txt", ras)
+    keep(fault, "nvidia-smi.txt", gpus)
     last = json.loads(seen.splitlines()[-1])
     verdicts = {"watch": last, "attach": attached, "diagnose": post_mortem}
     found = {
         name: (document["verdict"]["kind"], document["verdict"]["diverging_ranks"])
         for name, document in verdicts.items()
     }
-    _keep(
+    keep(
         fault,
         "summary.json",
         json.dumps({"planted": planted, **found, "watch_ended_before": stood}, indent=1),

@@ -3,8 +3,9 @@
 The file that NCCLSCOPE_TEST_FAULT names holds the fault. As soon as it is there, rank 1 takes
 it away and does that to its next collective. ``skip`` and ``replace`` are done to an all_reduce
 of tensor parallelism on the CPU, to a reduce_scatter of expert parallelism on GPUs; ``uneven``
-takes the path of unequal sizes in a dispatch of expert parallelism on the CPU, where all are
-equal. It sits above the probes, so that what is recorded is what is posted.
+takes the path of unequal sizes in a dispatch of expert parallelism, where all are equal, and
+``skip_all_reduce`` leaves out one of tensor parallelism on GPUs. It sits above the probes, so
+that what is recorded is what is posted.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def register() -> None:
         from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
         _replace(CudaCommunicator, "reduce_scatterv", _on_gpu, Path(order))
+        _replace(CudaCommunicator, "all_gatherv", _gpu_unevenly, Path(order), ("uneven",), _is_even)
+        _replace(
+            CudaCommunicator, "all_reduce", _without, Path(order), ("skip_all_reduce",), _is_tp
+        )
 
 
 def _on_cpu(fault: str, communicator: Any, input_: Any) -> Any:
@@ -56,6 +61,27 @@ def _unevenly(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) 
         uneven.all_gatherv(communicator.device_group, communicator.ranks, tensor, sizes)
         for tensor in input_
     ]
+
+
+def _is_tp(communicator: Any, *_: Any) -> bool:
+    return str(communicator.unique_name).startswith("tp")
+
+
+def _without(fault: str, communicator: Any, input_: Any) -> Any:
+    return input_.clone()
+
+
+def _gpu_unevenly(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:
+    """What vLLM does with sizes that differ: a group of broadcasts in place of an all_gather."""
+    direct = communicator.pynccl_comm
+    gathered = []
+    direct.group_start()
+    for tensor in input_:
+        output = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
+        direct.all_gatherv(output, tensor, sizes=sizes)
+        gathered.append(output)
+    direct.group_end()
+    return gathered
 
 
 def _on_gpu(fault: str, communicator: Any, input_: Any, *_: Any, **options: Any) -> Any:

@@ -1,0 +1,72 @@
+"""The vLLM deployment that is measured and made to hang: small, on dummy weights, offline.
+
+On GPUs a model of eight layers in bfloat16; without them vLLM's CPU build and the smallest
+model it takes, so that every script can be tried where it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tests.integration.vllm_server import TINY_QWEN3_MOE
+
+__all__ = ["on_gpus", "options"]
+
+_GPU_CONFIG = TINY_QWEN3_MOE | {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 4096,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+}
+_GPU_ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+
+
+def on_gpus() -> bool:
+    """Whether there are four."""
+    return torch.cuda.device_count() >= 4
+
+
+def options(
+    *, eager: bool, memory: float = 0.3, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Returns options for a server, TP=2 x DP=2 with expert parallelism.
+
+    Args:
+        eager: Without torch.compile and CUDA graphs.
+        memory: Share of each GPU's memory.
+        environment: Further variables.
+    """
+    own = dict(environment or {})
+    parallel = ["--enable-expert-parallel", "--all2all-backend", "allgather_reducescatter"]
+    if not on_gpus():
+        return {
+            "data_parallel_size": 2,
+            "environment": {"NCCLSCOPE_VLLM_CPU_MOE": "1"} | own,
+            "arguments": parallel,
+            "eager": True,
+        }
+    serving = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
+    return {
+        "data_parallel_size": 2,
+        "environment": _GPU_ENVIRONMENT | own,
+        "arguments": [*serving, "--gpu-memory-utilization", str(memory), *parallel],
+        "config": _GPU_CONFIG,
+        "eager": eager,
+    }

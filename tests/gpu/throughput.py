@@ -1,0 +1,187 @@
+"""Throughput of one vLLM deployment in several variants: ``python -m tests.gpu.throughput``.
+
+All variants are up at once on the same devices and one at a time is loaded, in an order that
+changes from round to round: what the machine does besides meets all of them alike. Ratios are
+of one round; shown are their medians and their extremes. Tracing is on in the variants whose
+names say so; at the end their rings are diagnosed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.deployment import on_gpus, options
+from tests.integration.traced_server import TracedServer
+from tests.integration.vllm_server import VllmServer
+
+VARIANTS = {
+    "stock": {},
+    "fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
+    "checked": {"NCCLSCOPE_VLLM_DISPATCH": "checked"},
+    "traced": {},
+    "traced fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
+}
+ALONE = [[1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17]
+"""Prompts that are served one after the other: batches, and with them roundings, are the same."""
+
+Request = tuple[list[int], int]
+
+
+@dataclass
+class Variant:
+    """One server, and what was measured of it.
+
+    Attributes:
+        name: Which.
+        server: Its server.
+        traced: The same with its rings, where it is traced.
+        tokens: Per second, one number a round.
+        latency: Seconds a token of a request took, the median of each round.
+        alone: What it answered to the prompts that were served one by one.
+    """
+
+    name: str
+    server: VllmServer
+    traced: TracedServer | None
+    tokens: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+    alone: list[list[int]] = field(default_factory=list)
+
+    def load(self, requests: Sequence[Request], concurrency: int) -> None:
+        """Serves requests, so many at a time, and notes how long it took."""
+
+        def serve(request: Request) -> tuple[int, float]:
+            prompt, count = request
+            started = time.perf_counter()
+            answered = len(self.server.complete(prompt, max_tokens=count, timeout=120))
+            return answered, time.perf_counter() - started
+
+        started = time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            served = list(pool.map(serve, requests))
+        seconds = time.perf_counter() - started
+        self.tokens.append(sum(count for count, _ in served) / seconds)
+        self.latency.append(statistics.median(took / count for count, took in served))
+
+
+def make_requests(count: int, seed: int, longest: int) -> list[Request]:
+    """Prompts of a few to many tokens, each with a number of tokens to generate."""
+    draw = random.Random(seed)
+    lengths = [length for length in (3, 17, 64, 300, 900) if length <= longest]
+    return [
+        ([draw.randrange(3, 500) for _ in range(draw.choice(lengths))], draw.choice((8, 32, 64)))
+        for _ in range(count)
+    ]
+
+
+def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> Variant:
+    """Makes a server that is not yet started."""
+    directory.mkdir()
+    given = options(eager=eager, memory=memory, environment=VARIANTS[name])
+    if name.startswith("traced"):
+        traced = TracedServer(directory, **given)
+        return Variant(name, traced.server, traced)
+    return Variant(name, VllmServer(directory, **given), None)
+
+
+def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: int) -> None:
+    """Warms all up, asks all the same one by one, then loads each once a round."""
+    longest = 900 if on_gpus() else 64
+    for variant in variants:
+        for seed in range(3):
+            variant.load(make_requests(count, seed, longest), concurrency)
+        variant.tokens.clear()
+        variant.latency.clear()
+        variant.alone = [variant.server.complete(prompt, max_tokens=32) for prompt in ALONE]
+    order = list(variants)
+    for number in range(rounds):
+        requests = make_requests(count, 100 + number, longest)
+        for variant in order if number % 2 else reversed(order):
+            variant.load(requests, concurrency)
+        order = order[1:] + order[:1]
+        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+
+
+def report(variants: Sequence[Variant]) -> dict[str, Any]:
+    """Returns what is to be kept, and prints it."""
+    base = variants[0]
+    rows = []
+    for variant in variants:
+        row: dict[str, Any] = {
+            "variant": variant.name,
+            "tokens_per_second": spread(variant.tokens),
+            "ratio": spread(a / b for a, b in zip(variant.tokens, base.tokens, strict=True)),
+            "milliseconds_per_token": spread(1e3 * each for each in variant.latency),
+            "same_tokens": variant.alone == base.alone,
+        }
+        if variant.traced is not None:
+            row["diagnose"] = variant.traced.diagnose()[1]["status"]
+        rows.append(row)
+        low, middle, high = row["ratio"]
+        print(
+            f"{variant.name:14} {row['tokens_per_second'][1]:8.0f} tokens/s  "
+            f"x{middle:.4f} ({low:.4f} to {high:.4f})  "
+            f"{row['milliseconds_per_token'][1]:7.2f} ms a token  "
+            f"{'same tokens' if row['same_tokens'] else 'OTHER TOKENS'}  "
+            f"{row.get('diagnose', '')}"
+        )
+    return {"against": base.name, "rounds": len(base.tokens), "variants": rows}
+
+
+def spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """The least, the median and the most."""
+    found = sorted(values)
+    return found[0], statistics.median(found), found[-1]
+
+
+def main() -> int:
+    """Starts, measures, prints; returns 1 where answers or verdicts are not what they should be."""
+    parser = argparse.ArgumentParser(
+        prog="tests.gpu.throughput",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("variants", nargs="*", default=["stock", "fixed"], metavar="VARIANT")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--requests", type=int, default=400, help="of a round")
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.variants if name not in VARIANTS]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of: {', '.join(VARIANTS)}")
+    memory = min(0.3, 0.8 / len(arguments.variants))
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
+        variants = [
+            make_variant(name, Path(directory) / str(number), eager=arguments.eager, memory=memory)
+            for number, name in enumerate(arguments.variants)
+        ]
+        for variant in variants:
+            running.callback(variant.server.stop)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda variant: variant.server.start(timeout=420), variants))
+        measure(variants, arguments.rounds, arguments.requests, arguments.concurrency)
+        found = report(variants) | {"eager": arguments.eager or not on_gpus()}
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    good = all(
+        row["same_tokens"] and row.get("diagnose", "ok") == "ok" for row in found["variants"]
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ import torch
 
 from tests.integration.vllm_server import TINY_QWEN3_MOE
 
-__all__ = ["on_gpus", "options"]
+__all__ = ["SHAPE", "on_gpus", "options"]
 
 _GPU_CONFIG = TINY_QWEN3_MOE | {
     "hidden_size": 1024,
@@ -38,35 +38,43 @@ _GPU_ENVIRONMENT = {
 }
 
 
+SHAPE = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
+"""Tensor-parallel and data-parallel size: with fewer than four GPUs each replica has one."""
+
+
 def on_gpus() -> bool:
-    """Whether there are four."""
-    return torch.cuda.device_count() >= 4
+    """Whether there are enough."""
+    return torch.cuda.device_count() >= 2
 
 
 def options(
-    *, eager: bool, memory: float = 0.3, environment: Mapping[str, str] | None = None
+    *,
+    eager: bool,
+    shape: tuple[int, int] = SHAPE,
+    memory: float = 0.3,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Returns options for a server, TP=2 x DP=2 with expert parallelism.
+    """Returns options for a server with expert parallelism.
 
     Args:
         eager: Without torch.compile and CUDA graphs.
+        shape: Tensor-parallel and data-parallel size.
         memory: Share of each GPU's memory.
         environment: Further variables.
     """
     own = dict(environment or {})
-    parallel = ["--enable-expert-parallel", "--all2all-backend", "allgather_reducescatter"]
+    arguments = ["--enable-expert-parallel", "--all2all-backend", "allgather_reducescatter"]
+    given = {"tensor_parallel_size": shape[0], "data_parallel_size": shape[1]}
     if not on_gpus():
-        return {
-            "data_parallel_size": 2,
+        return given | {
             "environment": {"NCCLSCOPE_VLLM_CPU_MOE": "1"} | own,
-            "arguments": parallel,
+            "arguments": arguments,
             "eager": True,
         }
     serving = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
-    return {
-        "data_parallel_size": 2,
+    return given | {
         "environment": _GPU_ENVIRONMENT | own,
-        "arguments": [*serving, "--gpu-memory-utilization", str(memory), *parallel],
+        "arguments": [*serving, "--gpu-memory-utilization", str(memory), *arguments],
         "config": _GPU_CONFIG,
         "eager": eager,
     }

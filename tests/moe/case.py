@@ -16,20 +16,22 @@ RANKS = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """How the four ranks are used.
+    """How the ranks are used.
 
     Attributes:
         tp: Ranks of a replica.
         sequence_parallel: Whether each of them holds its own rows.
+        ranks: How many there are.
     """
 
     tp: int = 1
     sequence_parallel: bool = False
+    ranks: int = RANKS
 
     @property
     def replicas(self) -> int:
         """How many there are."""
-        return RANKS // self.tp
+        return self.ranks // self.tp
 
 
 LAYOUTS = (Layout(1), Layout(2), Layout(2, True), Layout(4), Layout(4, True))
@@ -96,9 +98,9 @@ class Case:
     @property
     def loads(self) -> list[int]:
         """How many tokens each rank's experts are given."""
-        placement = ExpertPlacement(EXPERTS, RANKS)
+        placement = ExpertPlacement(EXPERTS, self.layout.ranks)
         owners = [placement.owner(expert) for own in self.routed for expert in own]
-        return [owners.count(rank) for rank in range(RANKS)]
+        return [owners.count(rank) for rank in range(self.layout.ranks)]
 
     def _batch(self, replica: int, dice: torch.Generator) -> Batch:
         tp = self.layout.tp
@@ -124,7 +126,7 @@ def check_results(case: Case, results: Sequence[list[list[float]]]) -> None:
     """
     # As float32 has it to 1e-5. In bfloat16 each of the sums over ranks is rounded, once to its
     # 8 bits for each rank; so is what is summed, and what is shared.
-    tolerance = (RANKS + 3) * 2.0**-8 if case.bfloat16 else 1e-5
+    tolerance = (case.layout.ranks + 3) * 2.0**-8 if case.bfloat16 else 1e-5
     for replica, batch in enumerate(case.batches):
         expected, size = case.layer.dense(
             batch.hidden, batch.weights, batch.ids, batch.extra, shared=case.shared

@@ -119,7 +119,10 @@ def layer_on_rank(rank: int, case: Case, device: str = "cpu") -> tuple[list[list
     replica, tp_rank = divmod(rank, layout.tp)
     groups = groups_of(layout)
     dispatcher = MoEDispatcher(
-        groups, ExpertPlacement(EXPERTS, RANKS), strategy=case.strategy, verify=case.verify
+        groups,
+        ExpertPlacement(EXPERTS, layout.ranks),
+        strategy=case.strategy,
+        verify=case.verify,
     )
     own = case.batches[replica].to(device)
     part, parts = (tp_rank, layout.tp)

@@ -13,6 +13,8 @@ from ncclscope.analysis.order import Moment
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.table import Row, build_table
 from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture, stall_limit
+from ncclscope.analysis.wording import ranks_text
+from ncclscope.foreign import printable
 from ncclscope.model import Call, Communicator, Finding, Run
 from ncclscope.progress import steps
 from ncclscope.signature import P2P_OPS
@@ -78,14 +80,22 @@ class Verdict:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about the input, failed probes included."""
+        """What a reader should know about the input, such as what could not be recorded."""
         failed = [
             f"rank {rank.rank}: a probe ended ({rank.details['probe_failed']}), and what was "
             f"posted after that is not recorded"
             for rank in self.run.ranks
             if rank.details.get("probe_failed")
         ]
-        return (*self.run.notes, *failed)
+        unseen: dict[str, list[int]] = {}
+        for rank in self.run.ranks:
+            if isinstance(told := rank.details.get("unseen"), str):
+                unseen.setdefault(told, []).append(rank.rank)
+        missed = [
+            f"{ranks_text(ranks)}: not seen by the probes: {printable(told)}"
+            for told, ranks in unseen.items()
+        ]
+        return (*self.run.notes, *failed, *missed)
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:

@@ -15,10 +15,13 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope_patches.recording import NOBODY, Handle, Handles, watch_captures
 
-__all__ = ["CPU_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]
+__all__ = ["CPU_SUFFIX", "DEVICE_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]
 
 CPU_SUFFIX = "/cpu"
 """Added to a label where one set of ranks has a second communicator, for host memory."""
+
+DEVICE_SUFFIX = "/device"
+"""Added to the label of torch's own, where another carries the traffic between devices."""
 
 _WAITING = frozenset({"gloo", "mpi", "ucc"})
 """Backends whose ``wait()`` returns when the call has completed."""

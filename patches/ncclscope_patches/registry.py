@@ -30,6 +30,11 @@ _OWN = (
     "ncclscope_patches.vllm_groups:VllmCommunicatorNames",
     "ncclscope_patches.vllm_groups:VllmGroupNames",
     "ncclscope_patches.vllm_groups:VllmEngineNames",
+    "ncclscope_patches.vllm_kernels:CustomProbe",
+    "ncclscope_patches.vllm_kernels:FlashInferProbe",
+    "ncclscope_patches.vllm_kernels:FusionNote",
+    "ncclscope_patches.vllm_kernels:QuickProbe",
+    "ncclscope_patches.vllm_kernels:SymmMemProbe",
     "ncclscope_patches.vllm_steps:VllmSteps",
 )
 """These are there even where the package is not installed but only on the path, as in

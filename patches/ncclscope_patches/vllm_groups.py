@@ -20,7 +20,6 @@ __all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames"]
 
 _LABELS = ("tp", "pp", "dp", "ep", "pcp", "dcp")
 _GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
-_DEVICE_SUFFIX = "/device"
 
 
 class VllmCommunicatorNames(Patch):
@@ -99,7 +98,7 @@ def _name_coordinator(coordinator: Any) -> None:
     fast = _fast_communicator(coordinator.device_communicator)
     if fast is not NOBODY:
         fast.rename(name, ranks)
-    _name_groups(coordinator, name, ranks, "" if fast is NOBODY else _DEVICE_SUFFIX)
+    _name_groups(coordinator, name, ranks, "" if fast is NOBODY else process_groups.DEVICE_SUFFIX)
 
 
 def _fast_communicator(device_communicator: Any) -> Handle:

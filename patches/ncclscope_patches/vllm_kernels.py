@@ -1,0 +1,179 @@
+"""Records the collectives that vLLM's own kernels do in the place of NCCL.
+
+Between GPUs of one host ``CudaCommunicator`` sends most tensor-parallel all-reduces through
+kernels that write into each other's memory, chosen by the size of the tensor. Each of them
+waits for the flags of its peers as NCCL does, and hangs as NCCL does. They have sequences of
+their own, named after the group: ``tp:0/custom`` beside ``tp:0``.
+
+Like ``PyNcclCommunicator`` they are called inside opaque custom ops, where Dynamo does not look.
+What is fused with other work into one kernel does not pass here: a compiler pass puts it in, and
+all that can be recorded is that it did.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ncclscope.tracing import session
+from ncclscope_patches import process_groups
+from ncclscope_patches.posting import Read, put_posting
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY, Handle, Handles, watch_captures
+
+__all__ = ["CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"]
+
+_PACKAGE = "vllm.distributed.device_communicators"
+
+
+def _handles(backend: str) -> Handles:
+    """Makes communicators of objects that have their process group as ``group``."""
+
+    def open_(kernels: Any) -> Handle:
+        tracer = session.current()
+        group = process_groups.handles.of(kernels.group)
+        if tracer is None or group is NOBODY or group.comm is None:
+            return NOBODY
+        watch_captures()
+        label = group.comm.label
+        for suffix in (process_groups.CPU_SUFFIX, process_groups.DEVICE_SUFFIX):
+            label = label.removesuffix(suffix)
+        return Handle(
+            tracer,
+            tracer.communicator(
+                key=f"{group.comm.key}/{backend}",
+                label=f"{label}/{backend}",
+                ranks=group.comm.ranks,
+                backend=backend,
+            ),
+        )
+
+    return Handles(open_)
+
+
+def _reader(op: str, name: str, redop: str | None) -> Read:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[1] if len(args) > 1 else kwargs[name]
+        return op, tensor.shape, tensor.dtype, redop
+
+    return read
+
+
+class _KernelProbe(Patch):
+    """Records the methods of one class that launch a kernel.
+
+    Attributes:
+        owner: The class.
+        backend: How it is called in records.
+        methods: By name, what they do and what their parameter is called.
+    """
+
+    supports = "vllm 0.26 to 0.32"
+    owner: ClassVar[str]
+    backend: ClassVar[str]
+    methods: ClassVar[dict[str, tuple[str, str]]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles = _handles(self.backend)
+
+    def install(self, module: Any) -> None:
+        cls = getattr(module, self.owner, None)
+        for name, (op, parameter) in self.methods.items():
+            self.put_recorded(cls, name, _reader(op, parameter, "sum"))
+
+    def put_recorded(self, owner: Any, name: str, read: Read) -> bool:
+        """Has each call of a method recorded, where there is one."""
+        return put_posting(self, owner, name, read, self.handles, can_be_off=True)
+
+
+class CustomProbe(_KernelProbe):
+    """vLLM's custom kernels over NVLink or PCIe.
+
+    Below ``custom_all_reduce``, which in warm-up only allocates. The other two decline what
+    does not suit them, without a kernel, so that what they will do is asked first.
+    """
+
+    name = "custom_all_reduce"
+    target = f"{_PACKAGE}.custom_all_reduce"
+    owner = "CustomAllreduce"
+    backend = "custom"
+    methods: ClassVar[dict[str, tuple[str, str]]] = {"all_reduce": ("all_reduce", "inp")}
+
+    def install(self, module: Any) -> None:
+        super().install(module)
+        cls = module.CustomAllreduce
+        for name, op, redop in (
+            ("custom_all_gather", "all_gather", None),
+            ("custom_reduce_scatter", "reduce_scatter", "sum"),
+        ):
+            suits = getattr(cls, f"should_{name}", None)
+            if suits is not None and hasattr(cls, name):
+                self._guard_declining(cls, name, _reader(op, "inp", redop), suits)
+
+    def _guard_declining(
+        self, cls: Any, name: str, read: Read, suits: Callable[[Any, Any], bool]
+    ) -> None:
+        direct = getattr(cls, name)
+        if not self.put_recorded(cls, name, read):
+            return
+        recorded = getattr(cls, name)
+
+        def call(kernels: Any, inp: Any) -> Any:
+            return (recorded if suits(kernels, inp) else direct)(kernels, inp)
+
+        self.put(cls, name, functools.update_wrapper(call, direct))
+
+
+class QuickProbe(_KernelProbe):
+    """Quantised all-reduces between AMD GPUs."""
+
+    name = "quick_all_reduce"
+    target = f"{_PACKAGE}.quick_all_reduce"
+    owner = "QuickAllReduce"
+    backend = "quick"
+    methods: ClassVar[dict[str, tuple[str, str]]] = {"quick_all_reduce": ("all_reduce", "inp")}
+
+
+class SymmMemProbe(_KernelProbe):
+    """All-reduces over torch's symmetric memory."""
+
+    name = "symm_mem"
+    target = f"{_PACKAGE}.symm_mem"
+    owner = "SymmMemCommunicator"
+    backend = "symm_mem"
+    methods: ClassVar[dict[str, tuple[str, str]]] = {"all_reduce": ("all_reduce", "inp")}
+
+
+class FlashInferProbe(_KernelProbe):
+    """FlashInfer's all-reduces, those that are fused with nothing."""
+
+    name = "flashinfer_all_reduce"
+    target = f"{_PACKAGE}.flashinfer_all_reduce"
+    owner = "FlashInferAllReduce"
+    backend = "flashinfer"
+    methods: ClassVar[dict[str, tuple[str, str]]] = {"all_reduce": ("all_reduce", "input_tensor")}
+
+
+class FusionNote(Patch):
+    """Notes that a compiler pass may have fused all-reduces with what follows them.
+
+    Such a kernel is called from compiled code, through no method of a communicator. That there
+    is a pass is known, not how much it has fused: what was compiled before comes from a cache.
+    """
+
+    name = "fused_all_reduce"
+    target = "vllm.compilation.passes.fusion.allreduce_rms_fusion"
+    supports = "vllm 0.26 to 0.32"
+
+    def install(self, module: Any) -> None:
+        def made(token: Any, _result: Any) -> None:
+            tracer = session.current()
+            if tracer is not None and not token[0][0].disabled:
+                tracer.describe(unseen="all_reduce fused with a norm into one kernel")
+
+        for name in ("AllReduceFusionPass", "RocmAiterAllReduceFusionPass"):
+            cls = getattr(module, name, None)
+            if cls is not None:
+                self.replace(cls, "__init__", after=made)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CREATION_SUFFIX",
+    "Activity",
     "Call",
     "Communicator",
     "Finding",
@@ -171,6 +172,27 @@ class Step:
     dummy: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does besides its calls, such as to wait for work: the newest time it did.
+
+    Attributes:
+        name: What it is, such as ``dequeue``.
+        detail: A word more, such as the method that runs.
+        number: Whatever it has a number of, such as the step; 0 for none.
+        count: How often it had begun.
+        since_ns: When it began, nanoseconds since 1970.
+        until_ns: When it ended; None while it lasts, and where the process ended in it.
+    """
+
+    name: str
+    detail: str | None
+    number: int
+    count: int
+    since_ns: int
+    until_ns: int | None = None
+
+
 @dataclass(frozen=True)
 class Rank:
     """One process of the job, and what it recorded.
@@ -193,6 +215,7 @@ class Rank:
         exited: True when the process ended in order and said so.
         alive: Whether the process runs now; None where that cannot be known from here.
         steps: Steps of the engine, oldest first.
+        activities: What it does besides its calls, by name.
         source: File it was read from.
         details: Whatever else the process wrote about itself.
     """
@@ -213,6 +236,7 @@ class Rank:
     exited: bool = False
     alive: bool | None = None
     steps: Sequence[Step] = ()
+    activities: Mapping[str, Activity] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 

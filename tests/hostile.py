@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from ncclscope import NcclscopeError, Run, open_run
@@ -54,4 +55,7 @@ def ask(run: Run) -> None:
             for call in list(calls)[:20]:
                 json.dumps(call.to_dict(), ensure_ascii=False).encode()
         assert len(list(rank.steps)) >= 0
+        for activity in rank.activities.values():
+            json.dumps(asdict(activity), ensure_ascii=False).encode()
+            assert activity.until_ns is None or activity.until_ns > 0
         rank.last_call()

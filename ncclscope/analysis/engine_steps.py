@@ -1,16 +1,26 @@
-"""Which step of the engine each rank is in, and where the engines themselves stand."""
+"""Which step of the engine each rank is in, and who waits outside of any call.
+
+A worker that nobody has asked for anything waits in its queue, and its engine, which should have
+asked, waits for the other engines or for its workers to answer. None of that is a collective of
+the ranks, and it tells why one of them does not come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ncclscope.analysis.wording import call_text, plural, ranks_text
-from ncclscope.model import Finding, Run, State, Step
+from ncclscope.analysis.wording import call_text, plural, ranks_text, site_text
+from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 
 __all__ = ["describe_steps"]
 
 _SHOWN = 6
 """Different steps that are told one by one."""
+_COMPARED = 64
+"""Ranks of one step whose calls are looked at, to tell where they stand."""
+_UNANSWERED_NS = 2_000_000_000
+"""So long after a message was sent a worker that still waits for it has not seen it."""
+_PLACES = ("dp", "pp", "tp")
 
 
 def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
@@ -25,14 +35,94 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
     singled = run.by_rank.get(first, run.ranks[0] if run.ranks else None)
     if singled is None or singled.last_step() is None:
         return
-    ranks: dict[str, list[int]] = {}
+    engines = _engines(run)
+    groups: dict[str, list[Rank]] = {}
     for rank in run.ranks:
-        ranks.setdefault(_text(rank.last_step()), []).append(rank.rank)
-    shown = sorted(ranks.items(), key=lambda item: item[1])
+        groups.setdefault(_doing(rank, engines.get(rank.labels.get("engine", ""))), []).append(rank)
+    shown = sorted(groups.items(), key=lambda item: item[1][0].rank)
     if len(shown) > _SHOWN:  # replicas that share nothing count their steps by themselves
-        shown = [item for item in shown if singled.rank in item[1]]
-    yield "; ".join(f"{ranks_text(members)} in {text}" for text, members in shown)
-    yield from _engines(run)
+        shown = [item for item in shown if singled in item[1]]
+    alone = len(groups) == 1
+    yield "; ".join(
+        f"{ranks_text(rank.rank for rank in members)}{'' if alone else _place(run, members)} "
+        f"{text.format(since=_longest(members))}{'' if alone else _call(members)}"
+        for text, members in shown
+    )
+    for name, engine in engines.items():
+        yield from _waiting(run, name, engine)
+
+
+def _engines(run: Run) -> dict[str, Rank]:
+    """The engine cores, by the number that their workers know them by."""
+    return {
+        process.labels["engine"]: process for process in run.others if "engine" in process.labels
+    }
+
+
+def _doing(rank: Rank, engine: Rank | None) -> str:
+    """What ranks of one group have in common, with a place for how long it has lasted."""
+    step = _text(rank.last_step())
+    idle = _lasting(rank, "dequeue")
+    at = _lasting(rank, "step")
+    if at is not None and at.detail == "sample_tokens":
+        return f"in sample_tokens of {step}"
+    if at is None and idle is not None and idle.detail == "work":
+        said = f"idle in dequeue{{since}} after {step}"
+        sent = None if engine is None else engine.activities.get("enqueue")
+        if sent is not None and _unseen(rank, idle, sent):
+            said += f", though its engine has sent it {_method(sent)}"
+        return said
+    return f"in {step}"
+
+
+def _unseen(rank: Rank, idle: Activity, sent: Activity) -> bool:
+    """Whether a worker waits for what has been sent to it."""
+    seen, until = rank.last_seen_ns, sent.until_ns
+    if seen is None or until is None:
+        return False
+    return idle.since_ns < until and seen - until > _UNANSWERED_NS
+
+
+def _lasting(rank: Rank, name: str) -> Activity | None:
+    found = rank.activities.get(name)
+    return found if found is not None and found.until_ns is None else None
+
+
+def _longest(members: Sequence[Rank]) -> str:
+    """How long they have waited, as far as their signs of life reach."""
+    waited = [
+        (rank.last_seen_ns - idle.since_ns) // 1_000_000_000
+        for rank in members
+        if (idle := _lasting(rank, "dequeue")) is not None and rank.last_seen_ns is not None
+    ]
+    return f" for {max(waited)} s" if waited and max(waited) > 0 else ""
+
+
+def _place(run: Run, members: Sequence[Rank]) -> str:
+    """Names what the ranks have in common that not all have, such as `` (DP1)``."""
+    parts = []
+    for name in _PLACES:
+        here = {rank.labels.get(name) for rank in members}
+        if len(here) == 1 and len({rank.labels.get(name) for rank in run.ranks}) > 1:
+            parts.append(f"{name.upper()}{here.pop()}")
+    return f" ({' '.join(parts)})" if parts else ""
+
+
+def _call(members: Sequence[Rank]) -> str:
+    """Where they stand, if all of them stand in the same call."""
+    if len(members) > _COMPARED:
+        return ""
+    calls = [rank.last_call() for rank in members]
+    first = calls[0]
+    if first is None or any(
+        call is None
+        or call.state is State.COMPLETED
+        or (call.comm, call.seq, call.op) != (first.comm, first.seq, first.op)
+        for call in calls
+    ):
+        return ""
+    label = members[0].logs[first.comm].communicator.label or first.comm[:12]
+    return f", in call {first.seq} on {label}, {first.op}{site_text(first)}"
 
 
 def _text(step: Step | None) -> str:
@@ -44,15 +134,26 @@ def _text(step: Step | None) -> str:
     return f"step {step.number}{tokens}"
 
 
-def _engines(run: Run) -> Iterator[str]:
-    """Yields where engines wait for each other, as they do between the steps of a deployment."""
-    for process in run.others:
-        engine = process.labels.get("engine")
-        call = process.last_call()
-        if engine is None or call is None or call.state is State.COMPLETED:
-            continue
-        comm = process.logs[call.comm].communicator
+def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
+    """Yields what an engine waits for: the other engines, between steps, or its workers."""
+    call = engine.last_call()
+    if call is not None and call.state is not State.COMPLETED:
+        comm = engine.logs[call.comm].communicator
         yield (
-            f"engine {engine} (pid {process.pid}) waits in call {call.seq} on {comm.label}, "
+            f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "
             f"{call_text(call)}"
         )
+    elif _lasting(engine, "dequeue") is not None:
+        workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]
+        sent = engine.activities.get("enqueue")
+        yield (
+            f"engine {name} (pid {engine.pid}) waits{_longest([engine])}: "
+            f"{ranks_text(workers) if workers else 'its workers'} "
+            f"{'has' if len(workers) == 1 else 'have'} not answered {_method(sent)}"
+        )
+
+
+def _method(sent: Activity | None) -> str:
+    """Returns the name of what was asked for, where it is one."""
+    named = sent is not None and sent.detail is not None and sent.detail.isidentifier()
+    return str(sent.detail) if sent is not None and named else "a call"

@@ -34,6 +34,8 @@ _KEPT = re.compile(
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _NUMBERS = re.compile(r"\d+")
+_SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
+"""Titles of processes that take no part in collectives of the ranks."""
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
 """Seconds that a process in the kernel may take to tell its command line."""
@@ -123,7 +125,8 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
     """Returns the workers of one job on this machine.
 
     Args:
-        pids: Those the user names; all that can be found when empty.
+        pids: Those the user names; all that can be found when empty. Engine cores among them
+            are left out, as their workers are meant.
 
     Raises:
         UsageError: There are none, or they belong to several jobs.
@@ -132,7 +135,7 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
         for pid in pids:
             if state_of(pid) == "X":
                 raise UsageError(f"there is no process {pid}", "give the pids of running workers")
-        return [describe(pid) for pid in dict.fromkeys(pids)]
+        return _without_engines([describe(pid) for pid in dict.fromkeys(pids)])
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = [describe(pid) for pid in psutil.pids() if pid not in own and _may_be_python(pid)]
     return choose_job(found)
@@ -240,9 +243,12 @@ def _without_children(workers: list[Candidate]) -> list[Candidate]:
             if not titled and same_rank:
                 continue
         kept.append(worker)
-    with_rank = [one for one in kept if "engine" not in one.title.lower()]
-    # An engine core is the worker itself only where it has none.
-    return with_rank or kept
+    return _without_engines(kept)
+
+
+def _without_engines(workers: list[Candidate]) -> list[Candidate]:
+    """Leaves out what serves the workers; an engine core is one itself where it has none."""
+    return [one for one in workers if not _SERVES.search(one.title)] or workers
 
 
 def _jobs(workers: Iterable[Candidate]) -> list[list[Candidate]]:

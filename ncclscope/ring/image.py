@@ -77,6 +77,8 @@ _MOST_TEXT = 1 << 26
 _MOST_MARKS = 1 << 20
 _MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
+_ATTEMPTS = 8
+"""Looks at what its writer may change at any time."""
 
 
 class RingImage:
@@ -257,6 +259,27 @@ class RingImage:
         begins[~stable | (begins > _MOST) | (entries["seq"] > begins)] = 0
         return entries
 
+    def read_activities(self) -> list[tuple[int, ...]]:
+        """Returns what the process does besides its calls, which may be written now.
+
+        Returns:
+            Of each that is whole: count, since, until, number, name and detail.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        for _ in range(_ATTEMPTS):
+            copies = zip(self._activities(), self._activities(), strict=False)
+            for place, (fields, again) in enumerate(copies):
+                if fields == again and fields[0] == fields[-1]:
+                    found.setdefault(place, fields[:-1])
+            if len(found) == layout.MAX_ACTIVITIES:
+                break
+        return [fields for _, fields in sorted(found.items()) if _is_activity(*fields)]
+
+    def _activities(self) -> list[tuple[int, ...]]:
+        size = layout.ACTIVITY.size
+        data = self._read(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
+        return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
+
     # --- bytes ---
 
     def read_bytes(self, offset: int, size: int) -> bytes:
@@ -291,6 +314,11 @@ class RingImage:
 
     def _u64(self, offset: int) -> int:
         return int.from_bytes(self._read(offset, 8), "little")
+
+
+def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:
+    """Whether these are fields of an activity, and not what a kill has left of one."""
+    return turn > 0 and max(turn, since, until, *others) <= layout.MOST and not 0 < until < since
 
 
 def chosen(records: Records, which: NDArray[np.bool_]) -> Records:

@@ -35,7 +35,7 @@ class Interner:
         self._busy = False
         self._used = 0
         self._numbers: dict[int, dict[str, int]] = {
-            kind: {} for kind in range(1, layout.KIND_COMM_UPDATE + 1)
+            kind: {} for kind in range(1, layout.KIND_ACTIVITY + 1)
         }
         self._sizes: dict[tuple[int, ...], int] = {}
         self._heap_used = 0

@@ -8,6 +8,7 @@ other in the order given here, each starting on a multiple of 4096 bytes.
 part       size                          contents
 ========== ============================= ==================================================
 header     4096                          see HEADER; written once, but for the heartbeat
+                                         and the activities
 about      2 x ``about_size``            self-description, JSON, two copies used in turn
 strings    ``strings_size``              interned text, appended to, never changed
 heap       ``heap_size``                 interned sizes lists, a circle of entries
@@ -68,6 +69,12 @@ written, plus one, and ``end`` its low 32 bits. Written for all communicators ev
 TABLE_EVERY records, in a small ring more often, so that a communicator none of whose records
 is left still has its count.
 
+**Activity** (48 bytes, in the header): what the process does besides its calls, such as to
+wait for work. u64 begin, u64 time it began, u64 time it ended (0 while it lasts), u64 number,
+u32 name and u32 detail (numbers of the strings part), u64 end. ``begin`` counts how often it
+began, ``end`` is the same. There is one for each name, and it holds the newest only: an
+activity takes no room from the calls.
+
 **Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the
 position of the record with that seq, plus one, ``end`` its low 32 bits. Marks of a
 communicator stand at multiples of MARK_EVERY calls, which makes them comparable between
@@ -117,6 +124,9 @@ HEADER_HEARTBEAT = 136
 """u64: host clock at the last sign of life."""
 HEADER_EXITED = 144
 """u64: host clock when the process ended in order; 0 while it runs or when it did not."""
+HEADER_ACTIVITIES = 256
+"""MAX_ACTIVITIES entries; zero in files from before there were any."""
+MAX_ACTIVITIES = 8
 
 # generation, length, crc32 of the JSON that starts from the generation, zero
 ABOUT = struct.Struct("<QIII")
@@ -145,12 +155,14 @@ NO_ROOM = 255
 
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
+KIND_ACTIVITY = 8
 
 HEAP_ENTRY = struct.Struct("<QII")
 HEAP_END = 8 << 32
 """As many bytes as the 32 bits in a record can tell apart."""
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
+ACTIVITY = struct.Struct("<QQQQIIQ")
 
 
 def join_sizes(

@@ -104,6 +104,7 @@ class RingFile(RingImage):
         about: The self-description.
         head: Records made.
         states: How far each communicator has come, by its number.
+        activities: Fields of what the process does besides its calls.
         live: Set by whoever knows that the ring is still written, before asking for records.
 
     Raises:
@@ -116,12 +117,14 @@ class RingFile(RingImage):
         self.live = False
         self.head = 0
         self.states: dict[int, ChannelState] = {}
+        self.activities: list[tuple[int, ...]] = []
         self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than a circle, so that the record before fits in with them.
         self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
             self._find_head()
+            self.activities = self.read_activities()
             # After the records: what they refer to had been written before them.
             self.texts = self.read_texts()
             self.about = self.read_about()

@@ -21,6 +21,7 @@ from typing import Any
 
 from ncclscope.errors import RingError
 from ncclscope.ring import layout
+from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import leave_pointer, make_file
@@ -51,6 +52,7 @@ class RingWriter:
         about: Self-description, anything that JSON can hold.
 
     Attributes:
+        activities: What the process does besides its calls.
         path: The file.
         moved: Why it is not in the directory that was asked for; empty when it is.
         pointed: Whether a note in that directory then says where it is.
@@ -90,6 +92,7 @@ class RingWriter:
         """:meth:`Interner.fixed`, which packs the part of a record that repeats."""
         self.holds_sizes = self._interner.holds_sizes
         """:meth:`Interner.holds_sizes`, which says whether it can be used again."""
+        self.activities = Activities(buffer, self._interner)
         self.capacity = capacity
         self.position = 0
         self._base = self.geometry.records
@@ -340,6 +343,7 @@ class RingWriter:
         self._lock = threading.RLock()
         self._post_lock = threading.RLock()
         self._interner.detach()
+        self.activities.detach()
         for name in ("_mark", "_write_table", "_write_about"):
             setattr(self, name, _nothing)
 

@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from ncclscope.foreign import (
     text,
     texts,
 )
-from ncclscope.model import Call, Communicator, Rank, State, Step
+from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
 from ncclscope.signature import (
     MASK,
     P2P_OPS,
@@ -45,6 +45,7 @@ MAX_LINE = 1 << 20
 MAX_UNPACKED = 1 << 30
 """As much of a packed file is read: a few bytes of it can stand for gigabytes."""
 MAX_DIMENSIONS = 64
+MAX_ACTIVITIES = 64
 MAX_SEQ = 1 << 62
 
 _STATES = {state.word: state for state in State}
@@ -118,6 +119,7 @@ def read_trace(path: Path) -> Rank:
         started_ns=integer(header.get("started_ns")),
         exited=bool(header.get("exited")),
         steps=steps,
+        activities=_activities(header),
         source=str(path),
         details={
             "format": "jsonl",
@@ -158,6 +160,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             "last_seen_ns": rank.last_seen_ns,
             "exited": rank.exited,
             "run": text(rank.details.get("run")) or "",
+            "activities": [asdict(activity) for activity in rank.activities.values()],
         }
         if last is not None:
             header["window"] = True
@@ -172,6 +175,22 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             _write_line(file, _line(call, numbered=last is None))
         while steps:
             _write_line(file, _step_line(steps.pop()))
+
+
+def _activities(header: Mapping[str, Any]) -> dict[str, Activity]:
+    found = {}
+    listed = header.get("activities")
+    for about in listed[:MAX_ACTIVITIES] if isinstance(listed, list) else ():
+        if isinstance(about, dict) and (name := text(about.get("name"))) is not None:
+            found[name] = Activity(
+                name,
+                text(about.get("detail")),
+                number(about.get("number"), MAX_SEQ),
+                number(about.get("count"), MAX_SEQ),
+                number(about.get("since_ns"), MAX_SEQ),
+                number(about.get("until_ns"), MAX_SEQ) or None,
+            )
+    return found
 
 
 def _line(call: Call, *, numbered: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ncclscope.ring.reader import RingFile, hash_before
 from ncclscope.signature import BASE
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode, is_signable, sign_again
-from ncclscope.sources.ring_trails import RingSteps, transfers
+from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
 
@@ -67,6 +67,7 @@ def read_ring(path: Path) -> Rank:
         exited=exited,
         alive=alive,
         steps=RingSteps(ring),
+        activities=activities(ring),
         source=str(path),
         details=about,
     )

@@ -1,4 +1,7 @@
-"""The steps, sends and receives in a ring, read when they are asked for."""
+"""What a ring holds besides collectives.
+
+Steps, sends and receives are read when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ncclscope.logs import Trail
-from ncclscope.model import Call, Communicator, Step
+from ncclscope.model import Activity, Call, Communicator, Step
 from ncclscope.ring import layout
 from ncclscope.ring.image import chosen
 from ncclscope.ring.reader import CHUNK, RingFile
 from ncclscope.sources.ring_calls import decode
 
-__all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "transfers"]
+__all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "activities", "transfers"]
 
 What = TypeVar("What")
 
@@ -106,3 +109,14 @@ class RingSteps(_RingTrail[Step]):
             )
             for record in chosen(window, window["fixed"] & layout.FIXED_STEP != 0)
         ]
+
+
+def activities(ring: RingFile) -> dict[str, Activity]:
+    """By name; none in a ring from before there were any."""
+    found = {}
+    for count, since, until, number, name, detail in ring.activities:
+        named = ring.text(layout.KIND_ACTIVITY, name)
+        if named is not None:
+            said = ring.text(layout.KIND_ACTIVITY, detail)
+            found[named] = Activity(named, said, number, count, since, until or None)
+    return found

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ncclscope import signature
 from ncclscope.ring import layout
+from ncclscope.ring.activity import Slot
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.tracing import callsite, guard, identity, scope
 from ncclscope.tracing.guard import Guard
@@ -326,6 +327,17 @@ class Tracer:
     def step(self, number: int, *, tokens: int | None = None, dummy: bool = False) -> None:
         """Notes that the calls from here on belong to another step of the engine."""
         self.ring.post_step(number, tokens, dummy)
+
+    def activity(self, name: str) -> Slot:
+        """Returns where to note that the process does something besides its calls.
+
+        Only the newest of each name is kept, and eight names; it takes no room from the calls.
+
+        Args:
+            name: What it does, such as ``dequeue``.
+        """
+        with self._lock:
+            return self.ring.activities.named(name)
 
     def describe(self, **fields: Any) -> None:
         """Adds to what the ring says of the process."""

@@ -36,6 +36,7 @@ _OWN = (
     "ncclscope_patches.vllm_kernels:QuickProbe",
     "ncclscope_patches.vllm_kernels:SymmMemProbe",
     "ncclscope_patches.vllm_steps:VllmSteps",
+    "ncclscope_patches.vllm_queues:VllmQueues",
 )
 """These are there even where the package is not installed but only on the path, as in
 another environment's Python below ``ncclscope run``: there are no entry points then."""

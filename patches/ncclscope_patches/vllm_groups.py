@@ -62,7 +62,8 @@ class VllmGroupNames(Patch):
 class VllmEngineNames(Patch):
     """Says that a process is an engine core, and names the group of engines.
 
-    Only the engines of one data-parallel deployment have such a group; they are no ranks.
+    Only the engines of one data-parallel deployment have such a group. They are no ranks, unless
+    one is its only worker itself.
     """
 
     name = "vllm_engines"
@@ -71,16 +72,27 @@ class VllmEngineNames(Patch):
 
     def install(self, module: Any) -> None:
         def begins(args: tuple[Any, ...], _kwargs: Any) -> None:
+            tracer = session.current()
+            if tracer is None:
+                return
             engine = args[0]
             group = getattr(engine, "dp_group", None)
-            tracer = session.current() if group is not None and group.size() > 1 else None
-            if tracer is not None:
-                tracer.describe(role="engine", labels={"engine": str(engine.dp_rank)})
+            if tracer.rank < 0:  # else it is its own worker, and has described itself
+                tracer.describe(role="engine", labels={"engine": _engine_number(engine)})
+            if group is not None and group.size() > 1:
                 process_groups.name(group, "engines")
 
-        engines = getattr(module, "DPEngineCoreProc", None)
-        if engines is not None:
-            self.replace(engines, "run_busy_loop", begins)
+        for name in ("EngineCoreProc", "DPEngineCoreProc"):
+            engines = getattr(module, name, None)
+            if engines is not None:
+                self.replace(engines, "run_busy_loop", begins)
+
+
+def _engine_number(engine: Any) -> str:
+    if hasattr(engine, "dp_rank"):
+        return str(engine.dp_rank)
+    parallel = engine.vllm_config.parallel_config
+    return str(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
 
 
 def _name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:

@@ -356,6 +356,10 @@ def test_what_a_ring_holds_survives_a_trace(
     comms = {key: tracer.communicator(key, f"{key}:0", [1, 0], "nccl") for key in "ab"}
     for line in program:
         if isinstance(line, int):
+            slot = tracer.activity(f"activity {line % 4}")
+            begun = slot.begin("some method" if line % 3 else None, line)
+            if line % 2:
+                slot.end(begun)
             tracer.step(line, tokens=line or None, dummy=line % 2 == 0)
         else:
             fields = dict(line)
@@ -369,6 +373,7 @@ def test_what_a_ring_holds_survives_a_trace(
     after = read_trace(path)
     tracer.ring.path.unlink()
 
+    assert after.activities == before.activities
     for name in ("rank", "world_size", "host", "pid", "gpu", "labels", "started_ns", "exited"):
         assert getattr(after, name) == getattr(before, name)
     assert set(after.logs) == set(before.logs)

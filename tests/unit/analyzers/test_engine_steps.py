@@ -12,7 +12,7 @@ ClusterOf = Callable[[int], Cluster]
 
 
 def _steps(cluster: Cluster) -> tuple[str, ...]:
-    cause = cluster.verdict().cause
+    cause = cluster.verdict(quiet=60.5).cause
     assert cause is not None
     return tuple(fact for fact in cause.evidence if "step" in fact or "engine" in fact)
 
@@ -28,7 +28,8 @@ def test_ranks_of_one_step_are_told_together(cluster_of: ClusterOf) -> None:
     cluster.post([2], "ep:0", "all_gather", done=False)
 
     assert _steps(cluster) == (
-        "rank 0 in step 812 (16 tokens); rank 1 in step 813 (1 token); "
+        "rank 0 in step 812 (16 tokens), in call 3 on ep:0, all_reduce at model.py:10 all_reduce; "
+        "rank 1 in step 813 (1 token), in call 3 on ep:0, all_reduce at model.py:10 all_reduce; "
         "ranks 2 3 in step 812 (dummy)",
     )
 
@@ -40,7 +41,9 @@ def test_many_steps_are_not_told_one_by_one(cluster_of: ClusterOf) -> None:
     cluster.post(range(8), "ep:0", done=False)
     cluster.post([8], "ep:0", "all_gather", done=False)
 
-    assert _steps(cluster) == ("rank 8 in step 9 (4 tokens)",)
+    assert _steps(cluster) == (
+        "rank 8 in step 9 (4 tokens), in call 1 on ep:0, all_gather at model.py:10 all_gather",
+    )
 
 
 def test_nothing_is_said_of_steps_that_were_not_recorded(cluster_of: ClusterOf) -> None:
@@ -51,6 +54,20 @@ def test_nothing_is_said_of_steps_that_were_not_recorded(cluster_of: ClusterOf) 
     assert _steps(cluster) == ()
 
 
+def _engine(cluster: Cluster, number: int) -> Tracer:
+    return Tracer(
+        cluster.directory,
+        labels={"engine": str(number)},
+        heartbeat=False,
+        details={
+            "host": "node-0",
+            "pid": 2000 + number,
+            "boot_id": "",
+            "role": "engine",
+        },
+    )
+
+
 def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
     for rank in cluster.everybody:
@@ -58,12 +75,7 @@ def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) ->
     cluster.post([0, 1], "tp:0", done=False)
     cluster.post([2], "tp:0", "all_gather", done=False)
     for number in (0, 1):
-        engine = Tracer(
-            cluster.directory,
-            labels={"engine": str(number)},
-            heartbeat=False,
-            details={"host": "node-0", "pid": 2000 + number, "boot_id": "", "role": "engine"},
-        )
+        engine = _engine(cluster, number)
         comm = engine.communicator("E", "engines", (), "gloo")
         for _ in range(2 if number else 1):
             position = engine.record(comm, "all_reduce", shape=(2,), dtype="int32", redop="sum")
@@ -74,6 +86,75 @@ def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) ->
     assert _steps(cluster) == (
         "ranks 0-2 in step 7 (3 tokens)",
         "engine 1 (pid 2001) waits in call 2 on engines, all_reduce sum [2] int32",
+    )
+
+
+def _idle_replica(cluster: Cluster) -> Tracer:
+    """One replica goes into a dummy step that the other never began; returns that one's engine."""
+    for rank in cluster.everybody:
+        tracer = cluster.tracers[rank]
+        tracer.describe(
+            labels={"dp": str(rank // 2), "tp": str(rank % 2), "engine": f"{rank // 2}"}
+        )
+        tracer.step(811, tokens=3)
+        slot = tracer.activity("step")
+        slot.end(slot.begin("execute_model", 811))
+    cluster.post(cluster.everybody, "ep:0", "all_gather", site="all2all.py:148 dispatch")
+    idle = _engine(cluster, 0)
+    slot = idle.activity("enqueue")
+    slot.end(slot.begin("execute_model"))
+    for rank in (0, 1):
+        cluster.tracers[rank].activity("dequeue").begin("work")
+    for rank in (2, 3):
+        cluster.tracers[rank].step(812, tokens=0, dummy=True)
+        cluster.tracers[rank].activity("step").begin("execute_dummy_batch", 812)
+    cluster.post([2, 3], "ep:0", "all_gather", site="all2all.py:148 dispatch", done=False)
+    return idle
+
+
+def test_a_worker_that_nobody_asked_is_told_from_one_that_waits_for_it(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    comm = (idle := _idle_replica(cluster)).communicator("E", "engines", (), "gloo")
+    idle.record(comm, "all_reduce", shape=(2,), dtype="int32", redop="sum")
+    busy = _engine(cluster, 1)
+    slot = busy.activity("enqueue")
+    slot.end(slot.begin("execute_dummy_batch"))
+    busy.activity("dequeue").begin()
+
+    assert _steps(cluster) == (
+        "ranks 0 1 (DP0) idle in dequeue for 60 s after step 811 (3 tokens); "
+        "ranks 2 3 (DP1) in step 812 (dummy), in call 2 on ep:0, "
+        "all_gather at all2all.py:148 dispatch",
+        "engine 0 (pid 2000) waits in call 1 on engines, all_reduce sum [2] int32",
+        "engine 1 (pid 2001) waits: ranks 2 3 have not answered execute_dummy_batch",
+    )
+
+
+def test_a_message_that_a_worker_did_not_see_is_told_of(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    slot = _idle_replica(cluster).activity("enqueue")
+    slot.end(slot.begin("execute_dummy_batch"))
+
+    (steps,) = _steps(cluster)
+    assert steps.startswith(
+        "ranks 0 1 (DP0) idle in dequeue for 60 s after step 811 (3 tokens), though its engine has "
+        "sent it execute_dummy_batch; "
+    )
+
+
+def test_sampling_belongs_to_its_step(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    for rank in cluster.everybody:
+        cluster.tracers[rank].step(7, tokens=3)
+        method = "execute_model" if rank == 2 else "sample_tokens"
+        cluster.tracers[rank].activity("step").begin(method, 7)
+    cluster.post([0, 1], "tp:0", done=False)
+    cluster.post([2], "tp:0", "all_gather", done=False, site=None)
+
+    assert _steps(cluster)[0].startswith(
+        "ranks 0 1 in sample_tokens of step 7 (3 tokens), in call 1 on tp:0, all_reduce at "
     )
 
 

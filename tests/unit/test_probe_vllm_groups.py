@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ncclscope.model import Run
+from ncclscope.sources.ring import read_ring
+from ncclscope.tracing import session
 from tests.integration.c10d_ranks import main, run_ranks
 
 pytestmark = pytest.mark.vllm
@@ -44,6 +48,21 @@ def make_model_groups(rank: int) -> None:
             backend="gloo",
         )
         parallel_state.ensure_model_parallel_initialized(2, 1)
+    queue = parallel_state.get_tp_group().mq_broadcaster
+    if rank == 0:
+        queue.enqueue(("execute_model", ("arguments",), {}, None))
+        queue.enqueue("anything else")
+    else:
+        assert queue.dequeue() == ("execute_model", ("arguments",), {}, None)
+        assert queue.dequeue(timeout=30) == "anything else"
+        with pytest.raises(TimeoutError):
+            queue.dequeue(timeout=0.01)
+        threading.Thread(target=queue.dequeue, kwargs={"indefinite": True}, daemon=True).start()
+        tracer = session.current()
+        assert tracer is not None
+        while (waits := read_ring(Path(tracer.path)).activities["dequeue"]).detail != "work":
+            time.sleep(0.01)
+        assert waits.until_ns is None
     os._exit(0)  # vLLM's own way to end would have to be told to more of it
 
 
@@ -78,6 +97,18 @@ def run_model_groups(rings: Path, **environment: str) -> Run:
             path.unlink()
 
 
+def test_queues_are_noted_and_work_as_ever(grouped: Run) -> None:
+    first, second = grouped.ranks
+
+    sent = first.activities["enqueue"]
+    assert (sent.count, sent.detail) == (2, None)
+    assert sent.until_ns is not None
+    waits = second.activities["dequeue"]
+    assert (waits.count, waits.detail, waits.until_ns) == (4, "work", None)
+    for rank in (first, second):
+        assert "probe_failed" not in rank.details
+
+
 def run_engines(rings: Path, **environment: str) -> Run:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -87,8 +118,13 @@ def run_engines(rings: Path, **environment: str) -> Run:
     return run_ranks(__file__, "join_engines", rings, environment=environment)
 
 
-def test_communicators_have_the_names_of_their_groups(rings: Path) -> None:
-    run = run_model_groups(rings)
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_model_groups(tmp_path_factory.mktemp("grouped"))
+
+
+def test_communicators_have_the_names_of_their_groups(grouped: Run) -> None:
+    run = grouped
 
     named = {(comm.label, comm.backend) for comm in run.communicators.values()}
     assert {

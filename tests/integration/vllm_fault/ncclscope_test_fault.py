@@ -26,6 +26,8 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
+        if os.environ.get("NCCLSCOPE_TEST_ASYNC") == "1":
+            _keep_async_scheduling(type(current_platform))
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
         _replace(CpuCommunicator, "all_reduce", _on_cpu, Path(order))
@@ -42,6 +44,21 @@ def register() -> None:
         _replace(
             CudaCommunicator, "all_reduce", _without, Path(order), ("skip_all_reduce",), _is_tp
         )
+
+
+def _keep_async_scheduling(platform: Any) -> None:
+    """Leaves asynchronous scheduling on, as it is by default: the CPU build turns it off."""
+    usual = platform.check_and_update_config
+    if getattr(usual, "planted", False):
+        return
+
+    def planted(cls: Any, config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        usual(config)
+        config.scheduler_config.async_scheduling = asked
+
+    planted.planted = True  # type: ignore[attr-defined]
+    platform.check_and_update_config = classmethod(planted)
 
 
 def _on_cpu(fault: str, communicator: Any, input_: Any) -> Any:

@@ -1,7 +1,8 @@
 """Patches for upstream: they apply, do what they say, and come off again without a trace.
 
-The source of the installed vLLM is at hand. Others are tested where `NCCLSCOPE_VLLM_SOURCES` names
-a directory with a folder for each version, `0.30.0/vllm/...`, as unpacked from its wheel.
+The source of the installed vLLM is at hand. Of others the one file is taken from the wheel on
+the index, once; where that is not to be had, `NCCLSCOPE_VLLM_SOURCES` may name a directory with a
+folder for each version, `0.30.0/vllm/...`, as unpacked from its wheel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose
+from tests.environments.vllm_sources import Unavailable, fetch
 from tests.integration.c10d_ranks import ROOT, calls, join, main, run_ranks
 from tests.integration.test_row_collectives import EVEN, UNEVEN, Coordinator, rows_of
 
@@ -31,18 +33,28 @@ def version_of(patch: Path) -> str:
     return found[1]
 
 
-def source_of(version: str) -> Path:
-    """Returns the directory in which a version's package lies, or skips the test."""
+def target_of(version: str, cache: Path) -> Path:
+    """Returns a version's dispatcher, or skips the test."""
     elsewhere = os.environ.get("NCCLSCOPE_VLLM_SOURCES")
     if elsewhere and (Path(elsewhere) / version / TARGET).exists():
-        return Path(elsewhere) / version
+        return Path(elsewhere) / version / TARGET
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
         said = (package / "_version.py").read_text()
         if f"'{version}" in said or f'"{version}' in said:
-            return package.parent
-    pytest.skip(f"vLLM {version} is not installed, nor in NCCLSCOPE_VLLM_SOURCES")
+            return package.parent / TARGET
+    try:
+        return fetch(version, str(TARGET), cache / version)
+    except Unavailable as error:
+        pytest.skip(f"vLLM {version} is not installed, nor in NCCLSCOPE_VLLM_SOURCES; {error}")
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Where files of wheels are kept from one run of the tests to the next."""
+    kept: pytest.Cache = pytestconfig.cache  # type: ignore[assignment]
+    return kept.mkdir("vllm-sources")
 
 
 def apply(patch: Path, tree: Path, *options: str) -> None:
@@ -93,8 +105,8 @@ def test_patch_says_what_it_is_against(patch: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_patch_applies_and_comes_off(tmp_path: Path, patch: Path) -> None:
-    original = source_of(version_of(patch)) / TARGET
+def test_patch_applies_and_comes_off(tmp_path: Path, patch: Path, cache: Path) -> None:
+    original = target_of(version_of(patch), cache)
     target = tmp_path / TARGET
     target.parent.mkdir(parents=True)
     shutil.copy(original, target)
@@ -108,12 +120,14 @@ def test_patch_applies_and_comes_off(tmp_path: Path, patch: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_patched_dispatcher_posts_the_same_whatever_the_sizes_are(tmp_path: Path) -> None:
+def test_patched_dispatcher_posts_the_same_whatever_the_sizes_are(
+    tmp_path: Path, cache: Path
+) -> None:
     pytest.importorskip("vllm")
     patch = PATCHES[-1]
     target = tmp_path / "source" / TARGET
     target.parent.mkdir(parents=True)
-    shutil.copy(source_of(version_of(patch)) / TARGET, target)
+    shutil.copy(target_of(version_of(patch), cache), target)
     apply(patch, tmp_path / "source")
     rings = tmp_path / "rings"
     rings.mkdir()

@@ -141,7 +141,7 @@ def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
         comm = engine.logs[call.comm].communicator
         yield (
             f"engine {name} (pid {engine.pid}) waits in call {call.seq} on {comm.label}, "
-            f"{call_text(call)}"
+            f"{call_text(call)}, for the other engines"
         )
     elif _lasting(engine, "dequeue") is not None:
         workers = [rank.rank for rank in run.ranks if rank.labels.get("engine") == name]

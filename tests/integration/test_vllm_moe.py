@@ -9,59 +9,157 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ncclscope import open_run
+from ncclscope.live.stacks import find_py_spy
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
-EXPERTS = ["--enable-expert-parallel"]
+BUDGET = 24
+"""Tokens that a step may have: the longest prompt takes several, beside the tokens of others."""
+ARGUMENTS = ["--enable-expert-parallel", "--max-num-batched-tokens", str(BUDGET)]
+CPU_MOE = {"NCCLSCOPE_VLLM_CPU_MOE": "1"}
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17)
 TOKENS = 12
-HANG_SECONDS = 20.0
+STAGGER_SECONDS = 0.05
+REST_SECONDS = 0.5
+STILL_SECONDS = 5.0
 
 Answers = list[list[int]]
 
 
-def answers(server: VllmServer) -> Answers:
-    """Asks for all at once, so that both replicas work, with rows of their own each."""
+def answers(server: VllmServer, apart: float = 0.0) -> Answers:
+    """Asks for all at once, or some moments apart: one comes while others are being worked on.
+
+    Both replicas work then, each with rows of its own.
+    """
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        asked = [pool.submit(server.complete, prompt, TOKENS) for prompt in PROMPTS]
+        asked: list[Future[list[int]]] = []
+        for prompt in PROMPTS:
+            asked.append(pool.submit(server.complete, prompt, TOKENS))
+            time.sleep(apart)
         return [one.result() for one in asked]
 
 
-def traced(directory: Path, dispatch: str = "", **options: Any) -> TracedServer:
-    environment = {"NCCLSCOPE_VLLM_CPU_MOE": "1"}
+def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None]) -> None:
+    """Checks the answers to a burst, to staggered requests, and to a burst after a pause."""
+    assert answers(server) == single
+    assert answers(server, STAGGER_SECONDS) == single
+    rest()
+    assert server.complete(PROMPTS[1], TOKENS) == single[1]  # one replica alone has tokens
+    rest()
+    assert answers(server) == single
+
+
+def traced(directory: Path, dispatch: str = "", asynchronous: str = "", **options: Any) -> Any:
+    environment = {**CPU_MOE, "NCCLSCOPE_TEST_ASYNC": asynchronous}
     if dispatch:
         environment["NCCLSCOPE_VLLM_DISPATCH"] = dispatch
     return TracedServer(
-        directory, environment=environment, checkpoint=True, arguments=EXPERTS, **options
+        directory, environment=environment, checkpoint=True, arguments=ARGUMENTS, **options
     )
 
 
+def rest(server: TracedServer) -> None:
+    """Waits until all workers have waited for work for a while, and the engines have paused."""
+    deadline = time.monotonic() + 60
+    while True:
+        waits = [rank.activities["dequeue"] for rank in open_run(server.rings).ranks]
+        idle = time.time_ns() - max(wait.since_ns for wait in waits)
+        if all(wait.until_ns is None for wait in waits) and idle > REST_SECONDS * 1e9:
+            assert {wait.detail for wait in waits} == {"work"}
+            return
+        assert time.monotonic() < deadline, waits
+        time.sleep(REST_SECONDS / 5)
+
+
+def ask(server: TracedServer, pool: ThreadPoolExecutor) -> list[Future[list[int]]]:
+    """Asks twice at once: each engine gets one."""
+    return [pool.submit(server.server.complete, PROMPTS[0], TOKENS) for _ in range(2)]
+
+
+def wait_until_still(server: TracedServer) -> None:
+    """Waits until no worker has recorded anything for a while."""
+    deadline = time.monotonic() + 100
+    before, since = [0], time.monotonic()
+    while time.monotonic() - since < STILL_SECONDS:
+        assert time.monotonic() < deadline, before
+        counts = [rank.records + rank.lost for rank in open_run(server.rings).ranks]
+        if counts != before:
+            before, since = counts, time.monotonic()
+        time.sleep(REST_SECONDS / 5)
+
+
 def hang(server: TracedServer, fault: str) -> dict[str, Any]:
-    """Plants a fault, waits for nobody's answer, kills the workers and returns the verdict."""
+    """Plants a fault and asks; nobody is answered.
+
+    Returns:
+        The verdict, on which attach while it hangs and diagnose after SIGKILL agree.
+    """
     server.plant(fault)
     with ThreadPoolExecutor(2) as pool:
-        asked = [
-            pool.submit(server.server.complete, PROMPTS[0], TOKENS, HANG_SECONDS) for _ in range(2)
-        ]
+        asked = ask(server, pool)
+        wait_until_still(server)
+        assert not server.switch.exists(), "no worker came to the place of the fault"
+        status, alive = server.attach()
+        assert status == 1
+        assert not any(one.done() for one in asked)
+        pids = server.kill_all()
         for one in asked:
-            with pytest.raises(TimeoutError):
-                one.result()
-    assert not server.switch.exists(), "no worker came to the place of the fault"
-    server.kill_workers()
-    status, document = server.diagnose()
+            assert one.exception() is not None
+    assert [worker["pid"] for worker in alive["stacks"]["processes"]] == pids
+    status, dead = server.diagnose()
     assert status == 1
+    assert [row["pid"] for row in dead["table"]] == pids
+
+    verdict: dict[str, Any] = dead["verdict"]
+    for name in ("kind", "diverging_ranks", "comm", "seq", "odd", "peers"):
+        assert alive["verdict"][name] == verdict[name], name
+    for document in (alive, dead):
+        assert_placed(document["verdict"]["evidence"])
+    return verdict
+
+
+def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
+    """Stops the engine of one replica, and lets it go on when attach has looked.
+
+    Returns:
+        The verdict while it stood: the other replica waits for a worker that nobody asks.
+    """
+    rest(server)
+    with ThreadPoolExecutor(2) as pool, server.server.stopped("VLLM::EngineCore_DP0"):
+        asked = ask(server, pool)
+        wait_until_still(server)
+        status, document = server.attach()
+        assert status == 1
+        assert not any(one.done() for one in asked)
+    assert [one.result() for one in asked] == [single[0]] * 2
     verdict: dict[str, Any] = document["verdict"]
     return verdict
+
+
+def assert_placed(evidence: list[str]) -> None:
+    """Checks that it is told which step all are in, and what both engines wait for."""
+    (places,) = [fact for fact in evidence if " in step " in fact]
+    steps = re.findall(r"\bin step (\d+) \((?:\d+ tokens?|dummy)\)", places)
+    assert len(steps) == len(places.split("; "))
+    assert len(set(steps)) == 1, evidence
+    for engine, ranks in enumerate(("0 1", "2 3")):
+        said = (
+            rf"engine {engine} \(pid \d+\) waits for \d+ s: ranks {ranks} have not answered "
+            r"(execute_model|execute_dummy_batch)"
+        )
+        assert any(re.fullmatch(said, fact) for fact in evidence), evidence
 
 
 def assert_agreed(server: TracedServer, ranks: int) -> dict[int, dict[str, Any]]:
@@ -80,22 +178,38 @@ def ops(server: TracedServer, label: str) -> set[str]:
     return {call.op for log in logs for call in log.span(log.first, log.calls + 1)}
 
 
-def assert_in_step(server: TracedServer) -> None:
+def assert_in_step(server: TracedServer, replicas: list[tuple[int, ...]]) -> None:
     """Checks that the workers number their steps alike, as far as the one that is behind has come.
 
     Engines go on with dummy batches for a while when all is answered.
     """
-    found = [list(rank.steps) for rank in open_run(server.rings).ranks]
+    run = open_run(server.rings)
+    found = [list(rank.steps) for rank in run.ranks]
     behind = min(len(steps) for steps in found)
     numbers = list(range(1, behind + 1))
     assert behind > TOKENS
-    for steps in found:
+    most = max(step.tokens or 0 for steps in found for step in steps)
+    assert most == BUDGET, "no prompt was cut in pieces"
+    for rank, steps in zip(run.ranks, found, strict=True):
         assert [step.number for step in steps[:behind]] == numbers
         assert all(step.dummy == (step.tokens == 0) for step in steps)
-    for one, other in ((0, 1), (2, 3)):  # a replica's workers do the same
-        assert [(step.tokens, step.dummy) for step in found[one][:behind]] == [
-            (step.tokens, step.dummy) for step in found[other][:behind]
-        ]
+        newest = rank.activities["step"]
+        assert newest.number == steps[-1].number
+        assert newest.detail == ("execute_dummy_batch" if steps[-1].dummy else "sample_tokens")
+    for first, *others in replicas:  # a replica's workers do the same
+        for other in others:
+            assert [(step.tokens, step.dummy) for step in found[first][:behind]] == [
+                (step.tokens, step.dummy) for step in found[other][:behind]
+            ]
+
+
+def threads(pid: int) -> str:
+    """Returns the stacks of a process, which tell its threads."""
+    program = find_py_spy()
+    assert program is not None
+    return subprocess.run(
+        [program, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -116,21 +230,65 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def test_two_workers_share_their_experts(single: Answers, directory: Path) -> None:
     with (server := traced(directory)).server:
-        assert answers(server.server) == single
+        assert_serves(server.server, single, lambda: rest(server))
         assert_agreed(server, 2)
+        assert_in_step(server, [(0, 1)])
+
+
+def test_two_replicas_of_one_worker_schedule_asynchronously(
+    single: Answers, directory: Path
+) -> None:
+    one_each = {"tensor_parallel_size": 1, "data_parallel_size": 2}
+    with (server := traced(directory, "fixed", "1", **one_each)).server:
+        assert_serves(server.server, single, lambda: rest(server))
+        table = assert_agreed(server, 2)
+        for rank, row in table.items():
+            place = {"dp": str(rank), "ep": str(rank), "engine": str(rank)}
+            assert place.items() <= row["labels"].items()
+        assert_in_step(server, [(0,), (1,)])
+        assert ops(server, "dp:0") == {"all_gather", "reduce_scatter"}
+        for pid in server.server.worker_pids():
+            assert "WorkerAsyncOutputCopy" in threads(pid)
+
+        verdict = stop_an_engine(server, single)
+        assert_agreed(server, 2)
+
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [0])
+    said = (
+        r"rank 0 \(DP0\) idle in dequeue for \d+ s after step (\d+) \(dummy\); "
+        r"rank 1 \(DP1\) in step (\d+) \(\d+ tokens\), in call \d+ on dp:0/cpu, all_reduce at .+"
+    )
+    (places,) = [match for fact in verdict["evidence"] if (match := re.fullmatch(said, fact))]
+    assert int(places[1]) + 1 == int(places[2])
+    waits = (
+        r"engine 1 \(pid \d+\) waits in call \d+ on engines, all_reduce .+, for the other engines"
+    )
+    assert re.fullmatch(waits, verdict["evidence"][-1])
+
+
+def test_untraced_replicas_answer_the_same(single: Answers, directory: Path) -> None:
+    with VllmServer(
+        directory,
+        tensor_parallel_size=1,
+        data_parallel_size=2,
+        checkpoint=True,
+        environment=CPU_MOE,
+        arguments=ARGUMENTS,
+    ) as server:
+        assert_serves(server, single, lambda: time.sleep(2 * REST_SECONDS))
 
 
 def test_replicas_share_experts_and_an_uneven_dispatch_is_named(
     single: Answers, directory: Path
 ) -> None:
     with (server := traced(directory, data_parallel_size=2)).server:
-        assert answers(server.server) == single
+        assert_serves(server.server, single, lambda: rest(server))
         table = assert_agreed(server, 4)
         for rank, row in table.items():
             place = {"dp": str(rank // 2), "tp": str(rank % 2), "ep": str(rank)}
             assert place.items() <= row["labels"].items()
             assert row["comms"]["ep:0"]["calls"] > 0
-        assert_in_step(server)
+        assert_in_step(server, [(0, 1), (2, 3)])
         dispatched = {"all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv"}
         assert ops(server, "ep:0") == dispatched
 
@@ -140,8 +298,6 @@ def test_replicas_share_experts_and_an_uneven_dispatch_is_named(
     assert verdict["comm"]["label"] == "ep:0"
     assert verdict["comm"]["ranks"] == [0, 1, 2, 3]
     assert verdict["kind"] == "op_mismatch"
-    steps = re.findall(r"\bin step (\d+) \((?:\d+ tokens?|dummy)\)", verdict["evidence"][-1])
-    assert len(set(steps)) == 1, verdict["evidence"]
     assert verdict["odd"]["op"] == "all_gatherv"
     assert verdict["peers"]["op"] == "all_gather"
 
@@ -150,10 +306,10 @@ def test_replicas_with_the_padding_dispatcher_and_a_skipped_call_is_named(
     single: Answers, directory: Path
 ) -> None:
     with (server := traced(directory, "checked", data_parallel_size=2)).server:
-        assert answers(server.server) == single
+        assert_serves(server.server, single, lambda: rest(server))
         assert_agreed(server, 4)
         assert "all_gather" in ops(server, "ep:0/cpu"), "nothing was checked"
-        assert_in_step(server)
+        assert_in_step(server, [(0, 1), (2, 3)])
         assert ops(server, "ep:0") == {"all_gather", "reduce_scatter"}
 
         verdict = hang(server, "skip")

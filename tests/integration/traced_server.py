@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,34 @@ class TracedServer:
         assert done.stderr == ""
         return done.returncode, json.loads(done.stdout)
 
+    def attach(self) -> tuple[int, dict[str, Any]]:
+        """Returns exit status and document of `ncclscope attach --json`, given all its processes.
+
+        The engine cores and the coordinator are among them, as in the list that ps prints.
+        """
+        pids = map(str, self.server.pids())
+        command = [*NCCLSCOPE, "attach", "--json", *pids]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, json.loads(done.stdout)
+
     def kill_workers(self) -> list[int]:
         """Sends SIGKILL to the workers and waits for their end; returns their process ids."""
         pids = self.server.worker_pids()
-        workers = [psutil.Process(pid) for pid in pids]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs(workers, timeout=10)
+        _kill(pids)
         return pids
+
+    def kill_all(self) -> list[int]:
+        """Sends SIGKILL to all that records, the engines first; returns the workers' process ids.
+
+        An engine that outlived its workers would note that it waits for them no longer.
+        """
+        pids = self.server.worker_pids()
+        _kill([*set(self.server.pids()) - set(pids), *pids])
+        return pids
+
+
+def _kill(pids: Sequence[int]) -> None:
+    processes = [psutil.Process(pid) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10)

@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -197,10 +198,24 @@ class VllmServer:
         (pid,) = self._titled("VLLM::EngineCore").values()
         return pid
 
+    def pids(self) -> list[int]:
+        """Return the process ids of all that vLLM has given a title: engines, workers, the rest."""
+        return sorted(self._titled("VLLM::").values())
+
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers, by rank."""
         workers = self._titled("VLLM::Worker")
         return [workers[title] for title in sorted(workers)]
+
+    @contextlib.contextmanager
+    def stopped(self, title: str) -> Iterator[None]:
+        """Stop the process with this title by a signal, and let it go on at the end."""
+        (pid,) = self._titled(title).values()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def wait(self, timeout: float) -> int:
         """Return the exit status of the server, once it has ended by itself.

@@ -85,7 +85,8 @@ def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) ->
 
     assert _steps(cluster) == (
         "ranks 0-2 in step 7 (3 tokens)",
-        "engine 1 (pid 2001) waits in call 2 on engines, all_reduce sum [2] int32",
+        "engine 1 (pid 2001) waits in call 2 on engines, all_reduce sum [2] int32, "
+        "for the other engines",
     )
 
 
@@ -127,7 +128,8 @@ def test_a_worker_that_nobody_asked_is_told_from_one_that_waits_for_it(
         "ranks 0 1 (DP0) idle in dequeue for 60 s after step 811 (3 tokens); "
         "ranks 2 3 (DP1) in step 812 (dummy), in call 2 on ep:0, "
         "all_gather at all2all.py:148 dispatch",
-        "engine 0 (pid 2000) waits in call 1 on engines, all_reduce sum [2] int32",
+        "engine 0 (pid 2000) waits in call 1 on engines, all_reduce sum [2] int32, "
+        "for the other engines",
         "engine 1 (pid 2001) waits: ranks 2 3 have not answered execute_dummy_batch",
     )
 

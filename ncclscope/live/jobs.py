@@ -82,7 +82,8 @@ def current(rings: Sequence[Words]) -> tuple[list[Words], list[Words]]:
 
     Processes that have a communicator in common belong together. Where any of them still runs,
     the records of those that have ended count, too: others may be waiting for them. Unless
-    another process has taken their rank since.
+    another process has taken their rank since. An engine core that is left without workers
+    has no job.
 
     Returns:
         Those that count, and those whose job is over.
@@ -102,6 +103,8 @@ def current(rings: Sequence[Words]) -> tuple[list[Words], list[Words]]:
                 past.append(words)
             else:
                 living.append(words)
+    if past and all(words.about.get("role") == "engine" for words in living):
+        return [], [*living, *past]
     return living, past
 
 

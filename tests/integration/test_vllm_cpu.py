@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ncclscope import open_run
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
 
@@ -39,10 +41,13 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     # GIVEN a traced server that serves
     tokens = [traced.server.complete(prompt, max_tokens=12) for prompt in PROMPTS]
 
-    # THEN it answers as an untraced one, one ring a worker, and the workers agree
+    # THEN it answers as an untraced one, one ring a worker and one of the engine, and they agree
     assert tokens == untraced_tokens
     assert all(0 <= token < VOCABULARY_SIZE for answer in tokens for token in answer)
-    assert len(list(traced.rings.glob("*.ring"))) == 2
+    assert len(list(traced.rings.glob("*.ring"))) == 3
+    (engine,) = open_run(traced.rings).others
+    assert (engine.pid, engine.labels) == (traced.server.engine_pid(), {"engine": "0"})
+    assert engine.activities["enqueue"].detail in ("execute_model", "sample_tokens")
     status, document = traced.diagnose()
     assert (status, document["status"]) == (0, "ok")
     assert document["ranks"] == {"expected": 2, "read": 2, "missing": []}
@@ -68,6 +73,10 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
         assert verdict["comm"]["label"] == "tp:0"
         assert verdict["comm"]["backend"] == "shm"
         assert verdict["peers"]["op"] == "all_reduce"
+        (step,) = [fact for fact in verdict["evidence"] if " in step " in fact]
+        assert step.startswith("ranks 0 1 in step ")
+        waits = r"engine 0 \(pid \d+\) waits for \d+ s: ranks 0 1 have not answered execute_model"
+        assert document is dead or re.fullmatch(waits, verdict["evidence"][-1])
     assert document["table"][1]["pid"] == pids[1]
 
 

@@ -77,6 +77,24 @@ def test_before_there_is_a_ring_it_waits(tmp_path: Path) -> None:
     assert not look.changed
 
 
+def test_an_engine_that_outlives_its_workers_does_not_hide_what_became_of_them(job: Job) -> None:
+    job.start()
+    engine = tracer_in(job.directory, rank=-1, details={"role": "engine"})
+    engine.activity("dequeue").begin()
+    job.post()
+    assert job.look().activity == "idle"
+    job.post(0)
+    job.post(1, op="all_gather")
+    assert verdict_of(job.look())[0] == "op_mismatch"
+
+    for tracer in job.tracers.values():
+        tracer.close()
+    look = job.look(5.0)
+
+    assert (look.activity, look.status) == ("over", "diverged")
+    assert verdict_of(look)[0] == "op_mismatch"
+
+
 def test_ranks_may_join_later(job: Job) -> None:
     job.start(0)
     job.post(0)

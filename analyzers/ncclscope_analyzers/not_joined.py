@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.engine_steps import is_idle
 from ncclscope.analysis.transfers import stuck_transfers
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import (
@@ -81,12 +82,19 @@ class NotJoined:
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
-                inferred.append(f"rank {rank.rank} is busy or stuck outside of any recorded call")
+                what = (
+                    "waits to be asked for something: see its engine"
+                    if is_idle(rank)
+                    else "is busy or stuck outside of any recorded call"
+                )
+                inferred.append(f"rank {rank.rank} {what}")
         if case.timeless:
             inferred.append("that nothing moves: the input does not say how long anybody waits")
         was = ""
         last = ranks[0].last_call()
-        if one and last is not None:
+        if all(is_idle(rank) for rank in ranks):
+            was = f"; {'it is' if one else 'they are'} idle, in dequeue"
+        elif one and last is not None:
             label = case.run.communicators[last.comm].label
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
         elif one and not ranks[0].lost:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ncclscope.analysis.wording import call_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 
-__all__ = ["describe_steps"]
+__all__ = ["describe_steps", "is_idle"]
 
 _SHOWN = 6
 """Different steps that are told one by one."""
@@ -62,25 +62,30 @@ def _engines(run: Run) -> dict[str, Rank]:
 def _doing(rank: Rank, engine: Rank | None) -> str:
     """What ranks of one group have in common, with a place for how long it has lasted."""
     step = _text(rank.last_step())
-    idle = _lasting(rank, "dequeue")
     at = _lasting(rank, "step")
     if at is not None and at.detail == "sample_tokens":
         return f"in sample_tokens of {step}"
-    if at is None and idle is not None and idle.detail == "work":
+    if is_idle(rank):
         said = f"idle in dequeue{{since}} after {step}"
         sent = None if engine is None else engine.activities.get("enqueue")
-        if sent is not None and _unseen(rank, idle, sent):
+        if sent is not None and _unseen(rank, sent):
             said += f", though its engine has sent it {_method(sent)}"
         return said
     return f"in {step}"
 
 
-def _unseen(rank: Rank, idle: Activity, sent: Activity) -> bool:
-    """Whether a worker waits for what has been sent to it."""
+def is_idle(rank: Rank) -> bool:
+    """Whether a worker waits, outside of any step, for its engine to ask for something."""
+    waits = _lasting(rank, "dequeue")
+    return waits is not None and waits.detail == "work" and _lasting(rank, "step") is None
+
+
+def _unseen(rank: Rank, sent: Activity) -> bool:
+    """Whether an idle worker waits for what has been sent to it."""
     seen, until = rank.last_seen_ns, sent.until_ns
     if seen is None or until is None:
         return False
-    return idle.since_ns < until and seen - until > _UNANSWERED_NS
+    return rank.activities["dequeue"].since_ns < until and seen - until > _UNANSWERED_NS
 
 
 def _lasting(rank: Rank, name: str) -> Activity | None:

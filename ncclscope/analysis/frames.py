@@ -75,7 +75,8 @@ _PLUMBING = re.compile(
     r"(?:^|/)(?:torch/(?:distributed|_ops\.py|_tensor\.py|_dynamo|_functorch|_inductor|_library|"
     r"autograd|cuda|utils/_contextlib\.py|nn/modules/module\.py)|vllm/(?:distributed|compilation)|"
     r"contextlib\.py|functools\.py|typing_extensions\.py|warnings\.py|threading\.py|queue\.py|"
-    r"selectors\.py|multiprocessing|asyncio|zmq)(?:/|$)|^<frozen"
+    r"selectors\.py|multiprocessing|asyncio|zmq|ncclscope_patches/(?:probe|posting)\.py)(?:/|$)|"
+    r"^<frozen"
 )
 
 

@@ -66,6 +66,16 @@ def test_the_branches_of_a_decision_have_no_order() -> None:
     assert not [line for line in verdict.cause.inferred if "ahead" in line or "behind" in line]
 
 
+def test_a_probe_is_not_where_a_rank_stands() -> None:
+    frame = "ncclscope_patches/probe.py:222 guarded"
+    idle = stack("worker.py:9 busy_loop", frame, "vllm/distributed/shm_broadcast.py:971 dequeue")
+    verdict = judged(*(worker(rank, idle if rank == 2 else REDUCE) for rank in range(4)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (2,)
+    assert "worker.py:9 busy_loop" in verdict.cause.summary
+
+
 @pytest.mark.parametrize("place", [elsewhere(5), SYNC, IDLE])
 def test_a_rank_that_is_elsewhere_has_not_joined(place: tuple[object, ...]) -> None:
     verdict = judged(*(worker(rank, place if rank == 3 else REDUCE) for rank in range(4)))  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ TOKENS = 12
 STAGGER_SECONDS = 0.05
 REST_SECONDS = 0.5
 STILL_SECONDS = 5.0
+STEP = r"step (\d+) \((?:\d+ tokens?|dummy)\)"
 
 Answers = list[list[int]]
 
@@ -151,7 +152,7 @@ def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
 def assert_placed(evidence: list[str]) -> None:
     """Checks that it is told which step all are in, and what both engines wait for."""
     (places,) = [fact for fact in evidence if " in step " in fact]
-    steps = re.findall(r"\bin step (\d+) \((?:\d+ tokens?|dummy)\)", places)
+    steps = re.findall(rf"\bin {STEP}", places)
     assert len(steps) == len(places.split("; "))
     assert len(set(steps)) == 1, evidence
     for engine, ranks in enumerate(("0 1", "2 3")):
@@ -255,8 +256,8 @@ def test_two_replicas_of_one_worker_schedule_asynchronously(
 
     assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [0])
     said = (
-        r"rank 0 \(DP0\) idle in dequeue for \d+ s after step (\d+) \(dummy\); "
-        r"rank 1 \(DP1\) in step (\d+) \((?:\d+ tokens|dummy)\), in call \d+ on dp:0/cpu, "
+        rf"rank 0 \(DP0\) idle in dequeue for \d+ s after {STEP}; "
+        rf"rank 1 \(DP1\) in {STEP}, in call \d+ on dp:0/cpu, "
         r"all_reduce at .+"
     )
     (places,) = [match for fact in verdict["evidence"] if (match := re.fullmatch(said, fact))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.engine_steps import counterpart
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
 from ncclscope.model import Finding, Rank
@@ -144,7 +145,14 @@ class OrderCycle:
         for key, log in rank.logs.items():
             if case.run.communicators[key].kind != stand.comm.kind:
                 continue
-            if log.first <= stand.call.seq <= log.calls:
-                return log.call(stand.call.seq).position
+            seq: int | None = stand.call.seq
+            if key != stand.comm.key:
+                standing = case.run.by_rank[stand.rank]
+                own = standing.logs[stand.comm.key]
+                seq = counterpart(standing, own, stand.call.seq, rank, log)
+            if seq is None:
+                continue  # it is at another place of the program, and tells nothing
+            if log.first <= seq <= log.calls:
+                return log.call(seq).position
             place = None
         return place

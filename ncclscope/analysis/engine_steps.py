@@ -7,17 +7,22 @@ the ranks, and it tells why one of them does not come.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from ncclscope.analysis.habit import in_step
 from ncclscope.analysis.wording import call_text, plural, ranks_text, site_text
+from ncclscope.logs import CallLog
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 
-__all__ = ["describe_steps", "is_idle"]
+__all__ = ["counterpart", "describe_steps", "is_idle"]
 
 _SHOWN = 6
 """Different steps that are told one by one."""
 _COMPARED = 64
 """Ranks of one step whose calls are looked at, to tell where they stand."""
+_CALLS_OF_STEP = 4096
+"""Calls on one communicator that a step may have, for its first one to be found."""
 _UNANSWERED_NS = 2_000_000_000
 """So long after a message was sent a worker that still waits for it has not seen it."""
 _PLACES = ("dp", "pp", "tp")
@@ -50,6 +55,39 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
     )
     for name, engine in engines.items():
         yield from _waiting(run, name, engine)
+
+
+def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog) -> int | None:
+    """Returns which call of another replica is at the same place of the program as one of ours.
+
+    Where steps are recorded, it is as many calls after the beginning of the same step: a dummy
+    batch has fewer calls than a real one, and numbers of replicas that had both do not match.
+
+    Args:
+        rank: Who made the call.
+        log: Its log of the communicator.
+        seq: The call's number there.
+        other: A rank of another replica.
+        theirs: Its log of the communicator that plays the same part there.
+
+    Returns:
+        A number that the other may not have come to yet; None where they are not at the same
+        place, or that cannot be told.
+    """
+    step, their_step = rank.last_step(), other.last_step()
+    if step is None and their_step is None:
+        return seq if in_step(log, theirs, seq) else None
+    if step is None or their_step is None or step.number != their_step.number:
+        return None
+    ours, begins = _begin_of_step(log, step), _begin_of_step(theirs, their_step)
+    return None if ours is None or begins is None or seq < ours else begins + seq - ours
+
+
+def _begin_of_step(log: CallLog, step: Step) -> int | None:
+    """The number of the first call that belongs to a step, made or not; None where it is gone."""
+    start = max(log.first, log.calls + 1 - _CALLS_OF_STEP)
+    before = bisect_left(log.positions(start, log.calls + 1), step.position)
+    return start + before if before or start == 1 else None
 
 
 def _engines(run: Run) -> dict[str, Rank]:

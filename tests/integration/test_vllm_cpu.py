@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
+UNTIL = ("--until-divergence", "--stall", "60")
+"""On a busy machine a worker may be late, and that is not what is looked for here."""
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
 
 
@@ -56,11 +59,21 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     assert all(row["labels"]["tp"] == str(row["rank"]) for row in document["table"])
 
     # WHEN one worker skips one all_reduce, and the engine stands still
-    traced.plant("skip")
-    with pytest.raises(TimeoutError):
-        traced.server.complete(PROMPTS[0], max_tokens=12, timeout=8)
+    with traced.watching(*UNTIL) as watch:
+        assert watch.stdout is not None
+        seen_first = watch.stdout.readline()
+        traced.plant("skip")
+        with pytest.raises(TimeoutError):
+            traced.server.complete(PROMPTS[0], max_tokens=12, timeout=8)
+        seen_last, _ = watch.communicate(timeout=20)
 
     # THEN the worker is named, while all live and after SIGKILL
+    assert json.loads(seen_first)["status"] == "ok"
+    assert watch.returncode == 1
+    seen = json.loads(seen_last.splitlines()[-1])
+    assert seen["status"] == "diverged"
+    assert seen["verdict"]["diverging_ranks"] == [1]
+    assert seen["verdict"]["comm"]["label"] == "tp:0"
     _, alive = traced.diagnose()
     pids = traced.kill_workers()
     status, dead = traced.diagnose()
@@ -73,8 +86,13 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
         assert verdict["comm"]["label"] == "tp:0"
         assert verdict["comm"]["backend"] == "shm"
         assert verdict["peers"]["op"] == "all_reduce"
+        # The other one waits in the last call of the step, when it has made all of its own.
         (step,) = [fact for fact in verdict["evidence"] if " in step " in fact]
-        assert step.startswith("ranks 0 1 in step ")
+        assert re.fullmatch(
+            r"rank 0 \(TP0\) in step (\d+) \(5 tokens\), in call \d+ on tp:0, .*; "
+            r"rank 1 \(TP1\) idle in dequeue for \d+ s after step \1 \(5 tokens\)",
+            step,
+        )
         waits = r"engine 0 \(pid \d+\) waits for \d+ s: ranks 0 1 have not answered execute_model"
         assert document is dead or re.fullmatch(waits, verdict["evidence"][-1])
     assert document["table"][1]["pid"] == pids[1]
@@ -85,9 +103,14 @@ def test_a_replaced_call_is_named_though_nothing_hangs(traced: TracedServer) -> 
     traced.server.complete(PROMPTS[0], max_tokens=12)
     assert traced.diagnose()[1]["status"] == "ok"
 
-    traced.plant("replace")
-    traced.server.complete(PROMPTS[0], max_tokens=12)
+    with traced.watching(*UNTIL) as watch:
+        traced.plant("replace")
+        traced.server.complete(PROMPTS[0], max_tokens=12)
+        said, _ = watch.communicate(timeout=20)
+    traced.server.complete(PROMPTS[1], max_tokens=4)
 
+    assert watch.returncode == 1
+    assert json.loads(said.splitlines()[-1])["verdict"]["kind"] == "op_mismatch"
     status, document = traced.diagnose()
     assert (status, document["status"]) == (1, "diverged")
     assert document["verdict"]["kind"] == "op_mismatch"

@@ -62,7 +62,9 @@ def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None])
     assert answers(server) == single
 
 
-def traced(directory: Path, dispatch: str = "", asynchronous: str = "", **options: Any) -> Any:
+def traced(
+    directory: Path, dispatch: str = "", asynchronous: str = "", **options: Any
+) -> TracedServer:
     environment = {**CPU_MOE, "NCCLSCOPE_TEST_ASYNC": asynchronous}
     if dispatch:
         environment["NCCLSCOPE_VLLM_DISPATCH"] = dispatch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,21 @@ class TracedServer:
         command = [*NCCLSCOPE, "attach", "--json", *pids]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, json.loads(done.stdout)
+
+    @contextlib.contextmanager
+    def watching(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """Runs `ncclscope watch --json` on the rings, which need not be there yet."""
+        watch = subprocess.Popen(
+            [*NCCLSCOPE, "watch", str(self.rings), "--json", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield watch
+        finally:
+            watch.kill()
+            watch.communicate()
 
     def kill_workers(self) -> list[int]:
         """Sends SIGKILL to the workers and waits for their end; returns their process ids."""

@@ -112,6 +112,51 @@ def test_order_cycle_names_the_rank_with_the_odd_order(cluster_of: ClusterOf) ->
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("order_cycle", (1,))
 
 
+def _replicas(cluster: Cluster, steps: bool) -> None:
+    """Two replicas of two; one has had steps without tokens, which post one call less.
+
+    In the last step, rank 1 leaves out the all_reduce before the dispatch.
+    """
+    pairs = ((0, 1), (2, 3))
+    for number in range(1, 8):
+        for rank in cluster.everybody:
+            if steps:
+                cluster.tracers[rank].step(number, tokens=int(rank < 2), dummy=rank > 1)
+        last = number == 7
+        for pair in pairs:
+            ranks = [rank for rank in pair if not last or rank != 1]
+            cluster.post(ranks, "tp:0", members=pair, done=not last or 0 not in pair)
+        ranks = [rank for rank in cluster.everybody if not last or rank != 0]
+        cluster.post(ranks, "ep:0", "all_gather", done=not last)
+        if not last:
+            cluster.post(pairs[0], "tp:0", "all_gather", members=pairs[0])
+
+
+def test_replicas_bear_witness_at_the_same_place_of_a_step(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _replicas(cluster, steps=True)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("order_cycle", (1,))
+    assert cause.comm is not None
+    assert cause.comm.ranks == (0, 1)
+
+
+def test_replicas_at_another_place_bear_no_witness(cluster_of: ClusterOf) -> None:
+    """By their numbers alone, the calls of the other replica would speak against rank 0."""
+    cluster = cluster_of(4)
+    _replicas(cluster, steps=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.kind == "order_cycle"
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 1))
+    assert cause.confidence == "ambiguous"
+
+
 def test_a_rank_that_takes_one_new_communicator_for_the_other_is_named(
     cluster_of: ClusterOf,
 ) -> None:

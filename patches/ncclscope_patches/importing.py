@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -23,9 +24,11 @@ class ImportHook(importlib.abc.MetaPathFinder):
     """Waits for modules.
 
     Actions must not raise; what they do to a program's imports would be ours to answer for.
+    Several hooks may wait for the same module: each asks the others to find it.
     """
 
     def __init__(self) -> None:
+        self._asking: set[tuple[str, int]] = set()
         self._on_start: dict[str, list[Action]] = {}
         self._on_end: dict[str, list[Action]] = {}
 
@@ -51,9 +54,14 @@ class ImportHook(importlib.abc.MetaPathFinder):
         """Finds a module that is waited for, by means of the other finders."""
         for action in self._on_start.pop(fullname, ()):
             action()
-        if fullname not in self._on_end:
+        asking = (fullname, threading.get_ident())
+        if fullname not in self._on_end or asking in self._asking:
             return None
-        spec = self._ask_others(fullname, path, target)
+        self._asking.add(asking)
+        try:
+            spec = self._ask_others(fullname, path, target)
+        finally:
+            self._asking.remove(asking)
         if spec is not None:
             self._follow(spec)
         return spec
@@ -79,13 +87,15 @@ class ImportHook(importlib.abc.MetaPathFinder):
         before = getattr(loader, "__dict__", {}).get("exec_module")
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
             if module.__name__ != spec.name:
+                execute(module)
                 return
+            # Before the code runs, since another hook may have taken the same place below this one.
             if before is not None:
                 loader.exec_module = before
             elif vars(loader).get("exec_module") is exec_module:
                 del loader.exec_module
+            execute(module)
             for action in self._on_end.pop(spec.name, ()):
                 action()
 

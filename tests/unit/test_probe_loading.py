@@ -79,6 +79,23 @@ def test_action_waits_for_an_import_that_succeeds(hook: ImportHook, folder: Path
     assert seen == [1]
 
 
+def test_hooks_that_wait_for_the_same_module_are_all_told(folder: Path) -> None:
+    (folder / f"{NAME}.py").write_text("")
+    seen: list[str] = []
+    hooks = [ImportHook(), ImportHook(), ImportHook()]
+    for name, hook in zip("abc", hooks, strict=True):
+        hook.after(NAME, lambda name=name: seen.append(name))  # type: ignore[misc]
+    try:
+        module = importlib.import_module(NAME)
+    finally:
+        for hook in hooks:
+            sys.meta_path.remove(hook)
+
+    assert sorted(seen) == ["a", "b", "c"]
+    assert module.__spec__ is not None
+    assert "exec_module" not in vars(module.__spec__.loader)
+
+
 def test_module_that_does_not_exist_is_missed_as_ever(hook: ImportHook, folder: Path) -> None:
     hook.after(NAME, lambda: None)
 

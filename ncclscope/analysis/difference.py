@@ -12,6 +12,8 @@ __all__ = ["Difference"]
 _REASONS = {
     "other communicators": "the odd side was told by another communicator, which has a majority",
     "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
+    "steps": "the odd side posted another number of calls in one step than both had in each step "
+    "before it, the other did not",
     "same kind": "the odd side was told by what the other communicators of its kind did",
 }
 
@@ -31,7 +33,7 @@ class Difference:
         edits: How the odd sequence differs from there on.
         aligned: A peer's calls and the odd rank's around it, side by side.
         basis: Why they and not the others are held to be odd: ``majority``,
-            ``other communicators``, ``same kind``, ``habit``, or nothing.
+            ``other communicators``, ``same kind``, ``habit``, ``steps``, or nothing.
         witness: What tells that they differ in a call which equals the peers' in all that
             members must agree in; empty where the calls themselves differ.
         noticed: Where ``witness`` only tells that they differ earlier: the first call that
@@ -79,7 +81,7 @@ class Difference:
     @property
     def certain(self) -> bool:
         """Whether the records alone say who is odd and since when."""
-        concluded = self.basis in ("same kind", "habit") or self.inferred
+        concluded = self.basis in ("same kind", "habit", "steps") or self.inferred
         return bool(self.odd) and self.exact and not concluded
 
     @property

@@ -10,9 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from ncclscope.analysis.habit import in_step
-from ncclscope.analysis.wording import call_text, plural, ranks_text, site_text
-from ncclscope.logs import CallLog
+from ncclscope.analysis.step_rhythm import step_of
+from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 
 __all__ = ["counterpart", "describe_steps", "is_idle"]
@@ -53,6 +52,7 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
         f"{text.format(since=_longest(members))}{'' if alone else _call(members)}"
         for text, members in shown
     )
+    yield from _parting(run, cause, singled)
     for name, engine in engines.items():
         yield from _waiting(run, name, engine)
 
@@ -166,6 +166,26 @@ def _call(members: Sequence[Rank]) -> str:
         return ""
     label = members[0].logs[first.comm].communicator.label or first.comm[:12]
     return f", in call {first.seq} on {label}, {first.op}{site_text(first)}"
+
+
+def _parting(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
+    """Yields the step of the call at which ranks parted, where they have gone on since."""
+    if cause.comm is None or cause.seq is None or not cause.diverging_ranks or run.window:
+        return
+    members = run.members(cause.comm.key)
+    peer = next((rank for rank in members if rank.rank not in cause.diverging_ranks), None)
+    if peer is None:
+        return
+    found: list[tuple[Rank, Step]] = []
+    for rank in (singled, peer):
+        log = rank.logs[cause.comm.key]
+        if log.first <= cause.seq <= log.calls:
+            step = step_of(rank, log.call(cause.seq))
+            if step is not None and step != rank.last_step():
+                found.append((rank, step))
+    if found:
+        told = ", ".join(f"to {_text(step)} on {ranks_text([rank.rank])}" for rank, step in found)
+        yield f"call {cause.seq} on {comm_text(cause.comm)} belongs {told}"
 
 
 def _text(step: Step | None) -> str:

@@ -11,6 +11,7 @@ from ncclscope.analysis.align import side_by_side
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.shifts import Shift, expected, find_shift, tracks_of
+from ncclscope.analysis.step_rhythm import broke_rhythm
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
 
@@ -131,6 +132,8 @@ class _Members:
         basis = "other communicators"
         if touched[0] == touched[1]:
             touched, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
+        if touched[0] == touched[1]:
+            touched, basis = self._by_steps(on[0], off[0], shift.seq), "steps"
         if touched == [False, True]:
             yield from self._odd(reference, shifts, basis)
         elif touched == [True, False]:
@@ -156,6 +159,12 @@ class _Members:
         lines = [log.sites(seq, seq + 1)[0] for log in logs]
         by_past = {expected(log, seq, lines[0], lines[1]) for log in logs}
         return [by_past == {lines[1]} != {None}, by_past == {lines[0]} != {None}]
+
+    def _by_steps(self, one: int, other: int, seq: int) -> list[bool]:
+        """Which of two ranks posted another number of calls in a step than in those before."""
+        by_rank = self._case.run.by_rank
+        sides = [(by_rank[rank], self._logs[rank]) for rank in (one, other)]
+        return broke_rhythm(sides[0], sides[1], seq)
 
     def _shifts(self, reference: int, sides: Sequence[Sequence[int]]) -> dict[Shift, list[int]]:
         """How ranks are off a reference; those that are not are left out."""

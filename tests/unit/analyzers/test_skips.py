@@ -161,6 +161,47 @@ def test_a_pair_without_a_rhythm_has_no_odd_rank(cluster_of: ClusterOf) -> None:
     assert verdict.cause.candidate_ranks == (0, 1)
 
 
+@pytest.mark.parametrize(("calls", "kind"), [(2, "extra_call"), (0, "missing_call")])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_in_a_pair_the_one_with_another_number_of_calls_in_a_step_is_odd(
+    cluster_of: ClusterOf, odd: int, calls: int, kind: str
+) -> None:
+    """A dummy forward more in one step, as where an engine's step is empty."""
+    cluster = cluster_of(2)
+    for rank in cluster.everybody:
+        for step in range(1, 9):
+            cluster.tracers[rank].step(step, tokens=1)
+            for _ in range(calls if (rank, step) == (odd, 6) else 1):
+                _post(cluster, rank, "dp:0", "dp_utils.py:75 _run_ar")
+
+    verdict = cluster.verdict()
+
+    seq = 7 if calls else 6
+    assert _named(verdict) == (kind, (odd,), seq, "likely")
+    assert verdict.cause is not None
+    assert any("number of calls in one step" in thought for thought in verdict.cause.inferred)
+    told = next(fact for fact in verdict.cause.evidence if "belongs" in fact)
+    expected = f"step {6 if calls else 7} (1 token) on rank {odd}"
+    assert expected in told
+
+
+@pytest.mark.parametrize("usual", [(1, 2, 1, 1, 1), (1, 1)])
+def test_steps_without_a_rhythm_tell_nothing_of_a_pair(
+    cluster_of: ClusterOf, usual: tuple[int, ...]
+) -> None:
+    """Near misses: the number of calls changes from step to step; too few steps."""
+    cluster = cluster_of(2)
+    for rank in cluster.everybody:
+        for step, calls in enumerate((*usual, 2 if rank else 1, 1, 1), 1):
+            cluster.tracers[rank].step(step, tokens=1)
+            for _ in range(calls):
+                _post(cluster, rank, "dp:0", "dp_utils.py:75 _run_ar")
+
+    kind, diverging, _, confidence = _named(cluster.verdict())
+
+    assert (kind, diverging, confidence) == ("missing_call", (), "ambiguous")
+
+
 def test_in_a_pair_the_one_that_is_odd_elsewhere_is_odd(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for rank in cluster.everybody:

@@ -174,6 +174,9 @@ def call_witnesses(run: Run, cause: Finding | None) -> tuple[Witness, ...]:
         if ranks and cause is not None and source.available:
             verdict = set(cause.diverging_ranks or cause.candidate_ranks)
             agrees = set(ranks) <= verdict if verdict else None
+            if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
+                agrees = None  # both are so: the one put it in, the other is not there
+                says = f"{says} That follows from the call put in."
         witnesses.append(
             Witness(
                 name=source.name,
@@ -204,6 +207,15 @@ def stall_limit(run: Run, stall_seconds: float, live_stall_seconds: float) -> fl
     if conditions <= {"still", "stopped", "ended"}:
         return min(live_stall_seconds, max(stall_seconds, run.capture.gap))
     return live_stall_seconds
+
+
+def _follows(found: Judgement, cause: Finding) -> bool:
+    """Whether ranks that are missing in a call are those that have no such call to make."""
+    put_in = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
+    if not put_in or found.kind != "not_joined" or not found.diverging:
+        return False
+    peers = set(cause.comm.ranks if cause.comm else ()) - set(cause.diverging_ranks)
+    return bool(cause.diverging_ranks) and set(found.diverging) <= peers
 
 
 def _is_recorded(cause: Finding) -> bool:

@@ -27,11 +27,12 @@ def render_report(report: Report, width: int) -> RenderableType:
     parts: list[RenderableType] = []
     if report.agree:
         run = report.verdict.run
-        calls = sum(rank.records for rank in run.ranks)
+        lost = sum(rank.lost for rank in run.ranks)
+        calls = sum(rank.records for rank in run.ranks) + lost
         parts.append(
             Text(
                 f"{plural(len(run.ranks), 'rank')} agree{'s' * (len(run.ranks) == 1)}, "
-                f"{plural(calls, 'call')}",
+                f"{plural(calls, 'call')}" + (f", {lost} of them overwritten" if lost else ""),
                 style="green",
             )
         )

@@ -71,6 +71,18 @@ def test_the_same_calls_end_with_0(healthy: Path, baseline: Path) -> None:
     assert "the same calls" in done.stdout
 
 
+def test_calls_that_were_overwritten_are_counted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "long", 2, capacity=1024)
+    for _ in range(1500):
+        cluster.post(cluster.everybody, "tp:0")
+    done = ncclscope("check", cluster.directory)
+
+    assert done.returncode == 0
+    kept = sum(rank.records for rank in cluster.run().ranks)
+    assert kept < 3000
+    assert f"2 ranks agree, 3000 calls, {3000 - kept} of them overwritten" in done.stdout
+
+
 def test_a_baseline_holds_for_another_number_of_ranks(tmp_path: Path, baseline: Path) -> None:
     assert (
         ncclscope("check", program(tmp_path / "8", size=8), "--baseline", baseline).returncode == 0

@@ -20,7 +20,15 @@ from ncclscope.render.attach import render_attach
 from ncclscope.render.plain import plain_text
 from ncclscope.sources import assemble
 from ncclscope.sources.bundle import CAPTURE_FILE, read_capture, with_capture
-from tests.captures import DATA, capture, in_collective, stack, verdict_of, worker
+from tests.captures import (
+    DATA,
+    capture,
+    elsewhere,
+    in_collective,
+    stack,
+    verdict_of,
+    worker,
+)
 from tests.cluster import Cluster
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
@@ -141,6 +149,28 @@ def test_witnesses_that_contradict_the_rings_are_shown(tmp_path: Path) -> None:
     (stacks,) = [witness for witness in verdict.witnesses if witness.name == "stacks"]
     assert (stacks.ranks, stacks.agrees) == ((1,), False)
     assert "DISAGREES" in plain_text(render_attach(verdict, 100), 100)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_rank_without_the_call_that_its_peer_put_in_contradicts_nothing(
+    tmp_path: Path, odd: int
+) -> None:
+    """The one waits for a peer that rests, as its records say. Near miss: the odd one rests."""
+    cluster = Cluster(tmp_path / "rings", 2)
+    for rank in cluster.everybody:
+        for step in range(1, 9):
+            cluster.tracers[rank].step(step, tokens=1)
+            for _ in range(2 if (rank, step) == (odd, 6) else 1):
+                cluster.post([rank], "dp:0", site="train.py:10 step", done=step < 8)
+    workers = [worker(0, REDUCE), worker(1, elsewhere(20, "dequeue"))]
+    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("extra_call", (odd,))
+    (stacks,) = [witness for witness in verdict.witnesses if witness.name == "stacks"]
+    assert stacks.ranks == (1,)
+    assert stacks.agrees is (None if odd == 0 else True)
+    assert ("follows from the call put in" in stacks.says) == (odd == 0)
 
 
 def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:

@@ -162,9 +162,20 @@ class VllmServer:
             raise
 
     def complete(
-        self, prompt_ids: Sequence[int], max_tokens: int, timeout: float = 60.0
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        timeout: float = 60.0,
+        *,
+        replica: int | None = None,
     ) -> list[int]:
         """Return the ids of the `max_tokens` most likely tokens after the prompt.
+
+        Args:
+            prompt_ids: The prompt.
+            max_tokens: How many to generate.
+            timeout: Seconds to wait for them.
+            replica: Which one is to answer, by its data-parallel rank; by default vLLM chooses.
 
         Raises:
             TimeoutError: No answer in time, as from a hung engine.
@@ -183,6 +194,8 @@ class VllmServer:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
+        if replica is not None:
+            request.add_header("X-data-parallel-rank", str(replica))
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
                 answer: dict[str, Any] = json.load(response)

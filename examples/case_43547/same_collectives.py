@@ -93,6 +93,19 @@ def agree(directory: Path, steps: int) -> bool:
     return agreed
 
 
+def wait_until_all_stand(rings: Path) -> None:
+    """Waits until all ranks have come to the call in which the first of them was seen to differ."""
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        verdict = diagnose(open_run(rings))
+        cause = verdict.cause
+        if cause is not None and cause.comm is not None and cause.seq is not None:
+            logs = [rank.logs[cause.comm.key] for rank in verdict.run.members(cause.comm.key)]
+            if len(logs) == len(cause.comm.ranks) and all(log.calls >= cause.seq for log in logs):
+                return
+        time.sleep(0.1)
+
+
 def caught(directory: Path) -> bool:
     """Has one rank take a wrong size; returns whether the same comparison names it."""
     rings = directory / "wrong-size"
@@ -111,9 +124,16 @@ def caught(directory: Path) -> bool:
             timed("`ncclscope watch --until-divergence` has seen it; the ranks are killed\n")
         except subprocess.TimeoutExpired:
             timed("`ncclscope watch --until-divergence` has seen nothing; the ranks are killed\n")
+        wait_until_all_stand(rings)
+        # The ranks alone: who started them removes what they leave in shared memory.
+        for rank in open_run(rings).ranks:
+            if rank.alive:
+                os.kill(rank.pid, signal.SIGKILL)
+        program.wait(END_SECONDS)
     finally:
-        os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
     status = show("check", rings)
     cause = diagnose(open_run(rings)).cause
     return status == 1 and cause is not None and cause.diverging_ranks == (WRONG_RANK,)

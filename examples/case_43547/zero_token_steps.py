@@ -35,7 +35,7 @@ REQUESTS = 6
 PROMPT = [1, 2, 3, 4, 5]
 TOKENS = 12
 """Fewer than the 16 steps after which vLLM's engines ask each other whether any has work left."""
-LOADS = {"one": (TOKENS,), "same": (TOKENS, TOKENS), "mixed": (TOKENS, TOKENS - 5)}
+LOADS = {"one": (TOKENS,), "same": (TOKENS, TOKENS), "mixed": (2 * TOKENS, TOKENS // 2)}
 """Tokens of each request, by replica; one that is not there never has a request."""
 
 

@@ -31,6 +31,11 @@ def contrast(difference: Difference) -> str:
             f"from {lines[0]} there"
         )
     side = "behind" if difference.surplus < 0 else "ahead of"
+    if len(difference.edits) > 1 and difference.surplus:
+        return (
+            f"from {theirs}, on it gets {side} {ranks_text(difference.peers)}, by "
+            f"{abs(difference.surplus)} in the end"
+        )
     return (
         f"from {theirs}, on it is {abs(difference.surplus)} {side} {ranks_text(difference.peers)}"
     )
@@ -93,10 +98,12 @@ def from_difference(
     facts += evidence
     thoughts = list(inferred)
     if difference.inferred:
+        off = abs(difference.first.put - difference.first.left)
+        until = "on, and further later" if len(difference.edits) > 1 else "to the end"
         thoughts.append(
             f"which call it is: these calls equal each other in all that members must agree in, "
-            f"but {difference.witness} are those of the others, shifted by "
-            f"{abs(difference.surplus)}, from #{difference.seq} to the end"
+            f"but {difference.witness} are those of the others, shifted by {off}, from "
+            f"#{difference.seq} {until}"
         )
     elif difference.witness:
         facts.append(

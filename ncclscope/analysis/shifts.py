@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import PAST, expected_next
 from ncclscope.analysis.order import made_before
 from ncclscope.logs import CallLog
@@ -44,6 +45,7 @@ class Shift:
         put: Calls that are put in.
         met: Calls after it that are the same again.
         witness: What tells the calls apart, in words.
+        later: Further calls left out or put in, counted from ``seq``.
     """
 
     seq: int
@@ -52,6 +54,7 @@ class Shift:
     put: int
     met: int
     witness: str
+    later: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True)

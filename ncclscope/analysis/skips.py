@@ -11,7 +11,7 @@ from ncclscope.analysis.align import side_by_side
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.shifts import Shift, expected, find_shift, tracks_of
-from ncclscope.analysis.step_rhythm import broke_rhythm
+from ncclscope.analysis.step_rhythm import broke_rhythm, steps_apart
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
 
@@ -190,7 +190,7 @@ class _Members:
         peer = self._logs[reference]
         for shift, ranks in shifts.items():
             odd = self._logs[ranks[0]]
-            edits = (Edit(0, shift.put, 0, shift.left, shift.met),)
+            edits = (Edit(0, shift.put, 0, shift.left, shift.met), *shift.later)
             yield Difference(
                 comm=self._comm,
                 seq=shift.seq,
@@ -219,4 +219,6 @@ def _shift(
         shift = find_shift(odd, peer, stops)
         if shift is not None:
             found.append(shift)
+    if not found and stops is None:
+        return steps_apart(one, other)
     return min(found, key=lambda shift: shift.seq, default=None)

@@ -1,20 +1,26 @@
 """How many calls a rank posts on a communicator in each step of the engine.
 
-Where it is the same number in every step, a step with another one tells which of two ranks
-put a call in, or left one out. That is a conclusion and no record, as with any habit.
+A step in which two ranks posted different numbers of equal calls is where they parted. Where it
+was the same number in every step before, the one with another number put a call in, or left
+one out. That is a conclusion and no record, as with any habit.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 
+from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import PAST
+from ncclscope.analysis.shifts import Shift
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Rank, Step
 
-__all__ = ["broke_rhythm", "step_of"]
+__all__ = ["broke_rhythm", "step_of", "steps_apart"]
+
+_WITNESS = "the steps they belong to"
 
 _LEAST = 3
 """Steps with the same number of calls that make a rhythm."""
@@ -37,34 +43,84 @@ def broke_rhythm(one: tuple[Rank, CallLog], other: tuple[Rank, CallLog], seq: in
     Returns:
         For each of them, whether it is that one; for neither where that cannot be told.
     """
-    counts = [_counts(rank, log, seq) for rank, log in (one, other)]
+    whole = [_whole_steps(rank, log, seq) for rank, log in (one, other)]
     parted = [_number(rank, log, seq) for rank, log in (one, other)]
     if None in parted:
         return [False, False]
     step = min(number for number in parted if number is not None)
-    usual = {count for each in counts for number, count in each.items() if number < step}
-    before = [sum(1 for number in each if number < step) for each in counts]
-    if len(usual) != 1 or min(before) < _LEAST or any(step not in each for each in counts):
+    before = [[each[number].calls for number in each if number < step] for each in whole]
+    if len({*before[0], *before[1]}) != 1 or min(map(len, before)) < _LEAST:
         return [False, False]
-    (count,) = usual
-    broke = [each[step] != count for each in counts]
+    if any(step not in each for each in whole):
+        return [False, False]
+    broke = [each[step].calls != before[0][0] for each in whole]
     return broke if broke[0] != broke[1] else [False, False]
 
 
-def _counts(rank: Rank, log: CallLog, seq: int) -> dict[int, int]:
-    """Returns the calls in each step that is kept whole, around a call."""
+def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift | None:
+    """Finds the steps in which one rank posted more calls than the other, which are equal calls.
+
+    Args:
+        odd: A rank and its calls on the communicator.
+        peer: The other rank and its calls.
+
+    Returns:
+        The first of these steps, with the others as :attr:`Shift.later`; None where there is
+        none, the ranks were not in step before, or are in step again.
+    """
+    last = min(odd[1].calls, peer[1].calls)
+    mine, theirs = (_whole_steps(rank, log, last) for rank, log in (odd, peer))
+    numbers = [number for number in mine if number in theirs]
+    apart = [n for n, number in enumerate(numbers) if mine[number].calls != theirs[number].calls]
+    if (
+        not apart
+        or apart[0] < _LEAST
+        or mine[numbers[apart[0]]].seq != theirs[numbers[apart[0]]].seq
+    ):
+        return None
+    found: list[Edit] = []
+    seq = put = left = 0
+    for place in apart:
+        step, other = mine[numbers[place]], theirs[numbers[place]]
+        common = min(step.calls, other.calls)
+        seq = seq or step.seq + common
+        start, peer_start = step.seq + common - seq, other.seq + common - seq
+        if found:
+            found[-1] = found[-1]._replace(met=start - found[-1].start - put)
+        put, left = step.calls - common, other.calls - common
+        found.append(Edit(start, put, peer_start, left, 0))
+    end = min(
+        odd[1].calls + 1 - seq - found[-1].start - put,
+        peer[1].calls + 1 - seq - found[-1].peer_start - left,
+    )
+    found[-1] = found[-1]._replace(met=end)
+    if not sum(edit.put - edit.left for edit in found):
+        return None  # what the one did in another step than the other, and both did
+    first = found[0]
+    return Shift(seq, True, first.left, first.put, first.met, _WITNESS, tuple(found[1:]))
+
+
+class _Whole(NamedTuple):
+    """The calls of a step: number of the first, how many."""
+
+    seq: int
+    calls: int
+
+
+def _whole_steps(rank: Rank, log: CallLog, seq: int) -> dict[int, _Whole]:
+    """Returns the steps whose calls around a call are all kept, in order, by their number."""
     start, stop = max(log.first, seq - PAST), min(log.calls + 1, seq + PAST)
     positions = np.array(log.positions(start, stop), np.int64)
-    steps = [step for step in rank.steps if step.position <= positions[-1]]
-    if not steps:
-        return {}
+    steps = [step for step in rank.steps if len(positions) and step.position <= positions[-1]]
     begins = np.array([step.position for step in steps], np.int64)
-    edges = np.searchsorted(positions, begins)
-    found = zip(steps, np.diff(edges).tolist(), strict=False)
-    # Of the step that the first of these calls belongs to, some may stand before; the last
-    # step has no successor here, and may go on.
-    whole = [(step, count) for step, count in found if start == 1 or step.position > positions[0]]
-    return {step.number: count for step, count in whole}
+    places = np.searchsorted(positions, begins).tolist()
+    # Of the step that the first of these calls belongs to, some may stand before. The last step
+    # has no successor here, and may go on.
+    return {
+        step.number: _Whole(start + place, following - place)
+        for step, place, following in zip(steps, places, places[1:], strict=False)
+        if start == 1 or place
+    }
 
 
 def _number(rank: Rank, log: CallLog, seq: int) -> int | None:

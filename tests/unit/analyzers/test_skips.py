@@ -185,6 +185,40 @@ def test_in_a_pair_the_one_with_another_number_of_calls_in_a_step_is_odd(
     assert expected in told
 
 
+def _forwards(cluster: Cluster, extra: dict[int, set[int]], waits: int) -> None:
+    """One call a step on two ranks, one more in some; rank ``waits`` is one call further on."""
+    for rank in cluster.everybody:
+        left = 16 + (rank == waits)
+        for step in range(1, 17):
+            cluster.tracers[rank].step(step, tokens=1)
+            for _ in range(min(left, 2 if step in extra.get(rank, ()) else 1)):
+                left -= 1
+                done = (rank, left) != (waits, 0)
+                cluster.post([rank], "dp:0", site="dp_utils.py:75 _run_ar", done=done)
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_first_of_several_calls_put_in_is_named(cluster_of: ClusterOf, odd: int) -> None:
+    """The calls themselves pair up: the odd one is further on, and not where its peer is late."""
+    cluster = cluster_of(2)
+    _forwards(cluster, {odd: {4, 8, 12}}, waits=odd)
+
+    verdict = cluster.verdict()
+
+    assert _named(verdict) == ("extra_call", (odd,), 5, "likely")
+    assert verdict.cause is not None
+    assert "2 more differences" in " ".join(verdict.cause.evidence)
+    assert "by 3 in the end" in verdict.cause.summary
+
+
+def test_a_call_that_both_put_in_at_their_time_is_no_difference(cluster_of: ClusterOf) -> None:
+    """Near miss: each made it in a step of its own, and the other merely has not arrived."""
+    cluster = cluster_of(2)
+    _forwards(cluster, {0: {4}, 1: {8}}, waits=0)
+
+    assert _named(cluster.verdict()) == ("not_joined", (1,), 17, "certain")
+
+
 @pytest.mark.parametrize("usual", [(1, 2, 1, 1, 1), (1, 1)])
 def test_steps_without_a_rhythm_tell_nothing_of_a_pair(
     cluster_of: ClusterOf, usual: tuple[int, ...]

@@ -85,7 +85,7 @@ def agree(directory: Path, steps: int) -> bool:
     timed("done\n")
     agreed = show("check", rings) == 0
     run = open_run(rings)
-    Console(highlight=False, width=120).print(hashes(run))
+    Console(highlight=False, width=130).print(hashes(run))
     say()
     for one, other in ((0, 1), (2, 3)):  # TP peers
         paths = [run.by_rank[rank].source for rank in (one, other)]

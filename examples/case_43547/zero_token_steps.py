@@ -43,6 +43,8 @@ LOADS = {
 }
 """Tokens of each request, by replica; one that is not there never has a request."""
 
+_LEAST_PATIENCE = 60.0
+
 
 def server_in(directory: Path, changed: bool) -> VllmServer:
     """Returns a traced server, with the pull request's change or without."""
@@ -133,6 +135,8 @@ def kill(server: VllmServer) -> None:
 def try_once(directory: Path, changed: bool, load: str, patience: float) -> tuple[bool, bool]:
     """Serves once; returns whether it hung, and whether ncclscope saw what there was."""
     name = "with the extra dummy run" if changed else "stock"
+    if not changed:
+        patience = max(patience, _LEAST_PATIENCE)  # a slow answer is no hang
     timed(f"vLLM {name}, DP=2 and expert parallel, is started")
     directory.mkdir()
     with server_in(directory, changed) as server:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ HOPPER = "9.0"
 LAYERS, HIDDEN = 62, 3072
 """Of MiniMax-M2."""
 
-BACKENDS = ("custom", "symm_mem", "pynccl")
 CONFIGURATIONS = {
     "custom all-reduce only": ("custom",),
     "with symmetric memory": ("custom", "symm_mem"),
-    "--disable-custom-all-reduce": (),
+    "neither": (),
 }
-"""What is switched on besides pynccl. Symmetric memory needs multicast between the GPUs."""
+"""What is there besides pynccl. Symmetric memory needs multicast between the GPUs; neither is left
+by ``--disable-custom-all-reduce`` and ``VLLM_ALLREDUCE_USE_SYMM_MEM=0``."""
 
 ISSUE = ((14, 2), (15, 2), (10733, 2), (10733, HIDDEN), (15, HIDDEN))
 SIZES = (1, 2, 14, 15, 32, 33, 1365, 1366, 5461, 5462, 10733)
@@ -55,7 +56,7 @@ class Chooser:
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
         from vllm.distributed.device_communicators.symm_mem import SymmMemCommunicator
 
-        limit = 8 << 20  # the default of CustomAllreduce.__init__
+        limit: int = signature(CustomAllreduce.__init__).parameters["max_size"].default
         if "symm_mem" in enabled:
             limit = min(limit, all_reduce_utils.CUSTOM_ALL_REDUCE_MAX_SIZES[HOPPER][TP])
         self.communicator: Any = object.__new__(CudaCommunicator)

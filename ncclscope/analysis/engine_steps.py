@@ -10,8 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from ncclscope.analysis.habit import in_step
 from ncclscope.analysis.step_rhythm import step_of
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
+from ncclscope.logs import CallLog
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 
 __all__ = ["counterpart", "describe_steps", "is_idle"]

@@ -1,0 +1,168 @@
+"""Arrays as text for a JSON answer, and back without trusting it.
+
+===========  =================================================================================
+``npy``      The ``.npy`` file in base64, byte for byte what vLLM sends.
+``compact``  ``1:uint8:12,36,4:`` and the numbers, layer by layer, their high bytes apart from
+             their low ones, deflated, in base85. Shorter wherever numbers of experts do not use
+             all bits of their type, or some experts are chosen more often than others.
+===========  =================================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import importlib.util
+import io
+import math
+import zlib
+
+import numpy as np
+
+from ncclscope.errors import InputError, UsageError
+from ncclscope_patches.routed_experts.shape import Ids
+
+__all__ = ["ENCODINGS", "MAX_BYTES", "decode_array", "encode_array"]
+
+ENCODINGS = ("npy", "compact")
+"""Names of the ways in which arrays are written."""
+MAX_BYTES = 1 << 30
+"""Size of the largest array that is decoded unless a caller says more."""
+
+# vLLM brings pybase64. Without it the result is the same, and takes a few times as long.
+_base64 = importlib.import_module("pybase64") if importlib.util.find_spec("pybase64") else base64
+_TYPES = {name: np.dtype(name) for name in ("uint8", "uint16", "int16", "int32", "int64")}
+_DEFLATE = 1032
+"""Deflate makes data at most so many times as short."""
+_DIGITS = np.frombuffer(
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
+    np.uint8,
+)
+"""Of base85; none of them has to be escaped in JSON."""
+_VALUES = np.full(256, 255, np.uint8)
+_VALUES[_DIGITS] = np.arange(85)
+
+
+def encode_array(ids: Ids, encoding: str = "npy") -> str:
+    """Writes an array of experts as text.
+
+    Args:
+        ids: ``[tokens, layers, top_k]``.
+        encoding: One of :data:`ENCODINGS`.
+
+    Raises:
+        UsageError: There is no such encoding.
+    """
+    if encoding == "npy":
+        with io.BytesIO() as file:
+            np.save(file, ids, allow_pickle=False)
+            return bytes(_base64.b64encode(file.getbuffer())).decode("ascii")
+    if encoding != "compact":
+        raise UsageError(f"no encoding {encoding!r}", f"choose one of {', '.join(ENCODINGS)}")
+    little = np.ascontiguousarray(ids.transpose(1, 2, 0), ids.dtype.newbyteorder("<"))
+    planes = little.reshape(-1, 1).view(np.uint8).T
+    # Huffman codes alone: choices of experts hardly repeat, and looking for it takes long.
+    deflater = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
+    packed = deflater.compress(np.ascontiguousarray(planes).data) + deflater.flush()
+    lengths = ",".join(map(str, ids.shape))
+    return f"1:{ids.dtype.name}:{lengths}:{_to_base85(packed)}"
+
+
+def decode_array(text: str, encoding: str = "npy", *, max_bytes: int = MAX_BYTES) -> Ids:
+    """Reads what :func:`encode_array`, or vLLM, has written. Nothing in it is ever executed.
+
+    Args:
+        text: It.
+        encoding: One of :data:`ENCODINGS`.
+        max_bytes: Size of the largest array that is allocated.
+
+    Raises:
+        InputError: It is nothing of the kind, or larger.
+        UsageError: There is no such encoding.
+    """
+    if encoding not in ENCODINGS:
+        raise UsageError(f"no encoding {encoding!r}", f"choose one of {', '.join(ENCODINGS)}")
+    try:
+        if encoding == "npy":
+            return _decode_npy(text, max_bytes)
+        return _decode_compact(text, max_bytes)
+    # What numpy, zlib and the parsers of numbers raise at bytes that make no sense to them.
+    except (ValueError, TypeError, EOFError, SyntaxError, zlib.error, binascii.Error) as error:
+        raise InputError(f"these are no routed experts in {encoding}: {error}") from None
+
+
+def _decode_npy(text: str, max_bytes: int) -> Ids:
+    raw = bytes(_base64.b64decode(text, validate=True))
+    with io.BytesIO(raw) as file:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f".npy format {version}")
+        lengths, _, dtype = np.lib.format.read_array_header_1_0(file)
+        # The header is checked before numpy allocates what it says.
+        size = _checked_size(lengths, dtype.name, max_bytes)
+        if len(raw) - file.tell() != size:
+            raise ValueError(f"{len(raw) - file.tell()} bytes where the header says {size}")
+        file.seek(0)
+        array: Ids = np.load(file, allow_pickle=False)
+    return array
+
+
+def _decode_compact(text: str, max_bytes: int) -> Ids:
+    version, name, shape, digits = text.split(":", 3)
+    if version != "1":
+        raise ValueError(f"version {version[:9]!r}")
+    lengths = tuple(int(length) for length in shape.split(","))
+    size = _checked_size(lengths, name, max_bytes)
+    packed = _from_base85(digits)
+    if size > len(packed) * _DEFLATE:
+        raise ValueError(f"{len(packed)} bytes cannot hold {size}")
+    inflater = zlib.decompressobj()
+    planes = inflater.decompress(packed, size + 1)
+    if len(planes) != size or not inflater.eof or inflater.unused_data:
+        raise ValueError(f"the data do not end after {size} bytes")
+    dtype = _TYPES[name]
+    columns = np.frombuffer(planes, np.uint8).reshape(dtype.itemsize, -1)
+    numbers = np.ascontiguousarray(columns.T).view(dtype.newbyteorder("<"))
+    tokens, layers, top_k = lengths
+    by_token = numbers.reshape(layers, top_k, tokens).transpose(2, 0, 1)
+    return np.ascontiguousarray(by_token, dtype)
+
+
+def _checked_size(lengths: tuple[int, ...], name: str, max_bytes: int) -> int:
+    """Returns the size in bytes of an array of three dimensions, if there can be such a one."""
+    if len(lengths) != 3 or min(lengths) < 0:
+        raise ValueError(f"shape {lengths}")
+    if name not in _TYPES:
+        raise ValueError(f"type {name[:20]!r}")
+    size = math.prod(lengths) * _TYPES[name].itemsize
+    if size > max_bytes or max(lengths) > max_bytes:
+        raise ValueError(f"{size} bytes are more than the {max_bytes} that are allowed")
+    return size
+
+
+def _to_base85(data: bytes) -> str:
+    """As base64.b85encode, which takes fifty times as long."""
+    padding = -len(data) % 4
+    words = np.frombuffer(data + bytes(padding), ">u4").astype(np.uint32)
+    digits = np.empty((len(words), 5), np.uint8)
+    for place in range(4, -1, -1):
+        words, rest = np.divmod(words, np.uint32(85))
+        digits[:, place] = rest
+    text = _DIGITS[digits].tobytes().decode("ascii")
+    return text[: len(text) - padding]
+
+
+def _from_base85(text: str) -> bytes:
+    padding = -len(text) % 5
+    letters = np.frombuffer(text.encode("ascii") + b"~" * padding, np.uint8)
+    digits = _VALUES[letters].reshape(-1, 5).astype(np.uint64)
+    if (digits > 84).any() or padding == 4:
+        raise ValueError("not base85")
+    words = np.zeros(len(digits), np.uint64)
+    for place in range(5):
+        words = words * np.uint64(85) + digits[:, place]
+    if (words >> np.uint64(32)).any():
+        raise ValueError("not base85")
+    data = words.astype(">u4").tobytes()
+    return data[: len(data) - padding]

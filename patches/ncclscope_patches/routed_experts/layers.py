@@ -1,0 +1,71 @@
+"""The layers of a model that route tokens, numbered within that model.
+
+A count that goes on over all models of a process gives the second one numbers beyond its buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from ncclscope.errors import UsageError
+from ncclscope_patches.routed_experts.capture import CaptureBuffer
+from ncclscope_patches.routed_experts.shape import RoutingShape
+
+__all__ = ["RoutedLayers"]
+
+
+class RoutedLayers:
+    """Names and numbers of one model's layers that route tokens.
+
+    Args:
+        names: As the model calls them, in the order in which tokens pass them.
+        model: Which model it is, such as ``target`` or ``draft``.
+
+    Raises:
+        UsageError: There are none, or two have one name.
+    """
+
+    def __init__(self, names: Iterable[str], model: str = "target") -> None:
+        self.names = tuple(names)
+        self.model = model
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        if not self.names:
+            raise UsageError(f"no layer of the {model} model routes tokens")
+        if len(self._numbers) < len(self.names):
+            raise UsageError(f"two layers of the {model} model have one name")
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, routes: Callable[[nn.Module], bool], model: str = "target"
+    ) -> RoutedLayers:
+        """Finds them in a model.
+
+        Args:
+            module: The model.
+            routes: Says of a module whether it routes tokens.
+            model: Which model it is.
+        """
+        return cls((name for name, part in module.named_modules() if routes(part)), model)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def number(self, name: str) -> int:
+        """Returns a layer's number, from 0.
+
+        Raises:
+            UsageError: It is no layer of this model.
+        """
+        try:
+            return self._numbers[name]
+        except KeyError:
+            raise UsageError(f"{name} routes no tokens in the {self.model} model") from None
+
+    def buffer(
+        self, *, top_k: int, experts: int, max_tokens: int, device: torch.device | str = "cpu"
+    ) -> CaptureBuffer:
+        """Makes a buffer for exactly these layers."""
+        return CaptureBuffer(RoutingShape(len(self), top_k, experts), max_tokens, device)

@@ -1,0 +1,147 @@
+"""One request's routing while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ncclscope.errors import UsageError
+from ncclscope_patches.routed_experts.result import RoutedExperts
+from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
+from ncclscope_patches.routed_experts.slots import Page
+
+__all__ = ["Record", "Ticket"]
+
+
+class Ticket:
+    """Where the rows of one scheduled step will go, whatever happens to the request meanwhile.
+
+    Attributes:
+        request: Whose rows they are.
+        position: Position in the request of the first one.
+        count: How many were scheduled.
+    """
+
+    __slots__ = ("_block_size", "_pages", "count", "position", "request")
+
+    def __init__(
+        self, request: str, pages: list[Page], block_size: int, position: int, count: int
+    ) -> None:
+        self.request = request
+        self.position = position
+        self.count = count
+        # Pages are appended to this list and never exchanged; a preempted request begins another.
+        self._pages = pages
+        self._block_size = block_size
+
+    def write(self, position: int, ids: Ids, captured: Mask) -> None:
+        """Stores rows from a position of the request on.
+
+        Raises:
+            UsageError: The request had no blocks there.
+        """
+        size = self._block_size
+        if position < 0 or position + len(ids) > len(self._pages) * size:
+            raise UsageError(
+                f"request {self.request!r} has {len(self._pages)} blocks of {size} tokens, "
+                f"none for its {len(ids)} tokens from token {position} on"
+            )
+        done = 0
+        while done < len(ids):
+            number, offset = divmod(position + done, size)
+            part = slice(done, done + size - offset)
+            self._pages[number].write(offset, ids[part], captured[part])
+            done += size - offset
+
+
+class Record:
+    """What is known of one request.
+
+    Args:
+        request: Its id.
+        prompt_tokens: Tokens of its prompt.
+        shape: The model's routing.
+        block_size: Tokens of a page.
+        paged: Whether its pages are those of KV blocks, to be attached; otherwise it makes its
+            own as it goes.
+    """
+
+    def __init__(
+        self, request: str, prompt_tokens: int, shape: RoutingShape, block_size: int, *, paged: bool
+    ) -> None:
+        self.request = request
+        self.prompt_tokens = prompt_tokens
+        self.shape = shape
+        self.block_size = block_size
+        self.paged = paged
+        self.sent = 0
+        """Tokens that :meth:`take` has handed out."""
+        self._attempts: list[list[Page]] = [[]]
+
+    def attach(self, pages: Iterable[Page]) -> None:
+        """Adds the pages of further blocks, in the order of the request's tokens."""
+        self._attempts[-1].extend(pages)
+
+    def schedule(self, position: int, count: int) -> Ticket:
+        """Reserves places for the rows of a step.
+
+        Raises:
+            UsageError: The request has no blocks for them.
+        """
+        pages, size = self._attempts[-1], self.block_size
+        if not self.paged:
+            while len(pages) * size < position + count:
+                pages.append(Page(self.shape, size))
+        if position < 0 or count < 1 or position + count > len(pages) * size:
+            raise UsageError(
+                f"request {self.request!r} has {len(pages)} blocks of {size} tokens, "
+                f"none for {count} tokens from token {position} on"
+            )
+        return Ticket(self.request, pages, size, position, count)
+
+    def preempt(self) -> None:
+        """Begins anew with other blocks; what was captured so far, or is in flight, is kept."""
+        if not self._attempts[-1]:
+            return
+        if len(self._attempts) > 2:
+            # Steps in flight belong to the last attempts. Older ones can share their memory.
+            self._attempts[:2] = [self._merged(*self._attempts[:2])]
+        self._attempts.append([])
+
+    def rows(self, start: int, end: int) -> RoutedExperts:
+        """Returns the tokens from one position to another.
+
+        Of several attempts the first that captured a token counts: what was generated after it
+        was computed with that routing, and it may have been handed out.
+        """
+        ids, missing = self.shape.empty(end - start), np.ones(end - start, np.bool_)
+        for pages in reversed(self._attempts):
+            self._overlay(pages, start, ids, missing)
+        return RoutedExperts(ids, missing, self.prompt_tokens, start)
+
+    def take(self, end: int) -> RoutedExperts:
+        """Returns the tokens before a position that have not been handed out."""
+        part = self.rows(self.sent, max(end, self.sent))
+        self.sent += part.tokens
+        return part
+
+    def _overlay(self, pages: list[Page], start: int, ids: Ids, missing: Mask) -> None:
+        size, end = self.block_size, start + len(ids)
+        for number in range(start // size, min(-(-end // size), len(pages))):
+            first, last = max(number * size, start), min((number + 1) * size, end)
+            here = slice(first - start, last - start)
+            pages[number].overlay(first - number * size, ids[here], missing[here])
+
+    def _merged(self, older: list[Page], newer: list[Page]) -> list[Page]:
+        """Returns pages of this record's own that hold what two attempts captured."""
+        pages = []
+        for number in range(max(len(older), len(newer))):
+            page = Page(self.shape, self.block_size)
+            ids, missing = self.shape.empty(page.size), np.ones(page.size, np.bool_)
+            for source in (newer, older):
+                if number < len(source):
+                    source[number].overlay(0, ids, missing)
+            page.write(0, ids, ~missing)
+            pages.append(page)
+        return pages

@@ -1,0 +1,72 @@
+"""What one token's routing is made of, and the narrowest type that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.errors import UsageError
+
+__all__ = ["Ids", "Mask", "RoutingShape"]
+
+Ids = NDArray[np.generic]
+"""Numbers of experts, ``[tokens, layers, top_k]``, of the type that :class:`RoutingShape` has."""
+Mask = NDArray[np.bool_]
+"""One truth value for each token."""
+
+
+@dataclass(frozen=True)
+class RoutingShape:
+    """One model's routing.
+
+    Attributes:
+        layers: Layers that route tokens. Dense ones do not count.
+        top_k: Experts of a token in each of them.
+        experts: Experts to choose from, as the router numbers them, from 0.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+
+    layers: int
+    top_k: int
+    experts: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or not 1 <= self.top_k <= self.experts:
+            raise UsageError(
+                f"no model routes tokens to {self.top_k} of {self.experts} experts "
+                f"in {self.layers} layers"
+            )
+        if self.experts > 1 << 31:
+            raise UsageError(f"{self.experts} experts are more than 32 bits can number")
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The narrowest type for numbers below ``experts``: uint8, uint16 or int32."""
+        if self.experts <= 1 << 8:
+            return np.dtype(np.uint8)
+        return np.dtype(np.uint16 if self.experts <= 1 << 16 else np.int32)
+
+    @property
+    def token_bytes(self) -> int:
+        """Size of one token's routing."""
+        return self.layers * self.top_k * self.dtype.itemsize
+
+    def empty(self, tokens: int) -> Ids:
+        """Returns zeros, ``[tokens, layers, top_k]``."""
+        return np.zeros((tokens, self.layers, self.top_k), self.dtype)
+
+    def check(self, ids: Ids) -> None:
+        """Refuses arrays of another model, or of a type that could not hold its experts.
+
+        Raises:
+            UsageError: These are not rows of this shape and type.
+        """
+        if ids.ndim != 3 or ids.shape[1:] != (self.layers, self.top_k) or ids.dtype != self.dtype:
+            raise UsageError(
+                f"{ids.dtype} {list(ids.shape)} is no routing of {self.layers} layers, "
+                f"top {self.top_k}, {self.dtype}"
+            )

@@ -102,12 +102,15 @@ class Record:
 
     def preempt(self) -> None:
         """Begins anew with other blocks; what was captured so far, or is in flight, is kept."""
-        if not self._attempts[-1]:
-            return
-        if len(self._attempts) > 2:
-            # Steps in flight belong to the last attempts. Older ones can share their memory.
-            self._attempts[:2] = [self._merged(*self._attempts[:2])]
-        self._attempts.append([])
+        *older, pages = self._attempts
+        # What an older attempt knows for good is not needed twice, however often this happens.
+        kept = [page for number, page in enumerate(pages) if not _whole(older, number)]
+        if kept:
+            wanted = [_whole(older, number) or page for number, page in enumerate(pages)]
+            # Steps in flight go on writing into the list that they were given.
+            self._attempts = [*older, wanted, []]
+        else:
+            self._attempts = [*older, []]
 
     def rows(self, start: int, end: int) -> RoutedExperts:
         """Returns the tokens from one position to another.
@@ -133,15 +136,10 @@ class Record:
             here = slice(first - start, last - start)
             pages[number].overlay(first - number * size, ids[here], missing[here])
 
-    def _merged(self, older: list[Page], newer: list[Page]) -> list[Page]:
-        """Returns pages of this record's own that hold what two attempts captured."""
-        pages = []
-        for number in range(max(len(older), len(newer))):
-            page = Page(self.shape, self.block_size)
-            ids, missing = self.shape.empty(page.size), np.ones(page.size, np.bool_)
-            for source in (newer, older):
-                if number < len(source):
-                    source[number].overlay(0, ids, missing)
-            page.write(0, ids, ~missing)
-            pages.append(page)
-        return pages
+
+def _whole(attempts: list[list[Page]], number: int) -> Page | None:
+    """Returns a page of which every token was captured, of the first attempt that has one."""
+    for pages in attempts:
+        if number < len(pages) and pages[number].whole:
+            return pages[number]
+    return None

@@ -40,6 +40,11 @@ class Page:
             return 0
         return self._ids.nbytes + self.captured.nbytes
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of its tokens were captured."""
+        return self.captured is not None and bool(self.captured.all())
+
     def write(self, offset: int, ids: Ids, captured: Mask) -> None:
         """Stores tokens from an offset on; those that were not captured become missing."""
         if self._ids is None or self.captured is None:

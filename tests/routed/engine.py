@@ -145,7 +145,7 @@ class Engine:
                 self.free.remove(block)
             self.users[block] += 1
         request.blocks = []
-        self._attach(request, hits)
+        self._attach(request, hits, hits=True)
         mailed = min(request.external, most - len(hits))
         if not self._allocate(request, (len(hits) + mailed) * BLOCK):
             mailed = 0
@@ -336,8 +336,8 @@ class Engine:
         self._attach(request, fresh)
         return True
 
-    def _attach(self, request: Request, blocks: Sequence[int]) -> None:
-        self.collector.attach(request.name, blocks)
+    def _attach(self, request: Request, blocks: Sequence[int], *, hits: bool = False) -> None:
+        self.collector.attach(request.name, blocks, hits=hits)
         request.blocks.extend((block, self.content[block]) for block in blocks)
 
     def _publish(self, request: Request) -> None:
@@ -351,5 +351,3 @@ class Engine:
             self.users[block] -= 1
             if not self.users[block]:
                 self.free.append(block)
-
-

@@ -15,7 +15,8 @@ __all__ = ["CaptureBuffer", "LayerCapture"]
 
 # Of uint16, torch has little more than copies. The same bits in int16 can be indexed everywhere.
 _STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+# A narrower type cannot be compared with numbers that it cannot hold: torch cuts them to size.
+_COMPARABLE = (torch.int32, torch.int64)
 
 
 class CaptureBuffer:
@@ -95,11 +96,11 @@ class CaptureBuffer:
             raise UsageError(f"{list(topk_ids.shape)} is not the top {self.shape.top_k} of tokens")
         if first < 0 or first + rows > self.max_tokens:
             raise UsageError(f"{rows} tokens from row {first} on, in {self.max_tokens} rows")
-        if topk_ids.dtype in _UNSIGNED:
+        if topk_ids.dtype not in _COMPARABLE:
             topk_ids = topk_ids.to(torch.int64)
         ids, missing = self._views[layer]
         ids[first : first + rows].copy_(topk_ids)
-        foreign = (topk_ids < 0).logical_or_(topk_ids >= self.shape.experts)
+        foreign = (topk_ids < 0).logical_or_(topk_ids > self.shape.experts - 1)
         missing[first : first + rows].copy_(foreign.any(dim=1))
 
 

@@ -4,7 +4,8 @@
 
     collector.admit(request, prompt_tokens)         # of requests that opted in
     collector.renew(new_blocks)                     # of all requests, whatever they want
-    collector.attach(request, blocks)               # prefix-cache hits first, then new ones
+    collector.attach(request, cached, hits=True)    # those of a prefix-cache hit, then new ones
+    collector.attach(request, new_blocks)
     ticket = collector.schedule(request, position, count)
     ...                                             # the step runs; others may be in flight
     collector.deliver([ticket], delta, {request: accepted})
@@ -88,11 +89,18 @@ class Collector:
         if self.store is not None:
             self.store.renew(block_ids)
 
-    def attach(self, request: str, block_ids: Iterable[int]) -> None:
-        """Says which KV blocks a request's next tokens are in; no other request's matter."""
+    def attach(self, request: str, block_ids: Iterable[int], *, hits: bool = False) -> None:
+        """Says which KV blocks a request's next tokens are in.
+
+        Args:
+            request: Any. Nothing is noted of one that did not opt in.
+            block_ids: In the order of its tokens.
+            hits: Whether they are shared because of a prefix-cache hit.
+        """
         record = self._records.get(request)
         if record is not None and self.store is not None:
-            record.attach([self.store.page(block) for block in block_ids])
+            page = self.store.find if hits else self.store.page
+            record.attach([page(block) for block in block_ids])
 
     def schedule(self, request: str, position: int, count: int) -> Ticket | None:
         """Notes where a step's rows will have to go.

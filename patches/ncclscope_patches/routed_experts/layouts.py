@@ -5,7 +5,8 @@
 ``OWN``              This replica's tokens.
 ``SEQUENCE_SHARD``   This tensor-parallel rank's share of them; the last shares are shorter, or
                      padded to the length of the first.
-``GATHERED_SHARDS``  The padded shares of all ranks of all replicas, one after the other.
+``GATHERED_SHARDS``  The shares of all ranks of all replicas, one after the other. Each replica's
+                     batch was padded first, and shared out then.
 ===================  ===========================================================================
 """
 
@@ -150,7 +151,7 @@ def _from_shards(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:
     sizes: Sequence[int] = batch.shards[first : first + batch.tp]
     if sum(sizes) < batch.own:
         raise UsageError(f"shards of {list(sizes)} rows do not hold {batch.own} tokens")
-    # All padding of a replica is at its end, as the shares are filled one after the other.
+    # All padding of a replica is at its end, since it was there before the shares were.
     return topk_ids[start : start + batch.own]
 
 

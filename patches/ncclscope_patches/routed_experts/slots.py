@@ -114,13 +114,19 @@ class SlotStore:
             self._pages.pop(block, None)
 
     def page(self, block_id: int) -> Page:
-        """Returns the page of a block's content; an empty one where nothing is known."""
+        """Returns the page of a block's content, to be filled."""
         page = self._pages.get(block_id)
         if page is None:
             page = self._pages[block_id] = Page(self.shape, self.block_size)
             if self.max_pages is not None and len(self._pages) > self.max_pages:
                 del self._pages[next(iter(self._pages))]
         return page
+
+    def find(self, block_id: int) -> Page:
+        """Returns the page of a block that others filled; an empty one where it was forgotten."""
+        page = self._pages.get(block_id)
+        # Nobody would write to it, so it is not worth another one's place.
+        return Page(self.shape, self.block_size) if page is None else page
 
     def clear(self) -> None:
         """Forgets all, as a reset of the prefix cache does."""

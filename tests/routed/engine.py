@@ -101,12 +101,13 @@ class Engine:
     Args:
         shared: Whether routing is kept by KV block, for prefix-cache hits.
         depth: Steps for which the worker has a place.
+        device: Where the model is.
     """
 
-    def __init__(self, *, shared: bool = True, depth: int = 2) -> None:
+    def __init__(self, *, shared: bool = True, depth: int = 2, device: str = "cpu") -> None:
         store = SlotStore(SHAPE, BLOCK) if shared else None
         self.collector = Collector(SHAPE, BLOCK, store=store)
-        self.capture = CaptureBuffer(SHAPE, BATCH)
+        self.capture = CaptureBuffer(SHAPE, BATCH, device)
         self.worker = RoutedExpertsWorker(self.capture, depth=depth)
         self.shared = shared
         self.requests: list[Request] = []
@@ -216,7 +217,7 @@ class Engine:
             batch[broken % len(batch)][0][1] = SHAPE.experts
             bad.add(names[broken % len(batch)])
         self.worker.begin_step(rows)
-        ids = torch.tensor(batch)
+        ids = torch.tensor(batch, device=self.capture.device)
         for layer in range(SHAPE.layers):
             self.capture.layer(layer)(ids[:, layer])
         flight = self.worker.end_step()

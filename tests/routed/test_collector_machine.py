@@ -18,10 +18,11 @@ TOKENS = st.integers(0, 1)
 
 class Scheduling(RuleBasedStateMachine):
     shared = True
+    device = "cpu"
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(shared=self.shared)
+        self.engine = Engine(shared=self.shared, device=self.device)
 
     def pick(self, data: st.DataObject, running: bool) -> Request:
         return data.draw(st.sampled_from([own for own in self.requests if own.running is running]))

@@ -50,6 +50,8 @@ class CaptureBuffer:
         self.missing = torch.ones(size[:2], dtype=torch.bool, device=self.device)
         self._views = tuple(zip(self.ids.unbind(), self.missing.unbind(), strict=True))
         self._open = False
+        if self.device.type == "cuda":
+            self._warm_up()
 
     @property
     def nbytes(self) -> int:
@@ -102,6 +104,14 @@ class CaptureBuffer:
         ids[first : first + rows].copy_(topk_ids)
         foreign = (topk_ids < 0).logical_or_(topk_ids > self.shape.experts - 1)
         missing[first : first + rows].copy_(foreign.any(dim=1))
+
+    def _warm_up(self) -> None:
+        """Does once what a layer does: kernels are better not loaded while a graph is captured."""
+        self.begin()
+        for dtype in _COMPARABLE:
+            self.write(0, torch.zeros((1, self.shape.top_k), dtype=dtype, device=self.device))
+        self.begin()
+        self.end()
 
 
 class LayerCapture:

@@ -10,6 +10,7 @@ import pytest
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts import Collector, RoutingShape, SlotStore, StepDelta
 from ncclscope_patches.routed_experts.shape import Ids
+from ncclscope_patches.routed_experts.slots import Page
 from tests.routed.rows import SHAPE, delta, rows
 
 BLOCK = 4
@@ -239,17 +240,21 @@ def test_a_step_in_flight_at_a_preemption_still_counts(collector: Collector) -> 
     assert np.array_equal(result.ids, rows(0, 4))
 
 
-def test_preemptions_do_not_pile_up_what_was_captured() -> None:
-    collector = Collector(SHAPE, BLOCK)
-    collector.admit("a", 40)
+@pytest.mark.parametrize(("tokens", "more"), [(40, 0), (38, 1)])
+def test_preemptions_do_not_pile_up_what_was_captured(tokens: int, more: int) -> None:
+    shape = RoutingShape(layers=5, top_k=3, experts=16)
+    collector = Collector(shape, BLOCK)
+    collector.admit("a", tokens)
     sizes = []
-    for _ in range(20):
-        compute(collector, "a", 0, rows(0, 40))
+    for _ in range(12):
+        compute(collector, "a", 0, rows(0, tokens, shape))
         collector.preempt("a")
         gc.collect()
-        arrays = [own for own in gc.get_objects() if type(own).__name__ == "Page"]
-        sizes.append(sum(page.nbytes for page in arrays if page.shape == SHAPE))
-    assert sizes[-1] == sizes[0] > 0
+        pages = [own for own in gc.get_objects() if type(own) is Page and own.shape == shape]
+        sizes.append(sum(page.nbytes for page in pages))
+    # Of all full pages one is kept; the last one is not full, and every attempt's own is.
+    page = BLOCK * (shape.token_bytes + 1)
+    assert sizes == [(10 + attempt * more) * page for attempt in range(12)]
 
 
 def test_a_stream_gets_each_token_once() -> None:

@@ -21,6 +21,13 @@ def rows(first: int, count: int, shape: RoutingShape = SHAPE) -> Ids:
     return numbers.astype(shape.dtype)
 
 
+def random_routing(shape: RoutingShape, tokens: int, seed: int = 3) -> Ids:
+    """Returns routing without any pattern, which is the hardest to shorten."""
+    dice = np.random.default_rng(seed)
+    chosen = dice.random((tokens, shape.layers, shape.experts)).argsort(axis=2)
+    return chosen[:, :, : shape.top_k].astype(shape.dtype)
+
+
 def delta(**own: Ids) -> StepDelta:
     """Returns a step's output, all of which was captured."""
     return StepDelta(own)

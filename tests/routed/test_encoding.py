@@ -27,16 +27,9 @@ from ncclscope_patches.routed_experts import (
     encoding,
 )
 from ncclscope_patches.routed_experts.encoding import ENCODINGS
-from tests.routed.rows import SHAPE, rows
+from tests.routed.rows import SHAPE, random_routing, rows
 
 shapes = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
-
-
-def random_routing(shape: RoutingShape, tokens: int, seed: int = 3) -> np.ndarray[Any, Any]:
-    """Returns routing without any pattern, which is the hardest to shorten."""
-    dice = np.random.default_rng(seed)
-    chosen = dice.random((tokens, shape.layers, shape.experts)).argsort(axis=2)
-    return chosen[:, :, : shape.top_k].astype(shape.dtype)
 
 
 @given(

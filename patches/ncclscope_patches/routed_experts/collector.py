@@ -176,7 +176,8 @@ class Collector:
 
         Args:
             request: Any.
-            generated: Tokens that it has generated so far.
+            generated: Tokens that it has generated so far. Before the first of them nothing is
+                handed out, since the prompt may not have been computed to its end.
 
         Returns:
             None for a request that did not opt in.
@@ -184,7 +185,7 @@ class Collector:
         record = self._records.get(request)
         if record is None:
             return None
-        return record.take(routed_tokens(record.prompt_tokens, generated))
+        return record.take(routed_tokens(record.prompt_tokens, generated) if generated else 0)
 
     def finish(self, request: str, generated: int) -> RoutedExperts | None:
         """Returns what is known of a request that ended, however it did, and forgets it.

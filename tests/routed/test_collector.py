@@ -252,7 +252,7 @@ def test_preemptions_do_not_pile_up_what_was_captured(tokens: int, more: int) ->
         pages = [own for own in gc.get_objects() if type(own) is Page and own.shape == shape]
         sizes.append(sum(page.nbytes for page in pages))
     # Of all full pages one is kept; the last one is not full, and every attempt's own is.
-    page = BLOCK * (shape.token_bytes + 1)
+    page = BLOCK * shape.token_bytes
     assert sizes == [(10 + attempt * more) * page for attempt in range(12)]
 
 
@@ -343,7 +343,7 @@ def test_a_reset_forgets_the_cache(collector: Collector, store: SlotStore) -> No
     collector.admit("a", 4)
     give(collector, "a", [3])
     compute(collector, "a", 0, rows(0, 4))
-    assert store.nbytes == 4 * SHAPE.token_bytes + 4
+    assert store.nbytes == 4 * SHAPE.token_bytes
     store.clear()
     collector.admit("b", 5)
     collector.attach("b", [3], hits=True)
@@ -422,5 +422,5 @@ def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
         one(number)
     assert len(collector) == 0
     assert len(store) <= 50
-    assert store.nbytes <= max(bytes_before, 50 * BLOCK * (shape.token_bytes + 1))
+    assert store.nbytes <= max(bytes_before, 50 * BLOCK * shape.token_bytes)
     assert abs(objects() - before) < 200

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.deltas import StepDelta
 from ncclscope_patches.routed_experts.records import Record, Ticket
@@ -156,14 +154,13 @@ class Collector:
                     "were scheduled"
                 )
             missing = delta.missing.get(ticket.request)
-            captured = np.ones(len(ids), np.bool_) if missing is None else ~missing
             stands = len(ids)
             if accepted is not None:
                 stands = max(0, min(accepted.get(ticket.request, stands), stands))
             position = ticket.position
             if positions is not None:
                 position = positions.get(ticket.request, position)
-            ticket.write(position, ids[:stands], captured[:stands])
+            ticket.write(position, ids[:stands], None if missing is None else missing[:stands])
 
     def preempt(self, request: str) -> None:
         """Says that a request lost its KV blocks and will be computed again."""

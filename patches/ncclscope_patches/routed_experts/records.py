@@ -35,8 +35,13 @@ class Ticket:
         self._pages = pages
         self._block_size = block_size
 
-    def write(self, position: int, ids: Ids, captured: Mask) -> None:
+    def write(self, position: int, ids: Ids, missing: Mask | None) -> None:
         """Stores rows from a position of the request on.
+
+        Args:
+            position: Of the first.
+            ids: Their experts.
+            missing: Which of them were not captured; None where all were.
 
         Raises:
             UsageError: The request had no blocks there.
@@ -51,7 +56,8 @@ class Ticket:
         while done < len(ids):
             number, offset = divmod(position + done, size)
             part = slice(done, done + size - offset)
-            self._pages[number].write(offset, ids[part], captured[part])
+            holes = None if missing is None else missing[part]
+            self._pages[number].write(offset, ids[part], holes)
             done += size - offset
 
 
@@ -118,9 +124,14 @@ class Record:
         Of several attempts the first that captured a token counts: what was generated after it
         was computed with that routing, and it may have been handed out.
         """
+        whole = self._whole_pages(start, end)
+        known = len(whole) * self.block_size
         ids, missing = self.shape.empty(end - start), np.ones(end - start, np.bool_)
+        if whole:
+            np.concatenate(whole, out=ids[:known])
+            missing[:known] = False
         for pages in reversed(self._attempts):
-            self._overlay(pages, start, ids, missing)
+            self._overlay(pages, start + known, ids[known:], missing[known:])
         return RoutedExperts(ids, missing, self.prompt_tokens, start)
 
     def take(self, end: int) -> RoutedExperts:
@@ -128,6 +139,21 @@ class Record:
         part = self.rows(self.sent, max(end, self.sent))
         self.sent += part.tokens
         return part
+
+    def _whole_pages(self, start: int, end: int) -> list[Ids]:
+        """Returns as many pages as begin at a token, follow each other and are known for good.
+
+        Most tokens of most requests are in such pages, and the scheduler is in a hurry.
+        """
+        first, odd = divmod(start, self.block_size)
+        found: list[Ids] = []
+        if odd == 0:
+            for page in self._attempts[0][first : end // self.block_size]:
+                ids = page.whole
+                if ids is None:
+                    break
+                found.append(ids)
+        return found
 
     def _overlay(self, pages: list[Page], start: int, ids: Ids, missing: Mask) -> None:
         size, end = self.block_size, start + len(ids)
@@ -140,6 +166,6 @@ class Record:
 def _whole(attempts: list[list[Page]], number: int) -> Page | None:
     """Returns a page of which every token was captured, of the first attempt that has one."""
     for pages in attempts:
-        if number < len(pages) and pages[number].whole:
+        if number < len(pages) and pages[number].whole is not None:
             return pages[number]
     return None

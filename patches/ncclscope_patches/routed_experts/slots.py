@@ -25,36 +25,42 @@ class Page:
         size: Tokens of a block.
     """
 
-    __slots__ = ("_ids", "captured", "shape", "size")
+    __slots__ = ("_captured", "_ids", "shape", "size")
 
     def __init__(self, shape: RoutingShape, size: int) -> None:
         self.shape = shape
         self.size = size
-        self.captured: Mask | None = None
+        self._captured = 0  # One bit for each token: a step has many requests, of a token each.
         self._ids: Ids | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of its arrays; none before the first write."""
-        if self._ids is None or self.captured is None:
-            return 0
-        return self._ids.nbytes + self.captured.nbytes
+        """Memory of its array; none before the first write."""
+        return 0 if self._ids is None else self._ids.nbytes
 
     @property
-    def whole(self) -> bool:
-        """Whether all of its tokens were captured."""
-        return self.captured is not None and bool(self.captured.all())
+    def whole(self) -> Ids | None:
+        """Its tokens, if all of them were captured."""
+        return self._ids if self._captured == (1 << self.size) - 1 else None
 
-    def write(self, offset: int, ids: Ids, captured: Mask) -> None:
-        """Stores tokens from an offset on; those that were not captured become missing."""
-        if self._ids is None or self.captured is None:
-            if not captured.any():
+    def write(self, offset: int, ids: Ids, missing: Mask | None = None) -> None:
+        """Stores tokens from an offset on.
+
+        Args:
+            offset: Place of the first one in the block.
+            ids: Their experts.
+            missing: Which of them were not captured; None where all were.
+        """
+        bits = (1 << len(ids)) - 1
+        if missing is not None:
+            bits = sum(1 << place for place in np.flatnonzero(~missing).tolist())
+        if self._ids is None:
+            if not bits:
                 return
             self._ids = self.shape.empty(self.size)
-            self.captured = np.zeros(self.size, np.bool_)
-        here = slice(offset, offset + len(ids))
-        self._ids[here] = ids
-        self.captured[here] = captured
+        self._ids[offset : offset + len(ids)] = ids
+        self._captured &= ~(((1 << len(ids)) - 1) << offset)
+        self._captured |= bits << offset
 
     def overlay(self, start: int, ids: Ids, missing: Mask) -> None:
         """Puts its captured tokens, from one on, over others'.
@@ -64,16 +70,11 @@ class Page:
             ids: Where they go; as many as are wanted.
             missing: Of those, cleared for each that is captured here.
         """
-        if self._ids is None or self.captured is None:
+        if self._ids is None:
             return
-        wanted = slice(start, start + len(ids))
-        captured = self.captured[wanted]
-        if captured.all():
-            ids[:] = self._ids[wanted]
-            missing[:] = False
-            return
-        ids[captured] = self._ids[wanted][captured]
-        missing[captured] = False
+        here = [place for place in range(len(ids)) if self._captured >> (start + place) & 1]
+        ids[here] = self._ids[start : start + len(ids)][here]
+        missing[here] = False
 
 
 class SlotStore:

@@ -225,6 +225,41 @@ def test_of_two_attempts_the_longer_fills_what_the_first_left_open(collector: Co
     assert result.missing_runs == ((6, 2),)
 
 
+def test_of_two_attempts_the_first_counts_where_both_know(collector: Collector) -> None:
+    collector.admit("a", 6)
+    give(collector, "a", [1, 2])
+    compute(collector, "a", 0, rows(0, 6))
+    before = collector.take("a", 1)
+    collector.preempt("a")
+    give(collector, "a", [3, 4])
+    compute(collector, "a", 0, rows(70, 6))
+    after = collector.finish("a", 1)
+    assert before is not None
+    assert after is not None
+    assert np.array_equal(after.ids, rows(0, 6))
+    assert np.array_equal(after.ids, before.ids)
+    # Whoever shares the new blocks has what they were computed with.
+    collector.admit("b", 5)
+    collector.attach("b", [3], hits=True)
+    shared = collector.finish("b", 0)
+    assert shared is not None
+    assert np.array_equal(shared.ids[:4], rows(70, 4))
+
+
+def test_a_token_that_is_computed_again_unseen_is_missing(collector: Collector) -> None:
+    collector.admit("a", 4)
+    give(collector, "a", [1])
+    compute(collector, "a", 0, rows(0, 4))
+    ticket = collector.schedule("a", 2, 2)
+    assert ticket is not None
+    unseen = np.array([True, False])
+    collector.deliver([ticket], StepDelta({"a": rows(60, 2)}, {"a": unseen}))
+    result = collector.finish("a", 1)
+    assert result is not None
+    assert result.missing_runs == ((2, 1),)
+    assert np.array_equal(result.ids[3:], rows(61, 1))
+
+
 def test_a_step_in_flight_at_a_preemption_still_counts(collector: Collector) -> None:
     collector.admit("a", 4)
     give(collector, "a", [1])

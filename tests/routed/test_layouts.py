@@ -16,7 +16,13 @@ from ncclscope.errors import UsageError
 from ncclscope_patches.moe_dispatch import sequence_chunk
 from ncclscope_patches.routed_experts import RequestRows, RoutingShape
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
-from ncclscope_patches.routed_experts.layouts import BatchLayout, BatchRows, own_rows, recognise
+from ncclscope_patches.routed_experts.layouts import (
+    BatchLayout,
+    BatchRows,
+    capture_own,
+    own_rows,
+    recognise,
+)
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
 from tests.moe import pool
 from tests.moe.case import RANKS, Layout
@@ -77,7 +83,7 @@ def seen(batch: BatchRows, layout: BatchLayout, layer: int) -> torch.Tensor:
 
 
 def capture_on_rank(
-    rank: int, tp: int, tokens: tuple[int, ...], layout: BatchLayout | None, known: bool
+    rank: int, tp: int, tokens: tuple[int, ...], layout: BatchLayout, known: bool
 ) -> tuple[list[list[list[int]]], bool]:
     """Captures a step; returns the rank's rows, and whether some are missing."""
     dp_rank, tp_rank = divmod(rank, tp)
@@ -89,10 +95,9 @@ def capture_on_rank(
     worker = RoutedExpertsWorker(CaptureBuffer(SHAPE, TOKENS))
     worker.begin_step([RequestRows("all", 0, batch.own)])
     for layer in range(SHAPE.layers):
-        ids = seen(batch, layout or OWN, layer)
-        found = layout if known else recognise(len(ids), batch)
-        if found is not None:
-            worker.capture.layer(layer)(own_rows(ids, batch, found, gather))
+        ids = seen(batch, layout, layer)
+        sink = worker.capture.layer(layer)
+        capture_own(sink, ids, batch, gather, layout if known else None)
     flight = worker.end_step()
     assert flight is not None
     step = flight.take()
@@ -180,6 +185,30 @@ def test_all_ranks_of_a_replica_tell_the_same(
             for own in range(tp)
         }
         assert len(told) == 1
+
+
+def test_a_step_that_nobody_wants_posts_no_collective() -> None:
+    buffer = CaptureBuffer(SHAPE, TOKENS)
+    batch = BatchRows((4,), 0, 2, 0, sequence_parallel=True)
+    calls: list[torch.Tensor] = []
+
+    def gather(rows: torch.Tensor) -> torch.Tensor:
+        calls.append(rows)
+        return torch.cat([rows, rows])
+
+    capture_own(buffer.layer(0), routing(0, 0, 2), batch, gather)
+    assert calls == []
+    buffer.begin()
+    capture_own(buffer.layer(0), routing(0, 0, 2), batch, gather)
+    assert len(calls) == 1
+    assert buffer.missing[0].tolist() == [False] * 4 + [True] * (TOKENS - 4)
+
+
+def test_rows_of_no_known_layout_are_missing() -> None:
+    buffer = CaptureBuffer(SHAPE, TOKENS)
+    buffer.begin()
+    capture_own(buffer.layer(0), routing(0, 0, 3), BatchRows((4, 5)))
+    assert buffer.missing.all()
 
 
 def test_what_does_not_go_together_is_refused() -> None:

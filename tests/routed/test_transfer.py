@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,17 @@ def test_a_step_that_somebody_wants_reads_nothing_and_allocates_nothing(
     assert set(around + after) <= {"fill_", "copy_", "any", *views}
     assert "_local_scalar_dense" not in inside
     assert flight is not None
+
+
+def test_a_request_sends_its_own_rows_alone(buffer: CaptureBuffer) -> None:
+    worker = RoutedExpertsWorker(buffer)
+    flight = step(worker, 0, [RequestRows("a", 0, 2), RequestRows("b", 2, TOKENS - 2)])
+    assert flight is not None
+    delta = flight.take()
+    # As vLLM does on the way from the worker to the scheduler.
+    sent = pickle.dumps(replace(delta, rows={"a": delta.rows["a"]}), protocol=5)
+    assert len(sent) < 1000
+    assert np.array_equal(pickle.loads(sent).rows["a"], rows(0, 2))
 
 
 def test_ranks_that_do_not_send_copy_nothing(buffer: CaptureBuffer) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from ncclscope.errors import UsageError
+from ncclscope_patches.routed_experts.capture import LayerCapture
 
-__all__ = ["BatchLayout", "BatchRows", "own_rows", "recognise"]
+__all__ = ["BatchLayout", "BatchRows", "capture_own", "own_rows", "recognise"]
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
 """Puts together equal numbers of rows of all ranks of the replica, in their order."""
@@ -143,6 +144,33 @@ def own_rows(
     if gather is None:
         raise UsageError("sequence shards cannot be put together without a collective")
     return gather(_padded(topk_ids, batch))[: batch.own]
+
+
+def capture_own(
+    sink: LayerCapture,
+    topk_ids: torch.Tensor,
+    batch: BatchRows,
+    gather: Gather | None = None,
+    layout: BatchLayout | None = None,
+) -> None:
+    """Stores the rows of this rank's replica, for a layer that is given others' as well.
+
+    In a step that nobody wants it posts no collective. Rows of no known layout are not stored, so
+    that their tokens are missing. A CUDA graph keeps the numbers that it was captured with: those
+    of batches which were padded to its size.
+
+    Args:
+        sink: The layer's.
+        topk_ids: What its router chose, ``[rows, top_k]``.
+        batch: The step's numbers of rows.
+        gather: For sequence shards of more than one rank.
+        layout: What the rows are, where the model's code says it.
+    """
+    if not sink.buffer.writes:
+        return
+    layout = layout or recognise(topk_ids.shape[0], batch)
+    if layout is not None:
+        sink(own_rows(topk_ids, batch, layout, gather))
 
 
 def _from_shards(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:

@@ -213,6 +213,33 @@ def test_ranks_that_do_not_send_copy_nothing(buffer: CaptureBuffer) -> None:
     assert worker.transfer is None
 
 
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("launched", [True, False])
+def test_engines_run_in_inference_mode_here_and_there(made: bool, launched: bool) -> None:
+    with torch.inference_mode(made):
+        worker = RoutedExpertsWorker(CaptureBuffer(SHAPE, TOKENS), slots=True)
+    for number in range(2):
+        with torch.inference_mode(launched):
+            worker.begin_step([RequestRows("a", 0, 5)])
+        with torch.inference_mode():
+            forward(worker.capture, 10 * number, TOKENS)
+            slot_mapping = torch.arange(TOKENS)
+        with torch.inference_mode(launched):
+            flight = worker.end_step(slot_mapping)
+        assert flight is not None
+        delta = flight.take()
+        assert np.array_equal(delta.rows["a"], rows(10 * number, 5))
+        assert delta.slots["a"].tolist() == list(range(5))
+
+
+def test_a_default_device_is_none_of_its_business() -> None:
+    with torch.device("meta"):
+        worker = RoutedExpertsWorker(CaptureBuffer(SHAPE, TOKENS, "cpu"))
+    flight = step(worker, 0, [RequestRows("a", 0, 5)])
+    assert flight is not None
+    assert np.array_equal(flight.take().rows["a"], rows(0, 5))
+
+
 def test_a_step_that_failed_is_forgotten(buffer: CaptureBuffer) -> None:
     worker = RoutedExpertsWorker(buffer)
     worker.begin_step([RequestRows("a", 0, 5)])

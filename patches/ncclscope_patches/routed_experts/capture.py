@@ -43,12 +43,16 @@ class CaptureBuffer:
             raise UsageError(f"no batch has {max_tokens} tokens at most")
         self.shape = shape
         self.max_tokens = max_tokens
-        self.device = torch.device(device)
         self.dtype = _STORAGE[np.dtype(shape.dtype).itemsize]
         size = (shape.layers, max_tokens, shape.top_k)
-        self.ids = torch.zeros(size, dtype=self.dtype, device=self.device)
-        self.missing = torch.ones(size[:2], dtype=torch.bool, device=self.device)
-        self._views = tuple(zip(self.ids.unbind(), self.missing.unbind(), strict=True))
+        # Made in inference mode, they could not be written outside of it.
+        with torch.inference_mode(False):
+            self.ids = torch.zeros(size, dtype=self.dtype, device=device)
+            self.missing = torch.ones(size[:2], dtype=torch.bool, device=device)
+        self.device = self.ids.device
+        self._views = tuple(
+            (self.ids[number], self.missing[number]) for number in range(shape.layers)
+        )
         self._open = False
         if self.device.type == "cuda":
             self._warm_up()

@@ -38,13 +38,16 @@ class Place:
         device, tokens = capture.device, capture.max_tokens
         routing = (tokens, capture.shape.layers, capture.shape.top_k)
         cuda = device.type == "cuda"
-        self.ids = torch.empty(routing, dtype=capture.dtype, device=device)
-        self.missing = torch.empty(tokens, dtype=torch.bool, device=device)
-        self.slots = torch.empty(tokens if slots else 0, dtype=torch.int64, device=device)
-        self.staged = (self.ids, self.missing, self.slots)
-        self.pinned = tuple(
-            torch.empty(part.shape, dtype=part.dtype, pin_memory=cuda) for part in self.staged
-        )
+        # Made in inference mode, they could not be written outside of it.
+        with torch.inference_mode(False):
+            self.ids = torch.empty(routing, dtype=capture.dtype, device=device)
+            self.missing = torch.empty(tokens, dtype=torch.bool, device=device)
+            self.slots = torch.empty(tokens if slots else 0, dtype=torch.int64, device=device)
+            self.staged = (self.ids, self.missing, self.slots)
+            self.pinned = tuple(
+                torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=cuda)
+                for part in self.staged
+            )
         self.arrays = tuple(part.numpy() for part in self.pinned)
         self.filled = _event() if cuda else None
         self.copied = _event() if cuda else None

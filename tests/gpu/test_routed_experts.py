@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,8 +33,16 @@ def _gpu() -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     yield
-    torch.cuda.set_sync_debug_mode("default")
+    alarm("default")
     torch.cuda.synchronize()
+
+
+def alarm(mode: str) -> None:
+    """Sets what torch does when it waits for a device."""
+    with warnings.catch_warnings():
+        # That it may miss some.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @pytest.fixture
@@ -71,7 +80,9 @@ class Graph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            buffer.begin()
             self._layers()
+            buffer.end()
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -166,13 +177,13 @@ def test_launching_a_step_waits_for_nothing(buffer: CaptureBuffer) -> None:
     graph.ids.copy_(own)
     torch.cuda.synchronize()
 
-    torch.cuda.set_sync_debug_mode("error")
+    alarm("error")
     torch.cuda._sleep(LONG)
     worker.begin_step(ALL)
     graph.graph.replay()
     forward_on_device(buffer, own)
     flight = worker.end_step(slot_mapping)
-    torch.cuda.set_sync_debug_mode("default")
+    alarm("default")
 
     assert flight is not None
     assert not flight.ready

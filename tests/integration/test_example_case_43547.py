@@ -75,7 +75,7 @@ def test_a_late_rank_looks_like_a_swap_in_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_dispatcher_posts_the_same_whatever_is_routed(dispatched: tuple[Path, str]) -> None:
     directory, printed = dispatched
 
@@ -102,7 +102,7 @@ def test_the_dispatcher_posts_the_same_whatever_is_routed(dispatched: tuple[Path
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_wrong_size_is_caught(dispatched: tuple[Path, str]) -> None:
     verdict = read(dispatched[0] / "wrong-size")
 
@@ -118,7 +118,7 @@ def test_a_wrong_size_is_caught(dispatched: tuple[Path, str]) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_who_takes_an_all_reduce_is_asked_of_vllm(dispatched: tuple[Path, str]) -> None:
     printed = run_script("unseen_all_reduces.py", "--rings", dispatched[0] / "rings")
 

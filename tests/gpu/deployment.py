@@ -51,7 +51,7 @@ def options(
     *,
     eager: bool,
     shape: tuple[int, int] = SHAPE,
-    memory: float = 0.3,
+    memory: float = 0.15,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Returns options for a server with expert parallelism.

@@ -26,7 +26,7 @@ def run(number: int) -> bool:
     """Serves once with the change; returns whether it hung."""
     search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"NCCLSCOPE_EXTRA_DUMMY_RUN": "1", "PYTHONPATH": os.pathsep.join(search)}
-    given = options(eager=True, shape=(1, 2), memory=0.2, environment=environment)
+    given = options(eager=True, shape=(1, 2), memory=0.12, environment=environment)
     with tempfile.TemporaryDirectory() as directory:
         traced = TracedServer(Path(directory), **given)
         with traced.server as server:

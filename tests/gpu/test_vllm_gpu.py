@@ -59,7 +59,7 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
 ) -> None:
     # A replica of one rank has no all_reduce to skip.
     shape = (2, 1) if SHAPE == (1, 2) and fault == "skip_all_reduce" else SHAPE
-    traced = TracedServer(tmp_path, **options(eager=True, shape=shape, memory=0.2))
+    traced = TracedServer(tmp_path, **options(eager=True, shape=shape, memory=0.12))
     with traced.server as server:
         _answers(server)
         traced.plant(fault)

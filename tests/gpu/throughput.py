@@ -163,7 +163,7 @@ def main() -> int:
     unknown = [name for name in arguments.variants if name not in VARIANTS]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of: {', '.join(VARIANTS)}")
-    memory = min(0.3, 0.8 / len(arguments.variants))
+    memory = min(0.3, 0.6 / len(arguments.variants))
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         variants = [
             make_variant(name, Path(directory) / str(number), eager=arguments.eager, memory=memory)

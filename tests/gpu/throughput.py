@@ -36,6 +36,9 @@ VARIANTS = {
 ALONE = [[1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17]
 """Prompts that are served one after the other: batches, and with them roundings, are the same."""
 
+BETWEEN_STARTS = 15.0
+"""Seconds from the start of one server to that of the next."""
+
 Request = tuple[list[int], int]
 
 
@@ -94,6 +97,12 @@ def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> V
         traced = TracedServer(directory, **given)
         return Variant(name, traced.server, traced)
     return Variant(name, VllmServer(directory, **given), None)
+
+
+def start(variant: Variant, number: int) -> None:
+    """Starts a server, some time after the one before: engines look for free ports and may meet."""
+    time.sleep(number * BETWEEN_STARTS)
+    variant.server.start(timeout=420)
 
 
 def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: int) -> None:
@@ -172,7 +181,7 @@ def main() -> int:
         for variant in variants:
             running.callback(variant.server.stop)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda variant: variant.server.start(timeout=420), variants))
+            list(pool.map(start, variants, range(len(variants))))
         measure(variants, arguments.rounds, arguments.requests, arguments.concurrency)
         found = report(variants) | {"eager": arguments.eager or not on_gpus()}
     if arguments.json is not None:

@@ -17,7 +17,7 @@ import pytest
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.live.ras import DEFAULT_ADDRESS
-from tests.gpu.transcripts import ask, keep
+from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.deployment import SHAPE, options
-from tests.gpu.transcripts import ask, keep
+from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 

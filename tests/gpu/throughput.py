@@ -120,7 +120,13 @@ def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: i
         for variant in order if number % 2 else reversed(order):
             variant.load(requests, concurrency)
         order = order[1:] + order[:1]
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        base = variants[0].tokens
+        so_far = [
+            f"{variant.name} x{statistics.median(ratios(variant.tokens, base)):.4f}"
+            for variant in variants[1:]
+        ]
+        # A lent host may be gone before the end.
+        print(f"round {number + 1} of {rounds}: {', '.join(so_far)}", file=sys.stderr, flush=True)
 
 
 def report(variants: Sequence[Variant]) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
         row: dict[str, Any] = {
             "variant": variant.name,
             "tokens_per_second": spread(variant.tokens),
-            "ratio": spread(a / b for a, b in zip(variant.tokens, base.tokens, strict=True)),
+            "ratio": spread(ratios(variant.tokens, base.tokens)),
             "milliseconds_per_token": spread(1e3 * each for each in variant.latency),
             "same_tokens": variant.alone == base.alone,
         }
@@ -147,6 +153,11 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
             f"{row.get('diagnose', '')}"
         )
     return {"against": base.name, "rounds": len(base.tokens), "variants": rows}
+
+
+def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Those of each round."""
+    return [value / other for value, other in zip(values, base, strict=True)]
 
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Keeps what was said on a GPU host, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
+"""Asks ncclscope, and keeps what it said, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.gpu.deployment import options
 from tests.gpu.asking import ask, keep
+from tests.gpu.deployment import options
 from tests.integration.traced_server import TracedServer
 
 PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "case_43547" / "extra_dummy_run"

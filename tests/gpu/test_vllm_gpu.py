@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.deployment import SHAPE, options
 from tests.gpu.asking import ask, keep
+from tests.gpu.deployment import SHAPE, options
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 

@@ -18,6 +18,7 @@ from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.order import Moment, Order
 from ncclscope.analysis.skips import find_skips, trace_back
+from ncclscope.analysis.step_rhythm import broke_rhythm
 from ncclscope.analysis.swaps import Swap, find_swaps
 from ncclscope.analysis.waits import Stand, Waits
 from ncclscope.logs import CallLog
@@ -132,6 +133,11 @@ class Case:
             odd = next(group for group in parting.groups if group != kept)
             yield self._difference(parting, odd, kept, "habit")
             return
+        uneven = self._uneven_group(parting)
+        if uneven is not None:
+            kept = next(group for group in parting.groups if group != uneven)
+            yield self._difference(parting, uneven, kept, "steps")
+            return
         one, other = parting.groups[:2]
         yield replace(
             self._difference(parting, other, one, ""),
@@ -209,6 +215,16 @@ class Case:
             basis=basis,
         )
         return trace_back(self, difference, odd_log, peer_log)
+
+    def _uneven_group(self, parting: Parting) -> tuple[int, ...] | None:
+        """In a pair, the rank that posted more or fewer calls in this step than ever before."""
+        if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
+            return None
+        sides = [
+            (self.run.by_rank[group[0]], self._log(parting, group[0])) for group in parting.groups
+        ]
+        broke = broke_rhythm(sides[0], sides[1], parting.seq)
+        return parting.groups[broke.index(True)] if any(broke) else None
 
     def _habitual_group(self, parting: Parting) -> tuple[int, ...] | None:
         """In a pair, the rank that did what both have always done at this place."""

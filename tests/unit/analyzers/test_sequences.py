@@ -101,6 +101,26 @@ def test_in_a_pair_the_one_that_breaks_its_rhythm_is_odd(cluster_of: ClusterOf) 
     assert cause.confidence == "likely"
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_in_a_pair_the_one_with_fewer_calls_in_a_step_is_odd(
+    cluster_of: ClusterOf, odd: int
+) -> None:
+    """The same operation throughout, on the tokens of the step: a skip looks like another size."""
+    cluster = cluster_of(2)
+    for step in range(1, 10):
+        for rank in cluster.everybody:
+            cluster.tracers[rank].step(step, tokens=step)
+            for _ in range(3 if (rank, step) == (odd, 7) else 4):
+                cluster.post([rank], "tp:0/custom", shape=(step, 8), backend="custom")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("missing_call", (odd,), 28)
+    assert cause.confidence == "likely"
+    assert any("number of calls in one step" in thought for thought in cause.inferred)
+
+
 def test_a_pair_without_a_rhythm_blames_nobody(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     cluster.post([0, 1], "tp:0", "broadcast", root=0)

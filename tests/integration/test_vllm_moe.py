@@ -23,7 +23,7 @@ from ncclscope.live.stacks import find_py_spy
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 BUDGET = 24
 """Tokens that a step may have: the longest prompt takes several, beside the tokens of others."""

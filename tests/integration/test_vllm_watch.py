@@ -17,7 +17,7 @@ from tests.integration.traced_server import TracedServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
-SERVED_SECONDS = 120.0
+SERVED_SECONDS = 45.0
 STALL = 5.0
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
 
@@ -30,7 +30,7 @@ def documents(watch: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines()]
 
 
-def test_two_minutes_of_bursts_and_pauses_are_no_alarm(tmp_path: Path) -> None:
+def test_bursts_and_pauses_are_no_alarm(tmp_path: Path) -> None:
     traced = TracedServer(tmp_path)
     chosen = random.Random(3)
     with traced.watching("--stall", str(STALL)) as watch, traced.server:
@@ -56,7 +56,7 @@ def test_two_minutes_of_bursts_and_pauses_are_no_alarm(tmp_path: Path) -> None:
         alive = traced.server.worker_pids()
         found = documents(watch)
 
-    assert served > 50
+    assert served > 20
     assert {document["status"] for document in found} <= {"ok", "incomplete"}
     assert found[-1]["status"] == "ok"
     assert [row["pid"] for row in found[-1]["table"]] == alive

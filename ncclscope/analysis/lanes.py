@@ -1,0 +1,229 @@
+"""The calls of a communicator's members side by side, around one place.
+
+Each column, a lane, stands for the ranks that posted the same. All lanes are aligned with one
+of them, the reference: what a lane has put in stands in a row of its own, what it left out
+leaves a gap, and what it posted instead stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclscope.analysis.align import compare
+from ncclscope.analysis.edits import Edit, edits
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator
+
+__all__ = ["Cell", "Lane", "Sheet", "align_lanes", "transfer_lanes"]
+
+Slot = tuple[int, int, int]
+"""Where a call stands: before which call of the reference, in its row or put in, and which."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One lane in one row.
+
+    Attributes:
+        call: What was posted; None where nothing was.
+        why: Where nothing was: ``gap`` (left out), ``ahead`` (not come so far), ``gone``
+            (overwritten) or ``outside`` (not shown).
+        states: How far the call has come on the lane's ranks, the least first.
+    """
+
+    call: Call | None
+    why: str = ""
+    states: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Ranks that posted the same, as far as it is shown.
+
+    Attributes:
+        ranks: Global ranks.
+        cells: One for each row.
+        calls: Calls that each of the ranks has made in all.
+    """
+
+    ranks: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Lanes of one communicator.
+
+    Attributes:
+        comm: The communicator.
+        seq: First differing call; None where the members agree as far as they go.
+        lanes: The reference first, then the odd ranks', then the others.
+        first_row: The row of ``seq``; None without one.
+        aligned: Whether the calls of a row belong together. Sends and receives do not: each
+            rank numbers its own.
+    """
+
+    comm: Communicator
+    seq: int | None
+    lanes: tuple[Lane, ...]
+    first_row: int | None
+    aligned: bool = True
+
+
+def align_lanes(
+    comm: Communicator,
+    logs: Mapping[int, CallLog],
+    *,
+    seq: int | None,
+    odd: Sequence[int] = (),
+    by_site: bool = False,
+    before: int = 40,
+    after: int = 24,
+) -> Sheet | None:
+    """Lays the members' calls beside each other.
+
+    Args:
+        comm: The communicator.
+        logs: Each member's calls with common numbers, by global rank.
+        seq: The first differing call; None where there is none: then the last calls are shown.
+        odd: Ranks that are not to be the reference.
+        by_site: Whether calls that are equal otherwise are told apart by where they came from.
+        before: Rows before that call.
+        after: Rows from it on.
+
+    Returns:
+        None where nobody has posted anything that is kept.
+    """
+    kept = dict(logs)
+    if not any(log.calls >= log.first for log in kept.values()):
+        return None
+    place = seq
+    if place is None:
+        # The least advanced says where to look: what it lacks is what others wait in.
+        place = max(1, min(log.calls for log in logs.values()) + 1)
+    groups = _groups(kept, place - before, place + after, by_site=by_site)
+    weight = {ranks: (bool(set(odd) & set(ranks)), -len(ranks), ranks) for ranks in groups}
+    holding = [ranks for ranks in groups if kept[ranks[0]].calls >= kept[ranks[0]].first]
+    reference = min(holding, key=lambda ranks: (weight[ranks], -kept[ranks[0]].calls))
+    order = sorted(groups, key=lambda ranks: (ranks != reference, not weight[ranks][0], ranks))
+    placed = {
+        ranks: _place(kept[ranks[0]], kept[reference[0]], place, before, after, by_site=by_site)
+        for ranks in order
+    }
+    slots = sorted({slot for found in placed.values() for slot in found})
+    slots = [slot for slot in slots if -before <= slot[0] < after]
+    lanes = tuple(_lane(ranks, kept, placed[ranks], slots, place) for ranks in order)
+    row = None
+    if seq is not None:
+        rows = [number for number, slot in enumerate(slots) if slot >= (0, 0, 0)]
+        row = rows[0] if rows else None
+    return Sheet(comm, seq, lanes, row)
+
+
+def transfer_lanes(
+    comm: Communicator, sent: Mapping[int, Sequence[Call]], *, last: int = 40
+) -> Sheet:
+    """Lays the last sends and receives of each rank beside each other, without aligning them."""
+    lanes = []
+    for rank, calls in sorted(sent.items()):
+        shown = [Cell(call, states=(call.state.word,)) for call in calls[-last:]]
+        padding = [Cell(None, "outside")] * (last - len(shown))
+        lanes.append(Lane((rank,), (*padding, *shown), len(calls)))
+    empty = min(next((n for n, cell in enumerate(lane.cells) if cell.call), last) for lane in lanes)
+    cut = tuple(Lane(lane.ranks, lane.cells[empty:], lane.calls) for lane in lanes)
+    return Sheet(comm, None, cut, None, aligned=False)
+
+
+def _groups(
+    logs: Mapping[int, CallLog], start: int, stop: int, *, by_site: bool
+) -> list[tuple[int, ...]]:
+    """Ranks by what they posted from ``start`` on."""
+    alike: dict[object, list[int]] = {}
+    for rank, log in sorted(logs.items()):
+        low, high = max(log.first, start), min(log.calls + 1, stop)
+        told: tuple[object, ...] = (low, min(log.calls, stop))
+        if low < high:
+            told += (tuple(log.signatures(low, high)),)
+            if by_site:
+                told += (tuple(log.sites(low, high)),)
+        alike.setdefault(told, []).append(rank)
+    return [tuple(ranks) for ranks in alike.values()]
+
+
+def _place(
+    log: CallLog, reference: CallLog, place: int, before: int, after: int, *, by_site: bool
+) -> dict[Slot, int]:
+    """Says in which slot each of a lane's calls stands, by slots relative to ``place``."""
+    placed: dict[Slot, int] = {}
+    for seq in range(max(log.first, place - before), min(log.calls + 1, place)):
+        placed[seq - place, 1, 0] = seq
+    found: Sequence[Edit] = ()
+    both = min(log.calls, reference.calls)
+    if log is not reference and both >= place >= max(log.first, reference.first):
+        found = _edits(log, reference, place, by_site=by_site)
+    own, theirs = place, 0
+    steps = list(found)
+    while own <= log.calls and theirs < after:
+        if steps and own == place + steps[0].start:
+            edit = steps.pop(0)
+            common = min(edit.put, edit.left)
+            for number in range(common):
+                placed[theirs + number, 1, 0] = own + number
+            for number in range(edit.put - common):
+                placed[theirs + common, 0, number] = own + common + number
+            own, theirs = own + edit.put, theirs + edit.left
+            continue
+        if own >= log.first:
+            placed[theirs, 1, 0] = own
+        own, theirs = own + 1, theirs + 1
+    return placed
+
+
+def _edits(log: CallLog, reference: CallLog, place: int, *, by_site: bool) -> list[Edit]:
+    if not by_site:
+        return compare(log, reference, place)
+    texts: dict[object, int] = {}
+    numbers = [
+        [
+            texts.setdefault((call.signature, call.site), len(texts))
+            for call in one.span(place, min(one.calls + 1, place + 512))
+        ]
+        for one in (log, reference)
+    ]
+    return edits(*numbers)
+
+
+def _lane(
+    ranks: tuple[int, ...],
+    logs: Mapping[int, CallLog],
+    placed: Mapping[Slot, int],
+    slots: Sequence[Slot],
+    place: int,
+) -> Lane:
+    log = logs[ranks[0]]
+    held = sorted(placed)
+    cells = []
+    for slot in slots:
+        seq = placed.get(slot)
+        if not held:
+            cells.append(Cell(None, "ahead" if place + slot[0] > log.calls else "gone"))
+        elif seq is not None:
+            states = sorted({logs[rank].call(seq).state for rank in ranks})
+            cells.append(Cell(log.call(seq), states=tuple(state.word for state in states)))
+        elif slot < held[0]:
+            cells.append(Cell(None, _before(log, placed[held[0]])))
+        elif slot < held[-1]:
+            cells.append(Cell(None, "gap"))
+        else:
+            ended = placed[held[-1]] == log.calls
+            cells.append(Cell(None, "ahead" if ended else "outside"))
+    return Lane(ranks, tuple(cells), log.calls)
+
+
+def _before(log: CallLog, seq: int) -> str:
+    """Why there is nothing before a lane's first call."""
+    if seq > log.first:
+        return "outside"
+    return "gone" if log.first > 1 or not log.anchored else "gap"

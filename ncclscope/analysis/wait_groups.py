@@ -1,0 +1,204 @@
+"""The wait-for graph with ranks that stand alike taken together, so that it can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ncclscope.analysis.waits import Stand, Waits
+from ncclscope.model import Call, Communicator, Finding, Run
+
+__all__ = ["Link", "Place", "WaitPicture", "draw_waits"]
+
+MOST_PLACES = 20
+"""More than these are taken together further, by the kind of their communicator."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Ranks that stand at the same place.
+
+    Attributes:
+        ranks: Global ranks.
+        call: What they stand in; None where nothing is known to be under way.
+        comm: Its communicator.
+        note: What else is known: ``left no record``, ``its process has ended``.
+        odd: Whether the verdict is about them.
+        alike: Whether the ranks are at the same place of different communicators of one kind.
+        depth: How many others stand between them and somebody who waits for nobody; None on a
+            cycle or behind one.
+    """
+
+    ranks: tuple[int, ...]
+    call: Call | None
+    comm: Communicator | None
+    note: str = ""
+    odd: bool = False
+    alike: bool = False
+    depth: int | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """Ranks that wait for others.
+
+    Attributes:
+        source: Index of those who wait.
+        target: Index of those whom they wait for.
+        kind: ``absent`` (has not posted the call), ``queued`` (has, but stands in an earlier
+            one itself) or ``unlike`` (has posted another call in its place).
+    """
+
+    source: int
+    target: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class WaitPicture:
+    """Places and the waiting between them.
+
+    Attributes:
+        places: Those whom others wait for first.
+        links: Between them.
+        cycle: Ranks that wait for each other in a circle; empty where there is none.
+    """
+
+    places: tuple[Place, ...]
+    links: tuple[Link, ...]
+    cycle: tuple[int, ...]
+
+
+def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
+    """Takes ranks together that stand in the same call and wait for the same ranks.
+
+    Args:
+        run: The run.
+        waits: Who waits for whom.
+        cause: The verdict's; a call that was posted in place of another makes the members wait
+            for each other although none of them is behind.
+
+    Returns:
+        A picture without places where nobody waits for anybody.
+    """
+    odd = set(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else set()
+    unlike = _unlike(run, waits, cause)
+    stands = waits.stands
+    shown = set(stands) | {rank for stand in stands.values() for rank in stand.awaited}
+    shown |= {rank for pair in unlike for rank in pair}
+    exact: dict[object, list[int]] = {}
+    for rank in sorted(shown):
+        exact.setdefault((_where(stands.get(rank), waits, rank), rank in odd), []).append(rank)
+    groups = list(exact.values())
+    merged = len(groups) > MOST_PLACES
+    if merged:
+        groups = _merge(run, waits, groups, odd)
+    number = {rank: index for index, group in enumerate(groups) for rank in group}
+    links: dict[tuple[int, int], str] = {}
+    for rank, stand in stands.items():
+        for kind, members in (("queued", stand.queued), ("absent", stand.absent)):
+            for member in members:
+                if number[rank] != number[member]:
+                    links[number[rank], number[member]] = kind
+    for one, other in unlike:
+        links.setdefault((number[one], number[other]), "unlike")
+    depths = _depths(len(groups), links, waits.cycle, number)
+    places = [_place(run, waits, group, odd, depths[n]) for n, group in enumerate(groups)]
+    if merged:
+        places = [replace(place, alike=len(place.ranks) > 1) for place in places]
+    order = sorted(
+        range(len(places)),
+        key=lambda n: (depths[n] is None, depths[n] or 0, not places[n].odd, places[n].ranks),
+    )
+    at = {old: new for new, old in enumerate(order)}
+    found = sorted((at[one], at[other], kind) for (one, other), kind in links.items())
+    return WaitPicture(
+        tuple(places[n] for n in order), tuple(Link(*link) for link in found), waits.cycle
+    )
+
+
+def _unlike(run: Run, waits: Waits, cause: Finding | None) -> list[tuple[int, int]]:
+    """Pairs of peers and diverging ranks that stand in the cause's call, each in its own."""
+    if cause is None or cause.comm is None or cause.seq is None:
+        return []
+    odd = cause.diverging_ranks
+    inside = [
+        rank
+        for rank in cause.comm.ranks
+        if (head := waits.heads.get(rank)) is not None
+        and (head.comm, head.seq) == (cause.comm.key, cause.seq)
+    ]
+    here = [rank for rank in inside if rank in odd]
+    signatures = {waits.heads[rank].signature for rank in here}
+    return [
+        (peer, rank)
+        for peer in inside
+        if peer not in odd and waits.heads[peer].signature not in signatures
+        for rank in here
+    ]
+
+
+def _where(stand: Stand | None, waits: Waits, rank: int) -> object:
+    if stand is not None:
+        return stand.comm.key, stand.call.seq, stand.call.signature, stand.awaited
+    head = waits.heads.get(rank)
+    return None if head is None else (head.comm, head.seq, head.signature)
+
+
+def _merge(run: Run, waits: Waits, groups: list[list[int]], odd: set[int]) -> list[list[int]]:
+    """Takes together what stands in the same operation on communicators of one kind."""
+    alike: dict[object, list[int]] = {}
+    for group in groups:
+        rank = group[0]
+        head = waits.heads.get(rank)
+        key: object = None
+        if head is not None:
+            kind = run.communicators[head.comm].kind
+            key = (kind, head.op, bool(waits.stands.get(rank)))
+        alike.setdefault((key, rank in odd, rank in waits.ends), []).extend(group)
+    return [sorted(ranks) for ranks in alike.values()]
+
+
+def _depths(
+    count: int, links: Mapping[tuple[int, int], str], cycle: tuple[int, ...], number: dict[int, int]
+) -> list[int | None]:
+    """How far each place is from one that waits for nobody, along the longest way there."""
+    waiting = {source for (source, _), kind in links.items() if kind != "unlike"}
+    unlike = {source for (source, _), kind in links.items() if kind == "unlike"}
+    depths: list[int | None] = [None] * count
+    for place in range(count):
+        if place not in waiting:
+            depths[place] = 1 if place in unlike else 0
+    turning = {number[rank] for rank in cycle}
+    changed = True
+    while changed:
+        changed = False
+        for place in range(count):
+            if depths[place] is not None or place in turning:
+                continue
+            ahead = [depths[target] for source, target in links if source == place]
+            known = [depth for depth in ahead if depth is not None]
+            if known:
+                depths[place] = 1 + min(known)
+                changed = True
+    return depths
+
+
+def _place(run: Run, waits: Waits, ranks: list[int], odd: set[int], depth: int | None) -> Place:
+    head = waits.heads.get(ranks[0])
+    known = run.by_rank.get(ranks[0])
+    note = ""
+    if known is None:
+        note = "left no record"
+    elif known.exited:
+        note = "ended in order"
+    elif head is None:
+        note = "in no call that others know of"
+    return Place(
+        ranks=tuple(ranks),
+        call=head,
+        comm=None if head is None else run.communicators[head.comm],
+        note=note,
+        odd=bool(odd & set(ranks)),
+        depth=depth,
+    )

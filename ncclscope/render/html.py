@@ -1,0 +1,98 @@
+"""One page with everything: ``ncclscope report``.
+
+The page carries its style, its script and its data, and asks nobody for anything: the policy
+in its head forbids every request and every script but its own, by their hashes. What came from
+the job, such as host names, labels and command lines, reaches it as text only: the template
+escapes it, and the script never makes markup of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.foreign import printable
+from ncclscope.render.attach import render_attach
+from ncclscope.render.console import render_verdict
+from ncclscope.render.html_document import build_document
+from ncclscope.render.plain import plain_text
+
+__all__ = ["FIRST", "render_html"]
+
+FIRST = "<!doctype html>\n<!-- ncclscope report -->"
+"""How each page begins."""
+LONGEST = 2000
+"""Letters of one text that are shown; a name of a megabyte must not fill the page."""
+COLUMNS = 100
+_PATH = re.compile(r"(?<![\w.:])/(?:[^\s/:;,'\"]+/)+([^\s/:;,'\"]+)")
+
+
+def render_html(verdict: Verdict, *, redacted: bool = False) -> str:
+    """Returns the page.
+
+    Args:
+        verdict: What to show.
+        redacted: Whether folders are left out of every text on it. What a capture holds of
+            command lines and environments has to be left out before.
+    """
+    draw = render_verdict if verdict.run.capture is None else render_attach
+    document = build_document(verdict)
+    document["screen"] = None
+    document = _each_text(document, _shown_without_paths if redacted else _shown)
+    screen = "\n".join(
+        _shown(line) for line in plain_text(draw(verdict, COLUMNS), COLUMNS).splitlines()
+    )
+    document["screen"] = _PATH.sub(r"\1", screen) if redacted else screen
+    document["redacted"] = redacted
+    style, script = _part("report.css"), _part("report.js")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    page = environment.get_template("report.html.j2").render(
+        document,
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    return f"{FIRST}\n{page}"
+
+
+def _part(name: str) -> str:
+    return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _each_text(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_each_text(item, change) for item in value]
+    return value
+
+
+def _shown(text: str) -> str:
+    """What is not seen, such as a mark that turns the direction of writing, is spelled out."""
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
+
+
+def _shown_without_paths(text: str) -> str:
+    return _PATH.sub(r"\1", _shown(text))

@@ -1,0 +1,338 @@
+"""What the page says in words and tables, before it is put into HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from ncclscope import __version__
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.stack_classes import Node, build_tree, classify
+from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.table import Cell
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.analysis.wait_groups import WaitPicture, draw_waits
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    sentence,
+    site_text,
+)
+from ncclscope.model import Call, Finding
+from ncclscope.render.blocks import WORDS, duration
+from ncclscope.render.html_data import page_data
+from ncclscope.render.html_graph import draw_graph
+
+__all__ = ["build_document"]
+
+MANY = 16
+"""Ranks above which those that stand alike share a row, to be unfolded."""
+MOST_COLUMNS = 4
+"""Communicators with columns of their own; of more each rank has a list."""
+_CONFIDENCE = {
+    "certain": "This is certain",
+    "likely": "This is likely, not certain: a part of it is inferred",
+    "ambiguous": "This is ambiguous: the evidence does not single out one side",
+}
+
+
+def build_document(verdict: Verdict) -> dict[str, Any]:
+    """Returns everything the template needs, as plain values."""
+    run = verdict.run
+    how = "recorded" if _is_recorded(verdict) else "seen"
+    case = Case(run)
+    waits = draw_waits(run, case.waits, verdict.cause)
+    return {
+        "version": __version__,
+        "how": how,
+        "sources": list(run.sources),
+        "input": _input(verdict),
+        "verdict": _verdict(verdict, how),
+        "facts": _facts(verdict, how),
+        "statements": _statements(verdict, how),
+        "others": [_other(finding) for finding in verdict.findings if finding != verdict.cause],
+        "table": _table(verdict, waits),
+        "graph": draw_graph(waits),
+        "stacks": _stacks(verdict),
+        "witnesses": [witness.to_dict() for witness in verdict.witnesses],
+        "notes": list(verdict.notes),
+        "data": page_data(verdict, case),
+    }
+
+
+def _is_recorded(verdict: Verdict) -> bool:
+    return any(rank.logs for rank in verdict.run.ranks)
+
+
+def _input(verdict: Verdict) -> list[str]:
+    run = verdict.run
+    hosts = len({rank.host for rank in run.ranks if rank.host})
+    parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
+    if hosts:
+        parts.append(plural(hosts, "host"))
+    if _is_recorded(verdict):
+        lost = sum(rank.lost for rank in run.ranks)
+        parts.append(f"{plural(sum(rank.records for rank in run.ranks), 'call')} kept")
+        parts.append(f"{lost} overwritten" if lost else "none overwritten")
+    times = [call.time_ns for rank in run.ranks if (call := rank.last_call()) and call.time_ns]
+    if times:
+        parts.append(f"last call at {_moment(max(times))}")
+    if run.capture is not None and run.capture.time_ns > 1:
+        parts.append(f"looked at {_moment(run.capture.time_ns)}")
+    return parts
+
+
+def _moment(time_ns: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
+    cause = verdict.cause
+    found: dict[str, Any] = {"status": verdict.status, "word": WORDS[verdict.status]}
+    if cause is None:
+        return {**found, "who": "", "kind": "", "first": _calm(verdict), "second": _calm_more(how)}
+    who = cause.diverging_ranks or cause.candidate_ranks
+    quiet = verdict.quiet_seconds
+    second = _CONFIDENCE[cause.confidence]
+    if how == "seen":
+        second += ", from what was seen of the processes"
+    elif cause.confidence == "certain":
+        second += ", by the records alone"
+    if quiet is not None and quiet >= 1:
+        second += f"; there was no progress for {duration(quiet)}"
+    who_text = f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}" if who else ""
+    return {
+        **found,
+        "kind": cause.kind.replace("_", " "),
+        "who": who_text,
+        "first": cause.summary,
+        "second": f"{second}.",
+        "confidence": cause.confidence,
+    }
+
+
+def _calm(verdict: Verdict) -> str:
+    if verdict.status == "incomplete":
+        return f"{sentence(ranks_text(verdict.run.missing))} left no record."
+    if not _is_recorded(verdict):
+        return "No rank is seen to be stuck."
+    if not any(cell.calls for row in verdict.table for cell in row.cells.values()):
+        return "No collective was recorded."
+    return "All ranks agree."
+
+
+def _calm_more(how: str) -> str:
+    if how == "seen":
+        return "None stands apart from the others, as far as stacks and devices tell."
+    return (
+        "On each communicator every member made the same calls in the same order, as far as it "
+        "has come."
+    )
+
+
+def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:
+    """Term, text and how it is known."""
+    cause = verdict.cause
+    if cause is None:
+        return []
+    facts = []
+    if cause.comm is not None:
+        where = comm_text(cause.comm)
+        if cause.comm.backend:
+            where += f" ({cause.comm.backend})"
+        facts.append(("Communicator", where))
+    if cause.seq is not None:
+        facts.append(("Call", f"#{cause.seq}"))
+    odd = cause.diverging_ranks
+    if odd and (cause.odd is not None or cause.peers is not None):
+        facts.append((sentence(ranks_text(odd)), _posted(cause.odd)))
+    elif cause.odd is not None:
+        facts.append(("One side", _posted(cause.odd)))
+    if cause.peers is not None:
+        facts.append(("Its peers" if odd else "The other side", _posted(cause.peers)))
+    return [{"term": term, "text": text, "how": how} for term, text in facts]
+
+
+def _posted(call: Call | None) -> str:
+    return f"{call_text(call)}{site_text(call)}" if call is not None else "posted nothing there"
+
+
+def _statements(verdict: Verdict, how: str) -> list[dict[str, str]]:
+    cause = verdict.cause
+    if cause is None:
+        return []
+    known = how if cause.analyzer != "stack_classes" else "seen"
+    found = [{"how": known, "text": text} for text in cause.evidence]
+    return found + [{"how": "inferred", "text": text} for text in cause.inferred]
+
+
+def _other(finding: Finding) -> dict[str, Any]:
+    return {
+        "role": finding.role,
+        "kind": finding.kind.replace("_", " "),
+        "text": finding.summary,
+        "confidence": finding.confidence,
+    }
+
+
+def _awaited(picture: WaitPicture) -> dict[int, str]:
+    """For each rank that waits, for whom."""
+    targets: dict[int, set[int]] = {}
+    for link in picture.links:
+        targets.setdefault(link.source, set()).update(picture.places[link.target].ranks)
+    return {
+        rank: ranks_text(awaited)
+        for number, awaited in targets.items()
+        for rank in picture.places[number].ranks
+    }
+
+
+def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
+    """Groups of ranks that stand alike; in a small job each rank is one."""
+    run, cause = verdict.run, verdict.cause
+    waits = _awaited(picture)
+    odd = set(cause.diverging_ranks) if cause is not None else set()
+    maybe = set(cause.candidate_ranks) if cause is not None else set()
+    labels = sorted(
+        {
+            label
+            for row in verdict.table
+            for label, cell in row.cells.items()
+            if cell.calls or cell.delta
+        }
+    )
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for row in verdict.table:
+        number = row.rank.rank
+        cells = [{"label": label, **_cell(row.cells.get(label))} for label in labels]
+        remark = "diverging" if number in odd else "candidate" if number in maybe else ""
+        entry = {
+            "rank": number,
+            "host": row.rank.host,
+            "pid": row.rank.pid or "",
+            "gpu": "" if row.rank.gpu is None else row.rank.gpu,
+            "labels": " ".join(f"{name}{value}" for name, value in row.rank.labels.items()),
+            "lost": row.rank.lost,
+            "cells": cells,
+            "remark": remark,
+            "waits": waits.get(number, ""),
+        }
+        alike: object = number
+        if len(verdict.table) > MANY:
+            alike = (tuple(tuple(cell.items()) for cell in cells), remark)
+        groups.setdefault(alike, []).append(entry)
+    return {
+        "labels": labels,
+        "listed": len(labels) > MOST_COLUMNS,
+        "hosts": any(row.rank.host for row in verdict.table),
+        "pids": any(row.rank.pid for row in verdict.table),
+        "named": any(row.rank.labels for row in verdict.table),
+        "gpus": any(row.rank.gpu is not None for row in verdict.table),
+        "lost": any(row.rank.lost for row in verdict.table),
+        "waits": any(entry["waits"] for group in groups.values() for entry in group),
+        "groups": [_group(rows) for rows in groups.values()],
+        "missing": ranks_text(run.missing) if run.missing else "",
+        "window": run.window,
+    }
+
+
+def _group(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    hosts = {row["host"] for row in rows}
+    waits = {row["waits"] for row in rows}
+    return {
+        "ranks": ranks_text(row["rank"] for row in rows).partition(" ")[2],
+        "numbers": [row["rank"] for row in rows],
+        "host": hosts.pop() if len(hosts) == 1 else plural(len(hosts), "host"),
+        "waits": waits.pop() if len(waits) == 1 else "see each rank",
+        "rows": rows,
+    }
+
+
+def _cell(cell: Cell | None) -> dict[str, Any]:
+    if cell is None:
+        return {"calls": "", "delta": "", "last": "", "state": ""}
+    delta = ""
+    if cell.delta:
+        delta = f"{'+' if cell.delta > 0 else chr(0x2212)}{abs(cell.delta)}"
+    last = cell.last
+    return {
+        "calls": cell.calls,
+        "delta": delta,
+        "last": call_text(last) if last is not None else "",
+        "state": last.state.word if last is not None else "",
+    }
+
+
+def _stacks(verdict: Verdict) -> dict[str, Any] | None:
+    capture = verdict.run.capture
+    if capture is None:
+        return None
+    stances = take_stances(capture)
+    odd = set(verdict.cause.diverging_ranks) if verdict.cause is not None else set()
+    return {
+        "host": capture.host,
+        "gap": f"{capture.gap:.1f}",
+        "classes": [
+            {
+                "ranks": ranks_text(group.ranks),
+                "odd": bool(odd & set(group.ranks)),
+                "where": _where(group.stance),
+                "conditions": ", ".join(sorted({one.condition for one in group.stances})),
+                "why": group.stance.why,
+                "cpu": f"{max(one.cpu for one in group.stances):.0%}",
+            }
+            for group in classify(stances.values())
+        ],
+        "processes": [
+            {
+                "rank": one.rank,
+                "pid": one.worker.pid,
+                "title": one.worker.title,
+                "thread": one.thread,
+                "condition": one.condition,
+            }
+            for one in stances.values()
+        ],
+        "tree": [
+            _node(root) for root in build_tree({r: s for r, s in stances.items() if s.frames})
+        ],
+        "native": list(_native(stances.values())),
+    }
+
+
+def _where(stance: Stance) -> str:
+    if stance.frames:
+        return stance.text
+    return next((one.error for one in stance.worker.stacks if one.error), stance.text)
+
+
+def _node(node: Node) -> dict[str, Any]:
+    """A stretch of frames without a branch, and what branches off at its end."""
+    stretch = [node]
+    while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
+        stretch.append(stretch[-1].children[0])
+    return {
+        "ranks": ranks_text(node.ranks),
+        "still": len(node.still) == len(node.ranks),
+        "frames": [f"{one.frame.name}  {one.frame.file}:{one.frame.line}" for one in stretch],
+        "children": [_node(child) for child in stretch[-1].children],
+    }
+
+
+def _native(stances: Iterable[Stance]) -> Iterable[dict[str, Any]]:
+    for group in classify(stance for stance in stances if stance.frames):
+        for thread in group.stance.worker.stacks[-1].threads[:32]:
+            named = [frame for frame in thread.native if not frame.startswith("???")]
+            if named:
+                yield {
+                    "rank": group.ranks[0],
+                    "thread": thread.name,
+                    "frames": list(reversed(named[-8:])),
+                }

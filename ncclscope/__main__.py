@@ -22,6 +22,7 @@ _COMMANDS = {
     "diff": "ncclscope.commands.diff:DiffCommand",
     "check": "ncclscope.commands.check:CheckCommand",
     "report": "ncclscope.commands.report:ReportCommand",
+    "export": "ncclscope.commands.export:ExportCommand",
     "watch": "ncclscope.commands.watch:WatchCommand",
     "attach": "ncclscope.commands.attach:AttachCommand",
     "doctor": "ncclscope.commands.doctor:DoctorCommand",
@@ -33,6 +34,7 @@ examples:
   $ ncclscope run -- vllm serve MODEL -tp 4 -dp 2             trace vLLM
   $ ncclscope diagnose DIR                                    after a hang, a crash or a kill -9
   $ ncclscope report DIR -o hang.html                         the same as a page to send to somebody
+  $ ncclscope export DIR --format perfetto -o hang.pftrace    for a timeline, tables, other tools
   $ ncclscope watch DIR                                       while the job runs
   $ ncclscope diff DIR#2 DIR#3                                where two ranks part
   $ ncclscope attach                                          a hung job that was never traced

@@ -36,6 +36,7 @@ from ncclscope.signature import (
     sign,
 )
 from ncclscope.sources.memory import ListLog
+from ncclscope.sources.told import read_told, telling
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 
@@ -75,6 +76,7 @@ def read_trace(path: Path) -> Rank:
             f"this ncclscope reads version {VERSION}",
         )
     communicators: dict[str, Communicator] = {}
+    made: dict[str, int] = {}
     calls: dict[str, list[Call]] = {}
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
@@ -92,6 +94,7 @@ def read_trace(path: Path) -> Rank:
             target.setdefault(key, []).append(call)
         elif key is not None and "call" not in line:
             communicators[key] = _communicator(line, key)
+            made[key] = number(line.get("calls"), MAX_SEQ)
         elif (step := integer(line.get("step"))) is not None:
             steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
     window = bool(header.get("window"))
@@ -100,7 +103,7 @@ def read_trace(path: Path) -> Rank:
     for key in {**communicators, **calls}:
         communicator = communicators.get(key) or Communicator(key)
         own = _renumber(calls.get(key, []), p2p.get(key, []))
-        logs[key] = ListLog(communicator, own, anchored=not window)
+        logs[key] = ListLog(communicator, own, anchored=not window, made=made.get(key, 0))
         lost += logs[key].first - 1
     rank = integer(header.get("rank"))
     return Rank(
@@ -126,6 +129,7 @@ def read_trace(path: Path) -> Rank:
             "numbered": numbered,
             "stated": stated,
             "run": text(header.get("run")) or "",
+            **read_told(header.get("told")),
         },
     )
 
@@ -162,17 +166,21 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             "run": text(rank.details.get("run")) or "",
             "activities": [asdict(activity) for activity in rank.activities.values()],
         }
-        if last is not None:
+        if last is not None or rank.window:
             header["window"] = True
+        if told := telling(rank.details):
+            header["told"] = told
         _write_line(file, header)
         for log in rank.logs.values():
             about = log.communicator.to_dict()
             about["comm"] = about.pop("key")
+            if log.calls and log.first > log.calls and last is None:
+                about["calls"] = log.calls  # no line of a call says so
             _write_line(file, about)
         for call in calls:
             while steps and steps[-1].position <= call.position:
                 _write_line(file, _step_line(steps.pop()))
-            _write_line(file, _line(call, numbered=last is None))
+            _write_line(file, _line(call, numbered=last is None and not rank.window))
         while steps:
             _write_line(file, _step_line(steps.pop()))
 

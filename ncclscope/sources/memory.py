@@ -37,15 +37,21 @@ class ListLog:
         communicator: What the calls were made on.
         calls: In order, with consecutive sequence numbers.
         anchored: Whether call 1 was the first ever made on the communicator.
+        made: How many were made, where none of them is kept.
     """
 
     def __init__(
-        self, communicator: Communicator, calls: Sequence[Call], *, anchored: bool = True
+        self,
+        communicator: Communicator,
+        calls: Sequence[Call],
+        *,
+        anchored: bool = True,
+        made: int = 0,
     ) -> None:
         self.communicator = communicator
         self.anchored = anchored
         self._calls = calls
-        self.first = calls[0].seq if calls else 1
+        self.first = calls[0].seq if calls else made + 1
         self.rooted = anchored and self.first == 1
         self._hashes = running_hashes([call.signature for call in calls])
 

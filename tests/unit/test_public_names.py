@@ -16,7 +16,7 @@ import ncclscope
 from tests.programs import ROOT, run_program
 
 PROMISED = {"Tracer", "open_run", "diagnose"}
-LAZY = ("torch", "vllm", "pandas", "numpy")
+LAZY = ("torch", "vllm", "pandas", "numpy", "jinja2", "pyarrow")
 
 
 def loaded(source: str) -> set[str]:

@@ -1,0 +1,198 @@
+"""``ncclscope export``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclscope.economy import economy
+from ncclscope.errors import UsageError
+from ncclscope.export.formats import FORMATS
+
+if TYPE_CHECKING:
+    from ncclscope.export.formats import Format
+    from ncclscope.export.selection import Selection
+    from ncclscope.model import Run
+
+__all__ = ["ExportCommand"]
+
+_EPILOG = """\
+formats:
+{formats}
+
+  $ ncclscope export DIR --format perfetto -o hang.pftrace       open it at ui.perfetto.dev
+  $ ncclscope export DIR --format jsonl -o trace/                and `ncclscope diagnose trace/`
+  $ ncclscope export DIR --format csv --comm tp:0 --around 173 -o tables/
+
+A selection leaves calls their numbers. What was overwritten in a ring is in no other format.
+
+exit status: 0 it is written, 2 usage, unreadable input, or nothing could be written
+"""
+_SPAN = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)s")
+
+
+class ExportCommand:
+    """Write what was recorded in another format."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        width = max(map(len, FORMATS))
+        parser.epilog = _EPILOG.format(
+            formats="\n".join(f"  {name:{width}}  {one.help}" for name, one in FORMATS.items())
+        )
+        parser.add_argument(
+            "paths", nargs="+", metavar="PATH", help="what `ncclscope diagnose` reads"
+        )
+        parser.add_argument("--format", required=True, choices=list(FORMATS), help="see below")
+        parser.add_argument(
+            "-o",
+            "--output",
+            required=True,
+            metavar="OUT",
+            help="a file or, where a format has several, a directory; - for stdout",
+        )
+        parser.add_argument(
+            "--ranks", type=_ranks, default=(), metavar="RANKS", help="only these, as 0-3,13"
+        )
+        parser.add_argument(
+            "--comm",
+            action="append",
+            default=[],
+            metavar="LABEL",
+            help="only communicators of this label or key; may be given again",
+        )
+        parser.add_argument(
+            "--around",
+            type=_around,
+            metavar="SEQ",
+            help="only calls around this number on their communicator: 173, or 173:20 for 20 on "
+            "each side (default: 50)",
+        )
+        parser.add_argument(
+            "--last",
+            type=_last,
+            metavar="N",
+            help="only the last N calls of each rank, or 2.5s: the seconds before the newest call",
+        )
+
+    @economy()
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Reads, selects, writes."""
+        from ncclscope.export.selection import select
+        from ncclscope.render.progress import progress_for
+        from ncclscope.sources import open_run
+
+        chosen = FORMATS[arguments.format]
+        target = None if arguments.output == "-" else Path(arguments.output)
+        _check(target, chosen)
+        write = chosen.writer()
+        with progress_for(json=target is None):
+            run = select(open_run(*arguments.paths), _selection(arguments))
+            if not any(rank.logs or rank.p2p for rank in (*run.ranks, *run.others)):
+                raise UsageError("no calls were recorded there", "stacks alone have no export")
+            try:
+                _write(run, write, target, chosen)
+            except OSError as error:
+                if target is None:
+                    raise
+                reason = (error.strerror or str(error)).lower()
+                raise UsageError(f"{target} cannot be written: {reason}") from None
+        if target is not None:
+            calls = sum(rank.records for rank in run.ranks)
+            print(
+                f"ncclscope: {len(run.ranks)} ranks, {calls} calls, see {target}", file=sys.stderr
+            )
+        return 0
+
+
+def _selection(arguments: argparse.Namespace) -> Selection:
+    from ncclscope.export.selection import CONTEXT, Selection
+
+    around, context = arguments.around or (None, CONTEXT)
+    last, last_ns = arguments.last or (None, None)
+    return Selection(
+        ranks=arguments.ranks,
+        comms=tuple(arguments.comm),
+        around=around,
+        context=context,
+        last=last,
+        last_ns=last_ns,
+    )
+
+
+def _check(target: Path | None, chosen: Format) -> None:
+    """Refuses to write over anything: what is there may be the evidence itself."""
+    advice = "name a new one with -o"
+    if target is None:
+        if chosen.is_directory:
+            raise UsageError("this format has a file for each rank or table", "name a directory")
+        return
+    try:
+        if target.is_dir():
+            if not chosen.is_directory:
+                raise UsageError(f"{target} is a directory, and this format is a file", advice)
+            if any(target.iterdir()):
+                raise UsageError(f"{target} is not empty", advice)
+        elif target.exists() or target.is_symlink():
+            raise UsageError(f"{target} exists", advice)
+        elif not chosen.is_directory and not target.parent.is_dir():
+            raise UsageError(f"{target.parent} is no directory", advice)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{target} cannot be used: {reason}", advice) from None
+
+
+def _write(run: Run, write: object, target: Path | None, chosen: Format) -> None:
+    """Writes beside the place and moves it there, so that nothing is there by halves."""
+    assert callable(write)
+    if target is None:
+        with tempfile.TemporaryDirectory(prefix="ncclscope-") as folder:
+            file = Path(folder, f"export{chosen.suffix}")
+            write(run, file)
+            with open(file, "rb") as data:
+                shutil.copyfileobj(data, sys.stdout.buffer)
+        return
+    if chosen.is_directory:
+        target.mkdir(parents=True, exist_ok=True)
+        write(run, target)
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        # The whole name counts: a last .gz packs.
+        file = Path(folder, target.name)
+        write(run, file)
+        file.replace(target)
+
+
+def _ranks(text: str) -> tuple[tuple[int, int], ...]:
+    spans = []
+    for part in re.split(r"[,\s]+", text.strip()):
+        found = _SPAN.fullmatch(part)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} names no ranks, as 0-3,13 does")
+        spans.append((int(found[1]), int(found[2] or found[1])))
+    return tuple(spans)
+
+
+def _around(text: str) -> tuple[int, int]:
+    from ncclscope.export.selection import CONTEXT
+
+    found = re.fullmatch(r"(\d{1,15})(?::(\d{1,9}))?", text)
+    if found is None or int(found[1]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a call, as 173 or 173:20")
+    return int(found[1]), CONTEXT if found[2] is None else int(found[2])
+
+
+def _last(text: str) -> tuple[int | None, int | None]:
+    seconds = _SECONDS.fullmatch(text)
+    if seconds is not None and math.isfinite(float(seconds[1])) and len(text) < 16:
+        return None, int(float(seconds[1]) * 1e9)
+    if text.isdecimal() and 0 < len(text) < 16 and int(text) > 0:
+        return int(text), None
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a number of calls nor seconds, as 2.5s")

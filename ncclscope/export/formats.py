@@ -1,0 +1,44 @@
+"""The formats by their names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclscope.model import Run
+
+__all__ = ["FORMATS", "Format"]
+
+Writer = Callable[[Run, Path], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        home: Module and function that write it.
+        is_directory: Whether it takes a directory, with a file for each rank or table.
+        suffix: Of the file; empty for a directory.
+        help: What it is for, in a few words.
+    """
+
+    home: str
+    is_directory: bool
+    suffix: str
+    help: str
+
+    def writer(self) -> Writer:
+        """The function that writes a run to a path."""
+        module, _, name = self.home.partition(":")
+        found: Writer = getattr(importlib.import_module(module), name)
+        return found
+
+
+FORMATS = {
+    "jsonl": Format(
+        "ncclscope.export.jsonl:write_jsonl", True, "", "trace JSONL, read by every command"
+    ),
+}

@@ -1,0 +1,18 @@
+"""Trace JSONL: a file for each process, read again by every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ncclscope.model import Run
+from ncclscope.sources.jsonl import write_trace
+
+__all__ = ["write_jsonl"]
+
+
+def write_jsonl(run: Run, directory: Path) -> None:
+    """Writes ``rank-3.jsonl`` for each rank, ``process-8802.jsonl`` for what is none."""
+    for rank in run.ranks:
+        write_trace(rank, directory / f"rank-{rank.rank}.jsonl")
+    for number, other in enumerate(run.others):
+        write_trace(other, directory / f"process-{other.pid or number}.jsonl")

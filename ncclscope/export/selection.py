@@ -1,0 +1,147 @@
+"""A part of a run: some ranks, some communicators, some calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ncclscope.errors import UsageError
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.sources.memory import ListLog
+
+__all__ = ["CONTEXT", "Selection", "calls_of", "select"]
+
+CONTEXT = 50
+"""Calls on each side of the one around which is cut, where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is wanted; nothing said means all.
+
+    Attributes:
+        ranks: First and last rank of each span.
+        comms: Labels, or beginnings of keys, of communicators.
+        around: Number of a call on its communicator.
+        context: Calls on each side of that.
+        last: Calls of each rank at its end.
+        last_ns: Nanoseconds before the newest call of the run.
+    """
+
+    ranks: tuple[tuple[int, int], ...] = ()
+    comms: tuple[str, ...] = ()
+    around: int | None = None
+    context: int = CONTEXT
+    last: int | None = None
+    last_ns: int | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether calls are left out, and not only ranks or communicators."""
+        return not (self.around is None and self.last is None and self.last_ns is None)
+
+
+def calls_of(rank: Rank) -> list[Call]:
+    """All calls of a rank that are kept, transfers too, in the order of posting."""
+    calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
+    calls += [call for sent in rank.p2p.values() for call in sent]
+    calls.sort(key=lambda call: call.position)
+    return calls
+
+
+def select(run: Run, selection: Selection) -> Run:
+    """Returns the part of a run that is wanted; calls keep their numbers.
+
+    Where calls are cut off and a rank has none left on a communicator, its last one there is
+    kept: how far each rank has come is never lost.
+
+    Raises:
+        UsageError: No rank or no communicator is of that name.
+    """
+    if selection == Selection():
+        return run
+    ranks = [rank for rank in run.ranks if _is_wanted(rank.rank, selection)]
+    if not ranks:
+        raise UsageError("--ranks names no rank of this run", f"it has {len(run.ranks)} ranks")
+    comms = dict(run.communicators)
+    if selection.comms:
+        comms = {key: comm for key, comm in comms.items() if _is_named(comm, selection)}
+        if not comms:
+            labels = sorted({comm.label or comm.key[:12] for comm in run.communicators.values()})
+            shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
+            raise UsageError("--comm names no communicator of this run", f"it has {shown}")
+    since = None
+    if selection.last_ns is not None:
+        times = [call.time_ns for rank in ranks if (call := rank.last_call(transfers=True))]
+        since = max((time for time in times if time), default=0) - selection.last_ns
+    others = run.others if not (selection.ranks or selection.comms or selection.cuts) else ()
+    cut = tuple(_cut(rank, comms, selection, since) for rank in ranks)
+    return replace(run, ranks=cut, communicators=comms, others=others)
+
+
+def _is_wanted(rank: int, selection: Selection) -> bool:
+    return not selection.ranks or any(low <= rank <= high for low, high in selection.ranks)
+
+
+def _is_named(comm: Communicator, selection: Selection) -> bool:
+    return any(
+        name == comm.label or (name and comm.key.startswith(name)) for name in selection.comms
+    )
+
+
+def _cut(
+    rank: Rank, comms: dict[str, Communicator], selection: Selection, since: int | None
+) -> Rank:
+    logs: dict[str, CallLog] = {key: log for key, log in rank.logs.items() if key in comms}
+    p2p: dict[str, Sequence[Call]] = {key: sent for key, sent in rank.p2p.items() if key in comms}
+    if selection.cuts:
+        spans = {key: _span(log, selection, since) for key, log in logs.items()}
+        if selection.last is not None:
+            _keep_last(spans, selection.last)
+        kept = [call.position for calls in spans.values() for call in calls]
+        first = min(kept, default=0)
+        last = max(kept, default=0) if selection.around is not None else None
+        logs = {
+            key: ListLog(log.communicator, spans[key] or _end(log), anchored=log.anchored)
+            for key, log in logs.items()
+        }
+        p2p = {
+            key: [
+                call
+                for call in sent
+                if call.position >= first and (last is None or call.position <= last)
+            ]
+            for key, sent in p2p.items()
+        }
+    records = sum(log.calls + 1 - log.first for log in logs.values())
+    records += sum(len(sent) for sent in p2p.values())
+    lost = sum(log.first - 1 for log in logs.values())
+    return replace(rank, logs=logs, p2p=p2p, records=records, lost=lost)
+
+
+def _span(log: CallLog, selection: Selection, since: int | None) -> list[Call]:
+    """The calls of one communicator that are wanted; without a gap."""
+    low, high = log.first, log.calls
+    if selection.around is not None:
+        low = max(low, selection.around - selection.context)
+        high = min(high, selection.around + selection.context)
+    if selection.last is not None:
+        low = max(low, high + 1 - selection.last)
+    calls = list(log.span(low, high + 1)) if low <= high else []
+    if since is not None:
+        recent = next((n for n, call in enumerate(calls) if (call.time_ns or 0) >= since), None)
+        calls = [] if recent is None else calls[recent:]
+    return calls
+
+
+def _keep_last(spans: dict[str, list[Call]], last: int) -> None:
+    """Leaves the last so many calls of a rank, on whatever communicator they are."""
+    positions = sorted(call.position for calls in spans.values() for call in calls)
+    first = positions[-last] if len(positions) > last > 0 else -1
+    for key, calls in spans.items():
+        spans[key] = [call for call in calls if call.position >= first] if last else []
+
+
+def _end(log: CallLog) -> list[Call]:
+    return [log.call(log.calls)] if log.calls >= log.first else []

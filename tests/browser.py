@@ -57,6 +57,15 @@ class Browser:
         self._chromium = chromium
 
     @contextmanager
+    def page(self, **options: Any) -> Iterator[Any]:
+        """Opens an empty page that reaches this machine's own servers."""
+        context = self._chromium.new_context(**options)
+        try:
+            yield context.new_page()
+        finally:
+            context.close()
+
+    @contextmanager
     def open(self, path: Path, **options: Any) -> Iterator[Opened]:
         """Opens a file.
 

@@ -41,4 +41,16 @@ FORMATS = {
     "jsonl": Format(
         "ncclscope.export.jsonl:write_jsonl", True, "", "trace JSONL, read by every command"
     ),
+    "perfetto": Format(
+        "ncclscope.export.perfetto:write_perfetto",
+        False,
+        ".pftrace",
+        "a timeline: a track per rank and communicator, for ui.perfetto.dev; .gz packs",
+    ),
+    "chrome": Format(
+        "ncclscope.export.chrome:write_chrome",
+        False,
+        ".json",
+        "the same as Chrome's JSON, for other viewers and scripts; .gz packs",
+    ),
 }

@@ -1,0 +1,118 @@
+"""Chrome's trace events, JSON: for ui.perfetto.dev, chrome://tracing and scripts."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ncclscope.analysis.wording import comm_text
+from ncclscope.export.intervals import (
+    LAST_SIGN,
+    Axis,
+    Interval,
+    Track,
+    arguments_of,
+    axis_of,
+    rank_name,
+)
+from ncclscope.export.packing import open_target
+from ncclscope.model import Run
+
+__all__ = ["write_chrome"]
+
+Event = dict[str, Any]
+
+
+def write_chrome(run: Run, file: Path) -> None:
+    """Writes a process for each rank and a thread in it for each communicator.
+
+    Times are microseconds since the first call; ``otherData`` says when that was. Flows join
+    the calls of one number on one communicator.
+    """
+    axis = axis_of(run)
+    with open_target(file) as raw, io.TextIOWrapper(raw, encoding="utf-8") as out:
+        about = {
+            "tool": "ncclscope",
+            "start_ns": str(axis.start_ns),
+            "times": "posting, of the hosts" if axis.timed else "none, order only",
+            "length": "a call lasts until the rank posts its next one",
+        }
+        out.write('{"displayTimeUnit":"ns","otherData":')
+        out.write(json.dumps(about, separators=(",", ":")))
+        out.write(',"traceEvents":[\n')
+        for number, event in enumerate(_events(run, axis)):
+            out.write(",\n" if number else "")
+            out.write(json.dumps(event, separators=(",", ":")))
+        out.write("\n]}\n")
+
+
+def _events(run: Run, axis: Axis) -> Iterator[Event]:
+    tracks = list(axis.tracks(run))
+    for rank in run.ranks:
+        yield _name(rank.rank, 0, "process_name", name=rank_name(rank))
+        yield _name(rank.rank, 0, "process_sort_index", sort_index=rank.rank)
+        if rank.last_seen_ns and axis.timed:
+            time = _micros(max(rank.last_seen_ns - axis.start_ns, 0))
+            yield {"ph": "i", "pid": rank.rank, "tid": 1, "ts": time, "name": LAST_SIGN, "s": "p"}
+    threads: dict[int, int] = {}
+    places: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for track in tracks:
+        number = threads[track.rank.rank] = threads.get(track.rank.rank, 0) + 1
+        comm = run.communicators[track.key]
+        name = comm_text(comm) + (" p2p" if track.p2p else "")
+        yield _name(track.rank.rank, number, "thread_name", name=name)
+        yield _name(track.rank.rank, number, "thread_sort_index", sort_index=number)
+        for interval in track.intervals:
+            yield _slice(axis, track, number, interval)
+            if not track.p2p:
+                place = (interval.start_ns, track.rank.rank, number)
+                places.setdefault((track.key, interval.call.seq), []).append(place)
+    yield from _flows(axis, places)
+
+
+def _name(process: int, thread: int, what: str, **about: object) -> Event:
+    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": about}
+
+
+def _slice(axis: Axis, track: Track, thread: int, interval: Interval) -> Event:
+    known = dict(arguments_of(interval.call))
+    if interval.open:
+        known["end"] = "not known to have completed"
+    return {
+        "ph": "X",
+        "pid": track.rank.rank,
+        "tid": thread,
+        "ts": _micros(interval.start_ns - axis.start_ns),
+        "dur": _micros(interval.end_ns - interval.start_ns),
+        "name": interval.call.op,
+        "cat": track.name,
+        "args": known,
+    }
+
+
+def _flows(
+    axis: Axis, places: dict[tuple[str, int], list[tuple[int, int, int]]]
+) -> Iterator[Event]:
+    for number, found in enumerate(places.values(), 1):
+        found.sort()
+        for order, (time, process, thread) in enumerate(found):
+            if len(found) > 1:
+                event: Event = {
+                    "ph": "s" if order == 0 else "f" if order == len(found) - 1 else "t",
+                    "pid": process,
+                    "tid": thread,
+                    "ts": _micros(time - axis.start_ns),
+                    "id": number,
+                    "name": "same number",
+                    "cat": "seq",
+                }
+                if event["ph"] == "f":
+                    event["bp"] = "e"
+                yield event
+
+
+def _micros(nanoseconds: int) -> float:
+    return round(nanoseconds / 1000, 3)

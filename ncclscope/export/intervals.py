@@ -1,0 +1,159 @@
+"""Calls on a time axis.
+
+What is recorded of a call's time is when it was posted. A call is drawn until the rank posts
+its next one, on whatever communicator: so long the program was in it, or between the two. The
+last call of a rank on a communicator is drawn without an end where it is not known to have
+completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ncclscope.analysis.wording import call_text
+from ncclscope.export.selection import calls_of
+from ncclscope.model import Call, Rank, Run, State, Step
+from ncclscope.signature import P2P_OPS
+
+__all__ = ["LAST_SIGN", "Axis", "Interval", "Track", "arguments_of", "axis_of", "rank_name"]
+
+LAST_SIGN = "last sign of life"
+"""What the end of a rank's records is called."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One call.
+
+    Attributes:
+        call: The call.
+        start_ns: When it was posted.
+        end_ns: When the rank posted its next call; of an open one, the end of the axis.
+        open: Whether it is the last on its track and not known to have completed.
+    """
+
+    call: Call
+    start_ns: int
+    end_ns: int
+    open: bool
+
+
+@dataclass(frozen=True)
+class Track:
+    """One rank on one communicator; sends and receives have a track of their own.
+
+    Attributes:
+        rank: The rank.
+        key: The communicator's.
+        p2p: Whether it holds sends and receives.
+        name: For a person.
+        intervals: In the order of time, without overlaps.
+    """
+
+    rank: Rank
+    key: str
+    p2p: bool
+    name: str
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The time axis of a run.
+
+    Attributes:
+        start_ns: When the first call was posted.
+        end_ns: The last that is known: a call or a sign of life.
+        timed: Whether times are recorded; otherwise calls are a microsecond apart, by order.
+    """
+
+    start_ns: int
+    end_ns: int
+    timed: bool
+
+    def tracks(self, run: Run) -> Iterator[Track]:
+        """Yields the tracks of all ranks, rank by rank, in the order of communicators."""
+        for rank in run.ranks:
+            yield from self._of_rank(run, rank)
+
+    def steps(self, rank: Rank) -> Iterator[tuple[Step, int, int]]:
+        """Yields the engine's steps that have calls, from the first of them on."""
+        calls = calls_of(rank)
+        times = self._times(calls)
+        begun: list[tuple[Step, int]] = []
+        place = 0
+        for step in rank.steps:
+            while place < len(calls) and calls[place].position < step.position:
+                place += 1
+            if place == len(calls):
+                break
+            if begun and begun[-1][1] == times[place]:
+                begun.pop()  # nothing was posted in it
+            begun.append((step, times[place]))
+        for number, (step, start) in enumerate(begun):
+            end = begun[number + 1][1] if number + 1 < len(begun) else times[-1]
+            yield step, start, max(end, start)
+
+    def _times(self, calls: Sequence[Call]) -> list[int]:
+        """When each was posted, never going back."""
+        times: list[int] = []
+        for call in calls:
+            time = (call.time_ns or 0) if self.timed else call.position * 1000
+            times.append(max(time, times[-1] if times else self.start_ns))
+        return times
+
+    def _of_rank(self, run: Run, rank: Rank) -> Iterator[Track]:
+        calls = calls_of(rank)
+        times = self._times(calls)
+        ends = [*times[1:], max(self.end_ns, times[-1] + 1000)] if times else []
+        tells = any(call.state is State.COMPLETED for call in calls)
+        placed: dict[tuple[str, bool], list[Interval]] = {}
+        for call, start, end in zip(calls, times, ends, strict=True):
+            where = (call.comm, call.op in P2P_OPS)
+            placed.setdefault(where, []).append(Interval(call, start, end, False))
+        for (key, p2p), found in sorted(placed.items()):
+            last = found[-1]
+            if tells and last.call.state is not State.COMPLETED:
+                end = max(self.end_ns, last.start_ns + 1000)
+                found[-1] = Interval(last.call, last.start_ns, end, True)
+            comm = run.communicators[key]
+            name = (comm.label or key[:12]) + (" p2p" if p2p else "")
+            yield Track(rank, key, p2p, name, tuple(found))
+
+
+def axis_of(run: Run) -> Axis:
+    """Returns the time axis of a run."""
+    times = [call.time_ns for rank in run.ranks for call in calls_of(rank) if call.time_ns]
+    if not times:
+        most = max((call.position for rank in run.ranks for call in calls_of(rank)), default=0)
+        return Axis(0, (most + 1) * 1000, timed=False)
+    seen = [rank.last_seen_ns for rank in run.ranks if rank.last_seen_ns]
+    return Axis(min(times), max(times + seen), timed=True)
+
+
+def rank_name(rank: Rank) -> str:
+    """Returns ``rank 3 (node-0, pid 1003, tp3 dp0)``."""
+    about = [rank.host] if rank.host else []
+    if rank.pid:
+        about.append(f"pid {rank.pid}")
+    if rank.labels:
+        about.append(" ".join(f"{name}{value}" for name, value in rank.labels.items()))
+    return f"rank {rank.rank}" + (f" ({', '.join(about)})" if about else "")
+
+
+def arguments_of(call: Call) -> Mapping[str, Any]:
+    """What is known of a call, for people: those parameters that it has."""
+    known: dict[str, Any] = {"seq": call.seq, "state": call.state.word, "call": call_text(call)}
+    for name in ("dtype", "redop", "root", "peer", "numel", "site", "group", "graph"):
+        value = getattr(call, name)
+        if value is not None:
+            known[name] = value
+    for name in ("shape", "out_shape", "sizes", "out_sizes"):
+        value = getattr(call, name)
+        if value is not None:
+            known[name] = str(list(value))
+    if call.captured:
+        known["captured"] = True
+    return known

@@ -1,0 +1,43 @@
+"""The few kinds of protobuf fields that a trace needs, encoded by hand.
+
+A library for this would have to be installed wherever a trace is written, and generated code
+for the whole of Perfetto's format with it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["bytes_field", "fixed64_field", "int_field", "text_field"]
+
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
+_MASK = (1 << 64) - 1
+
+
+def int_field(number: int, value: int) -> bytes:
+    """An integer, a truth value or one of an enumeration."""
+    return _varint(number << 3 | _VARINT) + _varint(value & _MASK)
+
+
+def fixed64_field(number: int, value: int) -> bytes:
+    """An integer of eight bytes."""
+    return _varint(number << 3 | _FIXED64) + struct.pack("<Q", value & _MASK)
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """A message in a message."""
+    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def text_field(number: int, value: str) -> bytes:
+    """A text."""
+    return bytes_field(number, value.encode("utf-8", "replace"))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -85,16 +85,19 @@ class ExportCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, selects, writes."""
-        from ncclscope.export.selection import select
+        from ncclscope.export.selection import Selection, select
         from ncclscope.render.progress import progress_for
         from ncclscope.sources import open_run
 
         chosen = FORMATS[arguments.format]
         target = None if arguments.output == "-" else Path(arguments.output)
+        selection = _selection(arguments)
+        if chosen.is_whole and selection != Selection():
+            raise UsageError(f"{arguments.format} is about a whole run", "select no part of it")
         _check(target, chosen)
         write = chosen.writer()
         with progress_for(json=target is None):
-            run = select(open_run(*arguments.paths), _selection(arguments))
+            run = select(open_run(*arguments.paths), selection)
             if not any(rank.logs or rank.p2p for rank in (*run.ranks, *run.others)):
                 raise UsageError("no calls were recorded there", "stacks alone have no export")
             try:

@@ -23,12 +23,14 @@ class Format:
         is_directory: Whether it takes a directory, with a file for each rank or table.
         suffix: Of the file; empty for a directory.
         help: What it is for, in a few words.
+        is_whole: Whether it is about the whole run, and a part of it cannot be written.
     """
 
     home: str
     is_directory: bool
     suffix: str
     help: str
+    is_whole: bool = False
 
     def writer(self) -> Writer:
         """The function that writes a run to a path."""
@@ -52,5 +54,16 @@ FORMATS = {
         False,
         ".json",
         "the same as Chrome's JSON, for other viewers and scripts; .gz packs",
+    ),
+    "parquet": Format(
+        "ncclscope.export.tables:write_parquet", True, "", "tables, for pandas, DuckDB, Spark"
+    ),
+    "csv": Format("ncclscope.export.tables:write_csv", True, "", "the same tables as text"),
+    "prometheus": Format(
+        "ncclscope.export.prometheus:write_prometheus",
+        False,
+        ".prom",
+        "verdict and counts, under the names of `ncclscope watch --textfile`",
+        is_whole=True,
     ),
 }

@@ -1,41 +1,19 @@
-"""How a job is, for Prometheus: a text file that node_exporter's textfile collector reads.
-
-Labels are those of NCCL Inspector where there is one for the same thing (``node``, ``gpu``,
-``comm_name``, ``n_nodes``, ``nranks``, ``slurm_job_id``), so that both stand on one board.
-"""
+"""How a job is, for Prometheus: a text file that node_exporter's textfile collector reads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.live.watch import Look
 from ncclscope.live.words import Words
+from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
 
 __all__ = ["metrics_text", "write_textfile"]
-
-STATUSES = ("ok", "diverged", "hung", "incomplete")
-
-_HELP = {
-    "ncclscope_status": ("gauge", "1 for the status that the job has."),
-    "ncclscope_verdict": ("gauge", "1 while ranks have parted or stand still, with the kind."),
-    "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
-    "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
-    "ncclscope_calls_total": ("counter", "Collectives posted on a communicator."),
-    "ncclscope_p2p_calls_total": ("counter", "Sends and receives posted on a communicator."),
-    "ncclscope_lag_calls": ("gauge", "Collectives that the farthest member is ahead."),
-    "ncclscope_in_call": ("gauge", "1 while the newest call on a communicator is not completed."),
-    "ncclscope_idle_seconds": ("gauge", "Seconds since anything changed in a rank's ring."),
-    "ncclscope_troubles_total": ("counter", "Divergences and hangs since the watch began."),
-    "ncclscope_looked_seconds": ("gauge", "When the job was looked at, seconds since 1970."),
-}
-
-Labels = Mapping[str, str]
-Sample = tuple[str, Labels, float]
 
 
 def write_textfile(path: Path, look: Look, *, troubles: int, now: float) -> None:
@@ -65,16 +43,7 @@ def write_textfile(path: Path, look: Look, *, troubles: int, now: float) -> None
 
 def metrics_text(look: Look, *, troubles: int, now: float) -> str:
     """Returns the text of the file, metrics in a fixed order."""
-    found: dict[str, list[Sample]] = {name: [] for name in _HELP}
-    for sample in _samples(look, troubles, now):
-        found[sample[0]].append(sample)
-    lines = []
-    for name, samples in found.items():
-        if samples:
-            kind, help = _HELP[name]
-            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{_labels_text(labels)} {value:.15g}" for _, labels, value in samples]
-    return "\n".join(lines) + "\n"
+    return samples_text(_samples(look, troubles, now))
 
 
 def _samples(look: Look, troubles: int, now: float) -> Iterator[Sample]:
@@ -138,14 +107,3 @@ def _hosts(ranks: Iterable[Words]) -> dict[str, set[str]]:
         for key in words.strands:
             hosts.setdefault(key, set()).add(words.host)
     return hosts
-
-
-def _labels_text(labels: Labels) -> str:
-    if not labels:
-        return ""
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return "{" + inside + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,74 @@
+"""A run in Prometheus' text format, under the names that ``ncclscope watch --textfile`` uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.metrics import STATUSES, Sample, samples_text
+from ncclscope.model import Run, State
+
+__all__ = ["write_prometheus"]
+
+
+def write_prometheus(run: Run, file: Path) -> None:
+    """Writes status, verdict, and where each rank stands, at the run's last sign of life."""
+    file.write_text(samples_text(_samples(diagnose(run))), encoding="utf-8")
+
+
+def _samples(verdict: Verdict) -> Iterator[Sample]:
+    run, cause = verdict.run, verdict.cause
+    for status in STATUSES:
+        yield "ncclscope_status", {"status": status}, float(status == verdict.status)
+    if cause is not None:
+        about = {
+            "kind": cause.kind,
+            "comm_name": cause.comm.label if cause.comm is not None else "",
+            "ranks": " ".join(map(str, cause.diverging_ranks)),
+            "confidence": cause.confidence,
+        }
+        yield "ncclscope_verdict", about, 1.0
+    yield "ncclscope_ranks", {}, float(len(run.ranks))
+    yield "ncclscope_ranks_expected", {}, float(run.expected)
+    seen = [rank.last_seen_ns for rank in run.ranks if rank.last_seen_ns]
+    if seen:
+        yield "ncclscope_looked_seconds", {}, max(seen) / 1e9
+    hosts = {key: {rank.host for rank in run.members(key)} for key in run.communicators}
+    farthest = {
+        key: max((rank.logs[key].calls for rank in run.members(key)), default=0)
+        for key in run.communicators
+    }
+    for rank in run.ranks:
+        who = {
+            "node": rank.host,
+            "gpu": "" if rank.gpu is None else str(rank.gpu),
+            "rank": str(rank.rank),
+            "pid": str(rank.pid),
+        }
+        call = rank.last_call(transfers=True)
+        if rank.last_seen_ns and call is not None and call.time_ns:
+            idle = max(0, rank.last_seen_ns - call.time_ns) / 1e9
+            yield "ncclscope_idle_seconds", who, round(idle, 3)
+        for key, log in rank.logs.items():
+            comm = run.communicators[key]
+            where = {
+                **who,
+                "comm_name": comm.label,
+                "comm": key,
+                "n_nodes": str(len(hosts[key])),
+                "nranks": str(len(comm.ranks)),
+            }
+            yield "ncclscope_calls_total", where, float(log.calls)
+            yield "ncclscope_lag_calls", where, float(farthest[key] - log.calls)
+            if sent := rank.p2p.get(key):
+                yield "ncclscope_p2p_calls_total", where, float(len(sent))
+            if log.calls >= log.first:
+                last = log.call(log.calls)
+                tells = any(
+                    one.state is not State.SCHEDULED
+                    for one in log.span(max(log.first, log.calls - 8), log.calls + 1)
+                )
+                if tells:
+                    in_call = float(last.state is not State.COMPLETED)
+                    yield "ncclscope_in_call", {**where, "collective": last.op}, in_call

@@ -1,0 +1,263 @@
+"""Runs as pandas tables, and these as Parquet or CSV; docs/export.md describes each column."""
+
+from __future__ import annotations
+
+import bisect
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ncclscope.errors import UsageError
+from ncclscope.export.selection import calls_of
+from ncclscope.model import Run
+from ncclscope.signature import P2P_OPS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["COLUMNS", "LISTS", "tables", "write_csv", "write_parquet"]
+
+COLUMNS: dict[str, dict[str, str]] = {
+    "calls": {
+        "rank": "Int64",
+        "comm": "string",
+        "label": "string",
+        "seq": "Int64",
+        "position": "Int64",
+        "p2p": "boolean",
+        "op": "string",
+        "dtype": "string",
+        "redop": "string",
+        "root": "Int64",
+        "peer": "Int64",
+        "numel": "Int64",
+        "shape": "object",
+        "sizes": "object",
+        "out_shape": "object",
+        "out_sizes": "object",
+        "site": "string",
+        "time_ns": "Int64",
+        "state": "string",
+        "captured": "boolean",
+        "group": "Int64",
+        "graph": "Int64",
+        "step": "Int64",
+        "signature": "UInt64",
+    },
+    "ranks": {
+        "rank": "Int64",
+        "world_size": "Int64",
+        "host": "string",
+        "pid": "Int64",
+        "gpu": "Int64",
+        "labels": "string",
+        "records": "Int64",
+        "lost": "Int64",
+        "window": "boolean",
+        "started_ns": "Int64",
+        "last_seen_ns": "Int64",
+        "exited": "boolean",
+        "alive": "boolean",
+        "source": "string",
+    },
+    "communicators": {
+        "comm": "string",
+        "label": "string",
+        "kind": "string",
+        "backend": "string",
+        "ranks": "object",
+        "size": "Int64",
+    },
+    "members": {
+        "comm": "string",
+        "label": "string",
+        "rank": "Int64",
+        "calls": "Int64",
+        "first": "Int64",
+        "p2p": "Int64",
+    },
+    "steps": {
+        "rank": "Int64",
+        "step": "Int64",
+        "position": "Int64",
+        "tokens": "Int64",
+        "dummy": "boolean",
+    },
+}
+"""Each table's columns and their types in pandas, in order. Every value may be missing."""
+
+LISTS = frozenset({"shape", "sizes", "out_shape", "out_sizes", "ranks"})
+"""Columns of type ``object``: lists of integers, in CSV written as JSON."""
+
+Rows = list[tuple[Any, ...]]
+
+
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    """Returns all tables of a run, by name; also those that are empty."""
+    made: dict[str, Callable[[Run], Rows]] = {
+        "calls": _calls,
+        "ranks": _ranks,
+        "communicators": _communicators,
+        "members": _members,
+        "steps": _steps,
+    }
+    return {name: _frame(make(run), COLUMNS[name]) for name, make in made.items()}
+
+
+def write_parquet(run: Run, directory: Path) -> None:
+    """Writes ``calls.parquet`` and so on.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            "Parquet files are written by pyarrow, which is not installed",
+            "pip install 'ncclscope[export]', or --format csv",
+        )
+    import pyarrow
+    import pyarrow.parquet
+
+    for name, frame in tables(run).items():
+        # Without a schema the type of a list would depend on whether there is one.
+        schema = pyarrow.schema(
+            (column, _arrow(pyarrow, column, kind)) for column, kind in COLUMNS[name].items()
+        )
+        table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
+        pyarrow.parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
+
+
+def write_csv(run: Run, directory: Path) -> None:
+    """Writes ``calls.csv`` and so on; what is missing is an empty field."""
+    for name, frame in tables(run).items():
+        for column in LISTS & set(frame.columns):
+            frame[column] = [
+                None if value is None else json.dumps(value) for value in frame[column]
+            ]
+        frame.to_csv(directory / f"{name}.csv", index=False, lineterminator="\n")
+
+
+def _arrow(pyarrow: Any, column: str, kind: str) -> Any:
+    if column in LISTS:
+        return pyarrow.list_(pyarrow.int64())
+    kinds = {
+        "Int64": pyarrow.int64(),
+        "UInt64": pyarrow.uint64(),
+        "boolean": pyarrow.bool_(),
+        "string": pyarrow.string(),
+    }
+    return kinds[kind]
+
+
+def _frame(rows: Rows, columns: dict[str, str]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame()
+    found: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(columns)
+    for (name, kind), values in zip(columns.items(), found, strict=True):
+        # Element by element: a column of lists of one length must not become a matrix.
+        frame[name] = pd.Series(list(values), dtype=kind)
+    return frame
+
+
+def _calls(run: Run) -> Rows:
+    rows: Rows = []
+    for rank in run.ranks:
+        steps = sorted(rank.steps, key=lambda step: step.position)
+        begins = [step.position for step in steps]
+        for call in calls_of(rank):
+            place = bisect.bisect_right(begins, call.position)
+            rows.append(
+                (
+                    rank.rank,
+                    call.comm,
+                    run.communicators[call.comm].label,
+                    call.seq,
+                    call.position,
+                    call.op in P2P_OPS,
+                    call.op,
+                    call.dtype,
+                    call.redop,
+                    call.root,
+                    call.peer,
+                    _small(call.numel),
+                    _list(call.shape),
+                    _list(call.sizes),
+                    _list(call.out_shape),
+                    _list(call.out_sizes),
+                    call.site,
+                    _small(call.time_ns),
+                    call.state.word,
+                    call.captured,
+                    _small(call.group),
+                    _small(call.graph),
+                    _small(steps[place - 1].number) if place else None,
+                    call.signature,
+                )
+            )
+    return rows
+
+
+def _ranks(run: Run) -> Rows:
+    return [
+        (
+            rank.rank,
+            rank.world_size,
+            rank.host,
+            rank.pid,
+            _small(rank.gpu),
+            json.dumps(dict(rank.labels)),
+            rank.records,
+            rank.lost,
+            rank.window,
+            _small(rank.started_ns),
+            _small(rank.last_seen_ns),
+            rank.exited,
+            rank.alive,
+            rank.source,
+        )
+        for rank in run.ranks
+    ]
+
+
+def _communicators(run: Run) -> Rows:
+    return [
+        (key, comm.label, comm.kind, comm.backend, _list(comm.ranks), len(comm.ranks))
+        for key, comm in sorted(run.communicators.items())
+    ]
+
+
+def _members(run: Run) -> Rows:
+    return [
+        (
+            key,
+            run.communicators[key].label,
+            rank.rank,
+            log.calls,
+            log.first if log.first <= log.calls else None,
+            len(rank.p2p.get(key, ())),
+        )
+        for rank in run.ranks
+        for key, log in sorted(rank.logs.items())
+    ]
+
+
+def _steps(run: Run) -> Rows:
+    return [
+        (rank.rank, _small(step.number), step.position, _small(step.tokens), step.dummy)
+        for rank in run.ranks
+        for step in rank.steps
+    ]
+
+
+def _small(value: int | None) -> int | None:
+    """What fits into 63 bits: foreign traces may say anything."""
+    return value if value is None or -(1 << 63) <= value < 1 << 63 else None
+
+
+def _list(values: Sequence[int] | None) -> list[int] | None:
+    if values is None or any(_small(value) is None for value in values):
+        return None
+    return list(values)

@@ -1,0 +1,55 @@
+"""How a job is, in Prometheus' text format.
+
+Labels are those of NCCL Inspector where there is one for the same thing (``node``, ``gpu``,
+``comm_name``, ``n_nodes``, ``nranks``, ``slurm_job_id``), so that both stand on one board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = ["STATUSES", "Labels", "Sample", "samples_text"]
+
+STATUSES = ("ok", "diverged", "hung", "incomplete")
+
+_HELP = {
+    "ncclscope_status": ("gauge", "1 for the status that the job has."),
+    "ncclscope_verdict": ("gauge", "1 while ranks have parted or stand still, with the kind."),
+    "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
+    "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
+    "ncclscope_calls_total": ("counter", "Collectives posted on a communicator."),
+    "ncclscope_p2p_calls_total": ("counter", "Sends and receives posted on a communicator."),
+    "ncclscope_lag_calls": ("gauge", "Collectives that the farthest member is ahead."),
+    "ncclscope_in_call": ("gauge", "1 while the newest call on a communicator is not completed."),
+    "ncclscope_idle_seconds": ("gauge", "Seconds since anything changed in a rank's ring."),
+    "ncclscope_troubles_total": ("counter", "Divergences and hangs since the watch began."),
+    "ncclscope_looked_seconds": ("gauge", "When the job was looked at, seconds since 1970."),
+}
+
+Labels = Mapping[str, str]
+Sample = tuple[str, Labels, float]
+
+
+def samples_text(samples: Iterable[Sample]) -> str:
+    """Returns the text of some samples, metrics in a fixed order."""
+    found: dict[str, list[Sample]] = {name: [] for name in _HELP}
+    for sample in samples:
+        found[sample[0]].append(sample)
+    lines = []
+    for name, own in found.items():
+        if own:
+            kind, help = _HELP[name]
+            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{_labels_text(labels)} {value:.15g}" for _, labels, value in own]
+    return "\n".join(lines) + "\n"
+
+
+def _labels_text(labels: Labels) -> str:
+    if not labels:
+        return ""
+    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return "{" + inside + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

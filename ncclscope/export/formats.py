@@ -66,4 +66,13 @@ FORMATS = {
         "verdict and counts, under the names of `ncclscope watch --textfile`",
         is_whole=True,
     ),
+    "flight-recorder": Format(
+        "ncclscope.export.flight_recorder:write_pickles",
+        True,
+        "",
+        "dumps as torch writes them, for torchfrtrace",
+    ),
+    "flight-recorder-json": Format(
+        "ncclscope.export.flight_recorder:write_json", True, "", "the same as JSON"
+    ),
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
+from ncclscope.export.flight_recorder import write_pickles
+from ncclscope.export.jsonl import write_jsonl
+from ncclscope.model import Run
 from ncclscope.sources import open_run
 
 SHARED = Path(os.environ.get("NCCLSCOPE_SHARED") or Path(__file__).parents[2].parent / "shared")
@@ -52,3 +56,18 @@ def test_a_status_tells_how_far_a_rank_is_that_kept_nothing() -> None:
     (key,) = (k for k, c in run.communicators.items() if c.label == "EXPERT_MODEL_PARALLEL_GROUP:1")
     calls = {rank.rank: rank.logs[key].calls for rank in run.members(key)}
     assert calls == {rank: 45264 if rank in (9, 14) else 45267 for rank in range(8, 16)}
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_pickles])
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+def test_what_is_exported_of_them_says_the_same(
+    name: str, write: Callable[[Run, Path], None], tmp_path: Path
+) -> None:
+    write(open_run(SETS / name), tmp_path)
+
+    verdict = diagnose(open_run(tmp_path))
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "not_joined"
+    assert verdict.cause.diverging_ranks == injected(SETS / name)

@@ -89,7 +89,9 @@ def test_lists_of_names_are_true(name: str) -> None:
         assert hasattr(module, public), f"{name}.{public}"
 
 
-@pytest.mark.parametrize("room", ["ring", "tracing", "sources", "analysis", "render", "."])
+@pytest.mark.parametrize(
+    "room", ["ring", "tracing", "sources", "analysis", "render", "export", "."]
+)
 def test_the_engine_names_no_house_that_stands_on_it(room: str) -> None:
     # Arrows point one way: analyzers and patches are found by entry point, ours like anyone's.
     for path in (ROOT / "ncclscope" / room).glob("*.py"):

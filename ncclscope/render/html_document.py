@@ -152,7 +152,10 @@ def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:
         facts.append(("Call", f"#{cause.seq}"))
     odd = cause.diverging_ranks
     if odd and (cause.odd is not None or cause.peers is not None):
-        facts.append((sentence(ranks_text(odd)), _posted(cause.odd)))
+        # Of a rank that never came to the call, the record is the last that it posted elsewhere.
+        elsewhere = cause.kind in ("dead_rank", "not_joined") and cause.odd is not None
+        term = sentence(ranks_text(odd)) + (", last call" if elsewhere else "")
+        facts.append((term, _posted(cause.odd)))
     elif cause.odd is not None:
         facts.append(("One side", _posted(cause.odd)))
     if cause.peers is not None:

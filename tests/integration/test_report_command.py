@@ -158,6 +158,20 @@ def test_the_verdict_stands_first_in_two_sentences(tmp_path: Path) -> None:
     assert f'class="second">{sure}; there was no progress for 60 s.</p>' in page
 
 
+def test_the_last_call_of_a_rank_that_never_came_is_not_taken_for_the_call(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.history("dp:0", members=(2, 3))
+    cluster.post([0, 1, 2], "tp:0", done=False)
+
+    page = page_of(cluster.run())
+
+    assert "<dt>Rank 3, last call</dt>" in page
+    assert "<dt>Its peers</dt>" in page
+
+
 def test_it_refers_to_nothing_outside_of_itself(diverged: Cluster) -> None:
     text = page_of(diverged.run())
     page = Page(text)

@@ -313,7 +313,7 @@
       (row) => wanted(row.rank) && (!few || concerned.has(row.rank)) && (filter.comm === null || row.comm === filter.comm) &&
         (!filter.op || row.call.some((call) => data.calls[call][0] === filter.op)),
     );
-    const width = Math.max(place.clientWidth - 4, 560);
+    const width = Math.max(place.clientWidth - 4, 340);
     const height = TOP + ROW * shownRows.length + 6;
     const letters = Math.min(
       matchMedia("(max-width: 640px)").matches ? 11 : 26,

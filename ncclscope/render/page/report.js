@@ -323,8 +323,9 @@
     const scale = (width - LEFT - RIGHT) / span;
     const x = (at) => width - RIGHT - at * scale;
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Calls posted within ${timeText(span)} before the last one` });
-    for (let part = 0; part <= 4; part++) {
-      const at = (span * part) / 4;
+    const parts = width < 640 ? 2 : 4;
+    for (let part = 0; part <= parts; part++) {
+      const at = (span * part) / parts;
       svg.append(draw("path", { class: "grid", d: `M${x(at)} ${TOP - 6}V${height}` }));
       svg.append(draw("text", { x: x(at), y: 11, "text-anchor": part ? "middle" : "end" }, part ? `−${unitText(at)}` : "last call"));
     }

@@ -10,7 +10,7 @@ from ncclscope.foreign import integer, number, text
 __all__ = ["read_told", "telling"]
 
 _FLAGS = ("dumped", "splits", "tells")
-_TEXTS = ("ended_with", "probe_failed")
+_TEXTS = ("ended_with", "probe_failed", "unseen")
 
 
 def telling(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from ncclscope.model import Call, Communicator
 
-__all__ = ["CallLog", "Trail", "last_of"]
+__all__ = ["CallLog", "Trail", "last_of", "newest_of"]
 
 What = TypeVar("What")
 
@@ -21,12 +21,23 @@ class Trail(Sequence[What]):
     def last(self) -> What | None:
         """The newest; None where there is none, or none has been recorded lately."""
 
+    def newest(self, count: int) -> Sequence[What]:
+        """The last so many, oldest first; fewer where there are fewer."""
+        return self[max(0, len(self) - count) :]
+
 
 def last_of(recorded: Sequence[What]) -> What | None:
     """The newest of what was recorded; None where there is none."""
     if isinstance(recorded, Trail):
         return recorded.last()
     return recorded[-1] if recorded else None
+
+
+def newest_of(recorded: Sequence[What], count: int) -> Sequence[What]:
+    """The last so many of what was recorded, oldest first, without reading all of it."""
+    if isinstance(recorded, Trail):
+        return recorded.newest(count)
+    return recorded[max(0, len(recorded) - count) :]
 
 
 class CallLog(Protocol):

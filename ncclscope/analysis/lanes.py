@@ -44,7 +44,7 @@ class Lane:
     Attributes:
         ranks: Global ranks.
         cells: One for each row.
-        calls: Calls that each of the ranks has made in all.
+        calls: Calls that each of the ranks has made in all; transfers by their last number.
     """
 
     ranks: tuple[int, ...]
@@ -130,7 +130,7 @@ def transfer_lanes(
     for rank, calls in sorted(sent.items()):
         shown = [Cell(call, states=(call.state.word,)) for call in calls[-last:]]
         padding = [Cell(None, "outside")] * (last - len(shown))
-        lanes.append(Lane((rank,), (*padding, *shown), len(calls)))
+        lanes.append(Lane((rank,), (*padding, *shown), calls[-1].seq if calls else 0))
     empty = min(next((n for n, cell in enumerate(lane.cells) if cell.call), last) for lane in lanes)
     cut = tuple(Lane(lane.ranks, lane.cells[empty:], lane.calls) for lane in lanes)
     return Sheet(comm, None, cut, None, aligned=False)

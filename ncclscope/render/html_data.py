@@ -13,6 +13,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.lanes import Cell, Sheet, align_lanes, transfer_lanes
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, sizes_text
+from ncclscope.logs import newest_of
 from ncclscope.model import Call, Communicator, State
 
 __all__ = ["Calls", "page_data"]
@@ -149,13 +150,14 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
 
 
 def _transfers(verdict: Verdict) -> list[Sheet]:
+    """The last sends and receives of each rank on each communicator that has some."""
+    rows = sum(len(rank.p2p) for rank in verdict.run.ranks)
+    last = max(4, min(24, 3000 // max(1, rows)))
     found: dict[str, dict[int, Sequence[Call]]] = {}
     for rank in verdict.run.ranks:
         for key, sent in rank.p2p.items():
-            if sent:
-                found.setdefault(key, {})[rank.rank] = sent
-    size = sum(len(ranks) for ranks in found.values())
-    last = max(4, min(24, 3000 // max(1, size)))
+            if newest := newest_of(sent, last):
+                found.setdefault(key, {})[rank.rank] = newest
     return [
         transfer_lanes(verdict.run.communicators[key], ranks, last=last)
         for key, ranks in sorted(found.items())
@@ -213,7 +215,8 @@ def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] |
             kept = log.span(max(log.first, log.calls + 1 - each), log.calls + 1)
             _add(found, rank.rank, verdict.run.communicators.get(key), False, kept)
         for key, sent in rank.p2p.items():
-            _add(found, rank.rank, verdict.run.communicators.get(key), True, sent[-each:])
+            newest = newest_of(sent, each)
+            _add(found, rank.rank, verdict.run.communicators.get(key), True, newest)
     times = [call.time_ns for *_, kept in found for call in kept if call.time_ns is not None]
     if not times:
         return None

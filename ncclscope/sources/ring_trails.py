@@ -51,6 +51,18 @@ class _RingTrail(Trail[What]):
             looked += 1
         return None
 
+    def newest(self, count: int) -> list[What]:
+        """The last so many; only the end of the ring is gone through for them."""
+        if self._all is not None:
+            return self._all[max(0, len(self._all) - count) :]
+        found: list[What] = []
+        stop = self._ring.head
+        while stop > self._ring.oldest and len(found) < count:
+            start = (stop - 1) // CHUNK * CHUNK
+            found = self._between(start, stop) + found
+            stop = start
+        return found[max(0, len(found) - count) :]
+
     def _read(self) -> list[What]:
         if self._all is None:
             self._all = []

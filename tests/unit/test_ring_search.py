@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.logs import newest_of
 from ncclscope.ring.reader import CHUNK
 from ncclscope.signature import sign
 from ncclscope.sources import open_run
@@ -55,3 +56,25 @@ def test_a_stretch_is_found_whole(ring: Path) -> None:
         ]
         assert log.signatures(log.first, log.calls + 1) == expected
         assert log.signatures(log.calls, log.calls + 1) == expected[-1:]
+
+
+def test_the_last_transfers_are_found_without_reading_all(tmp_path: Path) -> None:
+    tracer = Tracer(tmp_path, rank=0, world_size=2, capacity=32768, heartbeat=False)
+    comm = tracer.communicator("k", "pp:0", [0, 1], "gloo")
+    for number in range(20_000):
+        tracer.record(
+            comm, "send" if number % 7 == 0 else "all_reduce", shape=(number + 1,), peer=1
+        )
+    tracer.close()
+    (rank,) = open_run(tmp_path).ranks
+    (again,) = open_run(tmp_path).ranks
+    whole = list(again.p2p["k"])
+
+    newest = newest_of(rank.p2p["k"], 5)
+
+    assert list(newest) == whole[-5:]
+    assert [call.numel for call in newest] == [number + 1 for number in range(19971, 20000, 7)]
+    assert list(newest_of(rank.p2p["k"], 10**6)) == whole
+    assert list(newest_of(again.p2p["k"], 5)) == whole[-5:]
+    assert list(newest_of(whole, 5)) == whole[-5:]
+    assert list(newest_of(whole[:2], 5)) == whole[:2]

@@ -108,9 +108,10 @@ class ExportCommand:
                 reason = (error.strerror or str(error)).lower()
                 raise UsageError(f"{target} cannot be written: {reason}") from None
         if target is not None:
-            calls = sum(rank.records for rank in run.ranks)
+            records = sum(rank.records for rank in run.ranks)
             print(
-                f"ncclscope: {len(run.ranks)} ranks, {calls} calls, see {target}", file=sys.stderr
+                f"ncclscope: {len(run.ranks)} ranks, {records} records, see {target}",
+                file=sys.stderr,
             )
         return 0
 

@@ -28,7 +28,7 @@ def test_what_is_exported_is_diagnosed_alike(diverged: Cluster, tmp_path: Path) 
     done = run("export", diverged.directory, "--format", "jsonl", "-o", tmp_path / "trace")
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"ncclscope: 4 ranks, 24 calls, see {tmp_path / 'trace'}\n"
+    assert done.stderr == f"ncclscope: 4 ranks, 24 records, see {tmp_path / 'trace'}\n"
     found = run("diagnose", tmp_path / "trace", "--json")
     assert found.returncode == 1
     assert (

@@ -1,0 +1,84 @@
+"""Figures of all processes, in memory that they share: to be read while they run or hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from plan import Plan
+
+__all__ = ["Board", "Entry"]
+
+FIELDS = (
+    "steps",  # that were run
+    "stall_us",  # engine: longest time between two looks at what has come
+    "experts_us",  # engine: the most of one such time that went into routing
+    "agree_us",  # engine: longest wait for the other engines
+    "preemptions",
+    "cached_tokens",  # that a prefix-cache hit spared
+    "wait_us",  # worker: longest collective
+    "save_us",  # worker: longest time for one step that went into the old way
+    "wrong_rows",  # worker: rows that a collective returned wrongly
+    "failed",  # whether a collective has failed
+)
+
+
+class Entry:
+    """One process's figures. Nobody else writes them.
+
+    Args:
+        board: All figures.
+        row: The process.
+    """
+
+    def __init__(self, board: Board, row: int) -> None:
+        self._numbers = board.numbers[row]
+
+    def set(self, field: str, number: int) -> None:
+        """Sets a figure."""
+        self._numbers[FIELDS.index(field)] = number
+
+    def add(self, field: str, amount: int = 1) -> None:
+        """Adds to a figure."""
+        self._numbers[FIELDS.index(field)] += amount
+
+    def most(self, field: str, seconds: float) -> None:
+        """Keeps the longest time."""
+        place = FIELDS.index(field)
+        self._numbers[place] = max(int(self._numbers[place]), int(seconds * 1e6))
+
+
+class Board:
+    """The figures: workers by global rank, then engines.
+
+    Args:
+        plan: Of the run.
+        create: Whether to begin with zeros.
+    """
+
+    def __init__(self, plan: Plan, *, create: bool = False) -> None:
+        self.plan = plan
+        path = Path(plan.board)
+        size = (plan.world_size + plan.dp, len(FIELDS))
+        self.numbers = np.memmap(path, np.int64, "w+" if create else "r+", shape=size)
+
+    def worker(self, rank: int) -> Entry:
+        """Returns a worker's entry."""
+        return Entry(self, rank)
+
+    def engine(self, replica: int) -> Entry:
+        """Returns an engine's entry."""
+        return Entry(self, self.plan.world_size + replica)
+
+    def total(self, field: str) -> int:
+        """Returns the sum over all processes."""
+        return int(self.numbers[:, FIELDS.index(field)].sum())
+
+    def figures(self) -> dict[str, int]:
+        """Returns all: times and steps as the longest and the most, the others as sums."""
+        most = self.numbers.max(axis=0).tolist()
+        total = self.numbers.sum(axis=0).tolist()
+        return {
+            field: most[place] if field == "steps" or field.endswith("_us") else total[place]
+            for place, field in enumerate(FIELDS)
+        }

@@ -14,6 +14,7 @@ FIELDS = (
     "stall_us",  # engine: longest time between two looks at what has come
     "experts_us",  # engine: the most of one such time that went into routing
     "agree_us",  # engine: longest wait for the other engines
+    "ended",  # engine: the most requests that ended in one step
     "preemptions",
     "cached_tokens",  # that a prefix-cache hit spared
     "wait_us",  # worker: longest collective
@@ -21,6 +22,7 @@ FIELDS = (
     "wrong_rows",  # worker: rows that a collective returned wrongly
     "failed",  # whether a collective has failed
 )
+_LARGEST = ("steps", "ended")
 
 
 class Entry:
@@ -44,8 +46,12 @@ class Entry:
 
     def most(self, field: str, seconds: float) -> None:
         """Keeps the longest time."""
+        self.largest(field, int(seconds * 1e6))
+
+    def largest(self, field: str, number: int) -> None:
+        """Keeps the largest number."""
         place = FIELDS.index(field)
-        self._numbers[place] = max(int(self._numbers[place]), int(seconds * 1e6))
+        self._numbers[place] = max(int(self._numbers[place]), number)
 
 
 class Board:
@@ -75,10 +81,10 @@ class Board:
         return int(self.numbers[:, FIELDS.index(field)].sum())
 
     def figures(self) -> dict[str, int]:
-        """Returns all: times and steps as the longest and the most, the others as sums."""
+        """Returns all: times and steps as the largest of all processes, the others as sums."""
         most = self.numbers.max(axis=0).tolist()
         total = self.numbers.sum(axis=0).tolist()
         return {
-            field: most[place] if field == "steps" or field.endswith("_us") else total[place]
+            field: (most if field in _LARGEST or field.endswith("_us") else total)[place]
             for place, field in enumerate(FIELDS)
         }

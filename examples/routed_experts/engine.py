@@ -208,6 +208,7 @@ class Engine:
                 "routed": frame.array_bytes - frame.arrays[0].nbytes,
             }
         )
+        self._entry.largest("ended", len(finished))
         for done in finished:
             self._answer(done)
         self._entry.set("preemptions", self.scheduler.preemptions)

@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster import Cluster, workplace
 from load import Judged, Load, judge, run_load
+from parity import Parity, compare
 from plan import Plan
-from tracing import Parity, compare
 
 __all__ = ["ROWS", "Measured", "Row", "run_rows"]
 
@@ -143,7 +143,7 @@ def run_row(row: Row, plan: Plan, load: Load) -> Measured:
     with workplace() as place:
         plan = replace(plan, workplace=str(place), way=row.way, save=row.save, read=row.read)
         load = replace(load, share=row.share)
-        phases = load.phases()
+        phases = load.phases(plan.dp)
         with Cluster(plan) as cluster:
             print("  ready", file=sys.stderr, flush=True)
             replies, seconds = run_load(

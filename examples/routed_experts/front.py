@@ -11,11 +11,11 @@ import itertools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, Header, HTTPException
 from plan import Plan
 from pydantic import BaseModel, Field
 from truth import VOCABULARY
@@ -72,8 +72,10 @@ class Front:
             raise HTTPException(503, f"{self._ready} of {len(self._ends)} engines are ready")
         return {"engines": self._ready}
 
-    async def complete(self, body: Completion) -> dict[str, Any]:
-        """Generates."""
+    async def complete(
+        self, body: Completion, x_data_parallel_rank: Annotated[int | None, Header()] = None
+    ) -> dict[str, Any]:
+        """Generates, on the replica that a header may name, as in vLLM."""
         try:
             routing = RoutingRequest.parse(body.vllm_xargs)
         except UsageError as error:
@@ -83,7 +85,11 @@ class Front:
         if not 0 <= min(body.prompt) <= max(body.prompt) < VOCABULARY:
             raise HTTPException(400, f"tokens are numbers below {VOCABULARY}")
         name = f"cmpl-{next(self._names)}"
-        engine = self._load.index(min(self._load))
+        engine = x_data_parallel_rank
+        if engine is None:
+            engine = self._load.index(min(self._load))
+        elif not 0 <= engine < len(self._load):
+            raise HTTPException(400, f"there is no replica {engine}")
         self._load[engine] += 1
         answer = self._answers[name] = asyncio.get_running_loop().create_future()
         header = {"name": name, "max_tokens": body.max_tokens, "wanted": routing.wanted}

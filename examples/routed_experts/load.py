@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from ncclscope_patches.routed_experts import decode_choice, routed_tokens
 __all__ = ["Ask", "Judged", "Load", "Reply", "ask", "judge", "run_load"]
 
 _POLL_SECONDS = 0.05
+_STAGGER = 8
+"""Tokens that each replica generates longer than the one before it, in a burst."""
 _COMMON = 64
 """Tokens that all prompts begin with at most, as instructions do."""
 
@@ -36,12 +38,22 @@ class Ask:
         max_tokens: Tokens to be generated.
         wanted: Whether it opts in.
         encoding: How its routing is to be written.
+        replica: Where it is to run; None where the front may choose.
     """
 
     prompt: tuple[int, ...]
     max_tokens: int
     wanted: bool
     encoding: str = "npy"
+    replica: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of HTTP."""
+        headers = {"Content-Type": "application/json"}
+        if self.replica is not None:
+            headers["X-data-parallel-rank"] = str(self.replica)
+        return headers
 
     @property
     def body(self) -> bytes:
@@ -65,8 +77,8 @@ class Load:
         samples: Requests with one prompt.
         prompt_tokens: Tokens of the longest prompt.
         max_tokens: Tokens that each request has generated.
-        burst_tokens: Tokens of the burst's one prompt. All of its requests end in one step of
-            their engine. 0 for no burst.
+        burst_tokens: Tokens of the burst's one prompt; 0 for no burst. Of the burst, all requests
+            of a replica end in one step, or nearly so, while the next replica still generates.
         share: Of the requests that opt in.
         seed: Where prompts come from.
         fixed: Whether all prompts are as long as the longest, and have no beginning in common.
@@ -83,7 +95,7 @@ class Load:
     fixed: bool = False
 
     def __str__(self) -> str:
-        burst = f";\nthen {self.concurrency} of {self.burst_tokens:,} tokens that end in one step"
+        burst = f";\nthen {self.concurrency} of one prompt of {self.burst_tokens:,} tokens"
         return (
             f"{self.requests} requests, {self.concurrency} at a time, {self.samples} of a prompt, "
             f"up to {self.prompt_tokens} + {self.max_tokens} tokens"
@@ -99,13 +111,20 @@ class Load:
         least = {"requests": 1, "concurrency": 1, "prompt_tokens": 4, "max_tokens": 1}
         for name, number in least.items():
             if getattr(self, name) < number:
-                raise UsageError(f"{name}={getattr(self, name)} is too small", f"give {number}")
+                raise UsageError(
+                    f"{name}={getattr(self, name)} is too small", f"give at least {number}"
+                )
         longest = max(self.prompt_tokens, self.burst_tokens) + self.max_tokens
+        longest += _STAGGER * (plan.dp - 1)
         if longest > plan.slots:
             raise UsageError(f"{longest} tokens do not fit into {plan.blocks} KV blocks")
 
-    def phases(self) -> list[list[Ask]]:
-        """Returns the requests; each phase begins when the one before it has been answered."""
+    def phases(self, replicas: int = 1) -> list[list[Ask]]:
+        """Returns the requests; each phase begins when the one before it has been answered.
+
+        Args:
+            replicas: Over which the burst is spread.
+        """
         dice = random.Random(self.seed)
         common = () if self.fixed else self._tokens(dice, min(_COMMON, self.prompt_tokens // 4))
         steady: list[Ask] = []
@@ -118,7 +137,11 @@ class Load:
         burst: list[Ask] = []
         if self.burst_tokens:
             prompt = self._tokens(dice, self.burst_tokens)
-            burst = [self._ask(dice, prompt) for _ in range(self.concurrency)]
+            for number in range(self.concurrency):
+                replica = number % replicas
+                later = self.max_tokens + _STAGGER * replica
+                asked = self._ask(dice, prompt)
+                burst.append(replace(asked, max_tokens=later, replica=replica))
         return [phase for phase in (steady, burst) if phase]
 
     def _ask(self, dice: random.Random, prompt: tuple[int, ...]) -> Ask:
@@ -195,9 +218,7 @@ def _client(
 
 def _exchange(connection: http.client.HTTPConnection, asked: Ask) -> Reply:
     try:
-        connection.request(
-            "POST", "/v1/completions", asked.body, {"Content-Type": "application/json"}
-        )
+        connection.request("POST", "/v1/completions", asked.body, asked.headers)
         response = connection.getresponse()
         return Reply(asked, response.status, response.read())
     except (OSError, http.client.HTTPException):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from experiments import Measured
 from volume import PREFILL, Volume
 
 __all__ = ["answer_table", "load_table", "remarks", "volume_table"]
 
+_WIDTH = 80
 _SEED = ("0", "576", "~1,500,000")
 """What the proposal says of the same three kinds of steps."""
 
@@ -49,29 +51,31 @@ def answer_table(rows: Sequence[Measured]) -> list[str]:
 
 def remarks(rows: Sequence[Measured]) -> list[str]:
     """Returns in words what the tables do not say."""
-    lines = []
-    for one in rows:
-        figures = one.figures
-        lines.append(
-            f"{one.row.title}: {figures['steps']} steps in {one.seconds:.1f} s, "
-            f"{figures['preemptions']} preemptions, {figures['cached_tokens']:,} tokens cached"
-        )
-        if figures["save_us"]:
-            lines.append(
-                f"  longest wait and write of a worker in a step: {figures['save_us'] / 1e3:.1f} ms"
-            )
-        if one.hung:
-            lines.append(f"  the rings say: {one.workers.status}. {one.workers.summary}")
-        if one.judged.unanswered:
-            lines.append(f"  {one.judged.unanswered} requests were not answered")
+    said = [_remark(one) for one in rows]
     old = [one for one in rows if one.row.way == "old" and (one.row.save or one.row.read)]
     if old and not any(one.hung for one in old):
         most = max(one.timeout_share for one in old)
-        lines.append(
+        said.append(
             f"The old way did not hang here: no collective took more than {most:.1%} of its "
             f"timeout of {old[0].timeout:.1f} s."
         )
-    return lines
+    return [line for text in said for line in wrap(text, _WIDTH, subsequent_indent="  ")]
+
+
+def _remark(one: Measured) -> str:
+    figures = one.figures
+    said = [
+        f"{one.row.title}: {figures['steps']} steps in {one.seconds:.1f} s, "
+        f"{figures['preemptions']} preemptions, {figures['cached_tokens']:,} tokens cached, "
+        f"{figures['ended']} requests ended in one step"
+    ]
+    if figures["save_us"]:
+        said.append(f"longest wait and write of a worker {figures['save_us'] / 1e3:.1f} ms")
+    if one.hung:
+        said.append(f"the rings say {one.workers.status}, {one.workers.summary}")
+    if one.judged.unanswered:
+        said.append(f"{one.judged.unanswered} requests without an answer")
+    return "; ".join(said)
 
 
 def volume_table(volumes: Sequence[Volume]) -> list[str]:

@@ -225,7 +225,7 @@ class Scheduler:
         cached = len(hits) * size
         self.pool.share(hits)
         request.blocks = list(hits)
-        self.way.attach(request, hits)
+        self.way.attach(request, hits, hits=True)
         if not self._grow(request, cached + min(request.total - cached, budget)):
             self.pool.release(reversed(hits))
             request.blocks = []

@@ -33,8 +33,8 @@ class Way:
     def renew(self, blocks: Sequence[int]) -> None:
         """KV blocks are about to get new content."""
 
-    def attach(self, request: Request, blocks: Sequence[int]) -> None:
-        """A request's next tokens are in these blocks."""
+    def attach(self, request: Request, blocks: Sequence[int], *, hits: bool = False) -> None:
+        """A request's next tokens are in these blocks, those of a prefix-cache hit or new ones."""
 
     def schedule(self, request: Request, position: int, count: int) -> Ticket | None:
         """Tokens of a request are part of a step."""
@@ -107,8 +107,8 @@ class NewWay(Way):
     def renew(self, blocks: Sequence[int]) -> None:
         self._collector.renew(blocks)
 
-    def attach(self, request: Request, blocks: Sequence[int]) -> None:
-        self._collector.attach(request.name, blocks)
+    def attach(self, request: Request, blocks: Sequence[int], *, hits: bool = False) -> None:
+        self._collector.attach(request.name, blocks, hits=hits)
 
     def schedule(self, request: Request, position: int, count: int) -> Ticket | None:
         return self._collector.schedule(request.name, position, count)

@@ -142,7 +142,7 @@ def run_row(row: Row, plan: Plan, load: Load) -> Measured:
     """Runs one."""
     with workplace() as place:
         plan = replace(plan, workplace=str(place), way=row.way, save=row.save, read=row.read)
-        load = replace(load, share=row.share)
+        load = replace(load, share=load.share * row.share)
         phases = load.phases(plan.dp)
         with Cluster(plan) as cluster:
             print("  ready", file=sys.stderr, flush=True)

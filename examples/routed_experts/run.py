@@ -61,6 +61,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=load.burst_tokens,
         help="of the prompt of the burst, which ends in one step; 0 for none",
     )
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=1.0,
+        help="of the requests that opt in according to their row (the old way reads for all)",
+    )
     parser.add_argument("--seed", type=int, default=load.seed)
     parser.add_argument(
         "--timeout",
@@ -101,6 +107,7 @@ def main(arguments: list[str]) -> int:
             prompt_tokens=given.prompt_tokens,
             max_tokens=given.max_tokens,
             burst_tokens=given.burst_tokens,
+            share=given.share,
             seed=given.seed,
         )
         load.check(plan)

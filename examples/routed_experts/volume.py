@@ -94,6 +94,7 @@ def _measure(plan: Plan) -> Volume:
         max_tokens=_DECODES + 1,
         burst_tokens=0,
         fixed=True,
+        share=0,
     )
     (prompts,) = load.phases()
     asks = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ __all__ = ["Board", "Entry"]
 FIELDS = (
     "steps",  # that were run
     "stall_us",  # engine: longest time between two looks at what has come
+    "busy_since_us",  # engine: when it last looked at what had come; 0 while it waits for more
     "experts_us",  # engine: the most of one such time that went into routing
     "agree_us",  # engine: longest wait for the other engines
     "ended",  # engine: the most requests that ended in one step
@@ -79,6 +81,13 @@ class Board:
     def total(self, field: str) -> int:
         """Returns the sum over all processes."""
         return int(self.numbers[:, FIELDS.index(field)].sum())
+
+    def stall_under_way(self) -> None:
+        """Counts what engines are at as a stall, where the job is about to be ended."""
+        since = self.numbers[:, FIELDS.index("busy_since_us")]
+        stall = self.numbers[:, FIELDS.index("stall_us")]
+        now = time.monotonic_ns() // 1000
+        stall[since > 0] = np.maximum(stall, now - since)[since > 0]
 
     def figures(self) -> dict[str, int]:
         """Returns all: times and steps as the largest of all processes, the others as sums."""

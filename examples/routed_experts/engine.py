@@ -63,7 +63,6 @@ class Engine:
         self._sender = threading.Thread(target=self._send_answers, name="answers", daemon=True)
         self._sender.start()
         self._looked = time.perf_counter()
-        self._spent = 0.0
         if plan.dp > 1:
             dist.init_process_group(
                 "gloo",
@@ -108,7 +107,7 @@ class Engine:
         """Takes what has come; waits for it where a timeout is not 0."""
         self._note_gap()
         ready, _, _ = select.select([self.front, self.workers[0]], [], [], timeout)
-        self._looked = time.perf_counter()
+        self._note_look()
         for channel in ready:
             frame = channel.receive()
             if channel is self.front:
@@ -116,11 +115,16 @@ class Engine:
             else:
                 self._take_output(frame)
 
+    def _note_look(self) -> None:
+        self._looked = time.perf_counter()
+        self._entry.set("busy_since_us", time.monotonic_ns() // 1000)
+
     def _note_gap(self) -> None:
         """Notes for how long nobody has looked at what had come."""
+        self._entry.set("busy_since_us", 0)
         self._entry.most("stall_us", time.perf_counter() - self._looked)
-        self._entry.most("experts_us", self._spent)
-        self._spent = 0.0
+        self._entry.most("experts_us", self.scheduler.routing_seconds)
+        self.scheduler.routing_seconds = 0.0
 
     def _go_on(self) -> bool:
         """Agrees with the other engines on whether there is anything to do.
@@ -141,7 +145,7 @@ class Engine:
             while True:  # as one on NCCL would; who looks at it ends it
                 signal.pause()
         busy, most, least = words.tolist()
-        self._looked = time.perf_counter()
+        self._note_look()
         self._entry.most("agree_us", self._looked - begun)
         return bool(busy or most != -least)
 
@@ -197,9 +201,7 @@ class Engine:
         number, step = self._flying.popleft()
         if frame.header["step"] != number:
             raise RuntimeError(f"output of step {frame.header['step']}, not of step {number}")
-        begun = time.perf_counter()
         finished = self.scheduler.update(step, frame.arrays[0].tolist(), routed_delta(frame))
-        self._spent += time.perf_counter() - begun
         self._wire.append(
             {
                 "rows": sum(part.count for part in step.parts),

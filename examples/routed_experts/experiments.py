@@ -150,7 +150,9 @@ def run_row(row: Row, plan: Plan, load: Load) -> Measured:
                 cluster.port, phases, load.concurrency, lambda: cluster.hung
             )
             hung = cluster.hung
-            if not hung:
+            if hung:
+                cluster.board.stall_under_way()
+            else:
                 cluster.end()
             figures = cluster.board.figures()
         judged = judge(plan, replies, sum(map(len, phases)))

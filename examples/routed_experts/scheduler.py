@@ -6,6 +6,7 @@ one ahead of it has come back: of the token that it will bring, the position is 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class Scheduler:
     Attributes:
         preemptions: How often a request lost its blocks.
         cached_tokens: Tokens that were not computed since the prefix cache had them.
+        routing_seconds: That went into routing, of outputs and of requests that ended.
     """
 
     def __init__(self, plan: Plan, way: Way) -> None:
@@ -129,6 +131,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = self.cached_tokens = 0
+        self.routing_seconds = 0.0
 
     @property
     def busy(self) -> bool:
@@ -181,7 +184,9 @@ class Scheduler:
         Returns:
             The requests that have ended with it.
         """
+        begun = time.perf_counter()
         self.way.deliver(step.tickets, delta)
+        self.routing_seconds += time.perf_counter() - begun
         ended = []
         for part, token in zip(step.parts, sampled, strict=True):
             request = part.request
@@ -193,7 +198,9 @@ class Scheduler:
         return [self._finish(request) for request in ended]
 
     def _finish(self, request: Request) -> Finished:
+        begun = time.perf_counter()
         routed = self.way.finish(request)
+        self.routing_seconds += time.perf_counter() - begun
         self.running.remove(request)
         self.pool.release(reversed(request.blocks))
         return Finished(request, routed)

@@ -84,12 +84,15 @@ class Engine:
         self._looked = time.perf_counter()
         while True:
             self._look(0)
+            # What comes after the agreement, the others may not have heard yet.
+            seen, stopping = self._seen, self._stopping
             if self._number % self.plan.agree_every == 0 and not self._go_on():
                 while self._flying:
                     self._look(None)
-                if self._stopping:
+                if stopping:
                     break
-                self._look(None)
+                if self._seen == seen:
+                    self._look(None)
                 continue
             self._launch()
             while len(self._flying) >= self.plan.depth:

@@ -196,6 +196,15 @@ def test_an_event_loop_that_stands_still_hangs_the_other_replica(tmp_path: Path)
         assert command.nothing_left()
 
 
+def test_requests_that_come_while_the_engines_go_to_rest_are_heard(tmp_path: Path) -> None:
+    load = ("--requests", "100", "--concurrency", "1", "--prompt-tokens", "20", "--max-tokens", "3")
+    size = ("--dp", "2", "--tp", "1", "--layers", "1", "--burst-tokens", "0", "--no-volume")
+    with started("--rows", "baseline", *load, *size, log=tmp_path / "log") as command:
+        status, printed = command.finish()
+
+        assert status == 0, printed + command.log.read_text()
+
+
 def test_nothing_is_left_after_sigterm(tmp_path: Path) -> None:
     with started(*SMALL, "--requests", "5000", log=tmp_path / "log") as command:
         command.wait_for(lambda: "ready" in command.log.read_text())

@@ -18,23 +18,18 @@ class Trail(Sequence[What]):
     """Steps or transfers of one rank, oldest first, whose end can be read alone."""
 
     @abstractmethod
-    def last(self) -> What | None:
-        """The newest; None where there is none, or none has been recorded lately."""
-
     def newest(self, count: int) -> Sequence[What]:
-        """The last so many, oldest first; fewer where there are fewer."""
-        return self[max(0, len(self) - count) :]
+        """The last so many, oldest first; fewer where no more were recorded lately."""
 
 
 def last_of(recorded: Sequence[What]) -> What | None:
     """The newest of what was recorded; None where there is none."""
-    if isinstance(recorded, Trail):
-        return recorded.last()
-    return recorded[-1] if recorded else None
+    found = newest_of(recorded, 1)
+    return found[-1] if found else None
 
 
 def newest_of(recorded: Sequence[What], count: int) -> Sequence[What]:
-    """The last so many of what was recorded, oldest first, without reading all of it."""
+    """The last so many of what was recorded, oldest first; fewer where there are no more."""
     if isinstance(recorded, Trail):
         return recorded.newest(count)
     return recorded[max(0, len(recorded) - count) :]

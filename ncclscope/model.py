@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.logs import last_of
+from ncclscope.logs import last_of, newest_of
 from ncclscope.signature import P2P_OPS
 
 if TYPE_CHECKING:
@@ -254,6 +254,10 @@ class Rank:
     def last_step(self) -> Step | None:
         """The last step of the engine; None where none was recorded lately, or ever."""
         return last_of(self.steps)
+
+    def last_steps(self, count: int) -> Sequence[Step]:
+        """The last steps of the engine, oldest first; fewer where no more were recorded lately."""
+        return newest_of(self.steps, count)
 
     def last_transfers(self) -> dict[str, Call]:
         """The last kept send or receive on each communicator that has one."""

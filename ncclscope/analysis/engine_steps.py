@@ -22,6 +22,8 @@ _SHOWN = 6
 """Different steps that are told one by one."""
 _COMPARED = 64
 """Ranks of one step whose calls are looked at, to tell where they stand."""
+_STEPS_AHEAD = 3
+"""Steps that another replica may be ahead, for its counterpart to be looked for."""
 _CALLS_OF_STEP = 4096
 """Calls on one communicator that a step may have, for its first one to be found."""
 _UNANSWERED_NS = 2_000_000_000
@@ -73,16 +75,25 @@ def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog
         theirs: Its log of the communicator that plays the same part there.
 
     Returns:
-        A number that the other may not have come to yet; None where they are not at the same
-        place, or that cannot be told.
+        A number, one that the other has not come to where it made no such call; None where they
+        are not at the same place, or that cannot be told.
     """
-    step, their_step = rank.last_step(), other.last_step()
-    if step is None and their_step is None:
+    step = rank.last_step()
+    steps = other.last_steps(_STEPS_AHEAD + 1)
+    if step is None and not steps:
         return seq if in_step(log, theirs, seq) else None
-    if step is None or their_step is None or step.number != their_step.number:
+    places = [place for place, one in enumerate(steps) if step and one.number == step.number]
+    if step is None or not places:
         return None
-    ours, begins = _begin_of_step(log, step), _begin_of_step(theirs, their_step)
-    return None if ours is None or begins is None or seq < ours else begins + seq - ours
+    ours, begins = _begin_of_step(log, step), _begin_of_step(theirs, steps[places[-1]])
+    if ours is None or begins is None or seq < ours:
+        return None
+    found = begins + seq - ours
+    if places[-1] + 1 < len(steps):
+        ends = _begin_of_step(theirs, steps[places[-1] + 1])
+        if ends is None or found >= ends:
+            return theirs.calls + 1  # it has left the step without such a call
+    return found
 
 
 def _begin_of_step(log: CallLog, step: Step) -> int | None:

@@ -37,30 +37,20 @@ class _RingTrail(Trail[What]):
     def _between(self, start: int, stop: int) -> list[What]:
         """Those at positions ``start`` to ``stop - 1`` of the stream."""
 
-    def last(self) -> What | None:
-        """The newest; None where none is kept, or none among the records looked through."""
-        if self._all is not None:
-            return self._all[-1] if self._all else None
-        stop = self._ring.head
-        looked = 0
-        while stop > self._ring.oldest and (self._within is None or looked < self._within):
-            start = (stop - 1) // CHUNK * CHUNK
-            if found := self._between(start, stop):
-                return found[-1]
-            stop = start
-            looked += 1
-        return None
-
     def newest(self, count: int) -> list[What]:
         """The last so many; only the end of the ring is gone through for them."""
         if self._all is not None:
             return self._all[max(0, len(self._all) - count) :]
         found: list[What] = []
         stop = self._ring.head
+        looked = 0
         while stop > self._ring.oldest and len(found) < count:
+            if self._within is not None and looked == self._within:
+                break
             start = (stop - 1) // CHUNK * CHUNK
             found = self._between(start, stop) + found
             stop = start
+            looked += 1
         return found[max(0, len(found) - count) :]
 
     def _read(self) -> list[What]:

@@ -112,16 +112,20 @@ class CustomProbe(_KernelProbe):
             if suits is not None and hasattr(cls, name):
                 self._guard_declining(cls, name, _reader(op, "inp", redop), suits)
 
-    def _guard_declining(
-        self, cls: Any, name: str, read: Read, suits: Callable[[Any, Any], bool]
-    ) -> None:
+    def _guard_declining(self, cls: Any, name: str, read: Read, suits: Callable[..., bool]) -> None:
         direct = getattr(cls, name)
         if not self.put_recorded(cls, name, read):
             return
         recorded = getattr(cls, name)
 
-        def call(kernels: Any, inp: Any) -> Any:
-            return (recorded if suits(kernels, inp) else direct)(kernels, inp)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            wanted = False
+            if self.active:
+                try:
+                    wanted = suits(*args, **kwargs)
+                except Exception as error:
+                    self.fail(error)
+            return (recorded if wanted else direct)(*args, **kwargs)
 
         self.put(cls, name, functools.update_wrapper(call, direct))
 

@@ -217,11 +217,21 @@ class Case:
         return trace_back(self, difference, odd_log, peer_log)
 
     def _uneven_group(self, parting: Parting) -> tuple[int, ...] | None:
-        """In a pair, the rank that posted more or fewer calls in this step than ever before."""
+        """In a pair, the rank that posted more or fewer calls in this step than ever before.
+
+        A call of a kind that is new to both may belong to this step alone, and be missing on the
+        rank that kept to its number.
+        """
         if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
             return None
+        logs = [self._log(parting, group[0]) for group in parting.groups]
+        past = logs[0].span(max(logs[0].first, parting.seq - PAST), parting.seq)
+        known = {habit_of(call) for call in past}
+        if any(habit_of(log.call(parting.seq)) not in known for log in logs):
+            return None
         sides = [
-            (self.run.by_rank[group[0]], self._log(parting, group[0])) for group in parting.groups
+            (self.run.by_rank[group[0]], log)
+            for group, log in zip(parting.groups, logs, strict=True)
         ]
         broke = broke_rhythm(sides[0], sides[1], parting.seq)
         return parting.groups[broke.index(True)] if any(broke) else None

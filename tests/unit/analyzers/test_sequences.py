@@ -121,6 +121,23 @@ def test_in_a_pair_the_one_with_fewer_calls_in_a_step_is_odd(
     assert any("number of calls in one step" in thought for thought in cause.inferred)
 
 
+def test_a_call_of_a_new_kind_in_one_step_blames_nobody(cluster_of: ClusterOf) -> None:
+    """Log probabilities were asked for in that step: who gathers them may well be right."""
+    cluster = cluster_of(2)
+    for step in range(1, 10):
+        for rank in cluster.everybody:
+            cluster.tracers[rank].step(step, tokens=step)
+            if (rank, step) == (0, 7):
+                cluster.post([rank], "tp:0", "all_gather", shape=(step, 8))
+            for _ in range(4):
+                cluster.post([rank], "tp:0", shape=(step, 8))
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.confidence) == ((), "ambiguous")
+
+
 def test_a_pair_without_a_rhythm_blames_nobody(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     cluster.post([0, 1], "tp:0", "broadcast", root=0)

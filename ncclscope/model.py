@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.logs import last_of, newest_of
-from ncclscope.signature import P2P_OPS
+from ncclscope.signature import P2P_OPS, sign
 
 if TYPE_CHECKING:
     from ncclscope.capture import Capture
@@ -146,6 +146,20 @@ class Call:
     graph: int | None = None
     signature: int = 0
     out_sizes: tuple[int, ...] | None = None
+
+    def sign(self) -> int:
+        """Returns the signature of what is known of it: its own where nothing of it is gone."""
+        return sign(
+            self.op,
+            dtype=self.dtype,
+            redop=self.redop,
+            root=self.root,
+            numel=self.numel,
+            shape=self.shape,
+            sizes=self.sizes,
+            out_shape=self.out_shape,
+            is_captured=self.captured,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the parameters in the terms of the JSON verdict."""

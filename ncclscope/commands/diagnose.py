@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from ncclscope.commands.options import add_stall_options
 from ncclscope.economy import economy
 
 __all__ = ["DiagnoseCommand"]
@@ -20,20 +21,7 @@ class DiagnoseCommand:
             "paths", nargs="+", metavar="PATH", help="ring or trace file, or a directory of them"
         )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-        parser.add_argument(
-            "--stall-after",
-            type=float,
-            default=2.0,
-            metavar="SECONDS",
-            help="ranks that waited so long before their process ended are stuck (default: 2)",
-        )
-        parser.add_argument(
-            "--live-stall-after",
-            type=float,
-            default=30.0,
-            metavar="SECONDS",
-            help="the same for processes that still run (default: 30)",
-        )
+        add_stall_options(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ncclscope.commands.options import add_stall_options
 from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 
@@ -46,20 +47,7 @@ class ReportCommand:
         parser.add_argument(
             "--redact", action="store_true", help="leave folders and command lines out"
         )
-        parser.add_argument(
-            "--stall-after",
-            type=float,
-            default=2.0,
-            metavar="SECONDS",
-            help="ranks that waited so long before their process ended are stuck (default: 2)",
-        )
-        parser.add_argument(
-            "--live-stall-after",
-            type=float,
-            default=30.0,
-            metavar="SECONDS",
-            help="the same for processes that still run (default: 30)",
-        )
+        add_stall_options(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:

@@ -33,7 +33,6 @@ from ncclscope.signature import (
     canonical_dtype,
     canonical_op,
     canonical_redop,
-    sign,
 )
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.told import read_told, telling
@@ -226,23 +225,9 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
         line["group"] = call.group
     if call.graph is not None:
         line["graph"] = call.graph
-    if call.op not in P2P_OPS and call.signature != _sign(call):
+    if call.op not in P2P_OPS and call.signature != call.sign():
         line["signature"] = call.signature  # what was signed of it is gone, or never was here
     return line
-
-
-def _sign(call: Call) -> int:
-    return sign(
-        call.op,
-        dtype=call.dtype,
-        redop=call.redop,
-        root=call.root,
-        numel=call.numel,
-        shape=call.shape,
-        sizes=call.sizes,
-        out_shape=call.out_shape,
-        is_captured=call.captured,
-    )
 
 
 def _step_line(step: Step) -> dict[str, Any]:
@@ -357,7 +342,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
     )
     signature = integer(line.get("signature")) or 0
     if not 0 < signature <= MASK or op in P2P_OPS:
-        signature = _sign(call)
+        signature = call.sign()
     return replace(call, signature=signature)
 
 

@@ -19,7 +19,7 @@ from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
 from ncclscope.signature import BASE
 from ncclscope.sources.distinct import Distinct, distinct_records
-from ncclscope.sources.ring_calls import decode, is_signable, sign_again
+from ncclscope.sources.ring_calls import decode, is_signable
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
@@ -180,7 +180,7 @@ class RingLog:
         if seq == 1:
             return 1, 0
         if is_signable(self._ring, oldest):
-            return seq, hash_before(running, sign_again(decode(self._ring, oldest, "")[0]))
+            return seq, hash_before(running, decode(self._ring, oldest, "")[0].sign())
         return seq + 1, running
 
     @property

@@ -8,9 +8,9 @@ from ncclscope.model import Call, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
-from ncclscope.signature import CREATION_OPS, VECTOR_OPS, sign
+from ncclscope.signature import CREATION_OPS, VECTOR_OPS
 
-__all__ = ["decode", "is_signable", "sign_again"]
+__all__ = ["decode", "is_signable"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
@@ -70,21 +70,6 @@ def is_signable(ring: RingFile, record: Records) -> bool:
     if call.op == "scatter":
         return complete and call.out_shape is not None
     return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
-
-
-def sign_again(call: Call) -> int:
-    """The signature of a call whose record holds all of it."""
-    return sign(
-        call.op,
-        dtype=call.dtype,
-        redop=call.redop,
-        root=call.root,
-        numel=call.numel,
-        shape=call.shape,
-        sizes=call.sizes,
-        out_shape=call.out_shape,
-        is_captured=call.captured,
-    )
 
 
 def _dimensions(spelled: str) -> tuple[int, ...]:

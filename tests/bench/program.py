@@ -31,6 +31,7 @@ def main(store: str, rank: int) -> None:
     for line in sys.stdin:
         word, count = line.split()
         print(_PROGRAMS[word](tensor, int(count)), flush=True)
+    dist.destroy_process_group()
 
 
 def post_and_wait(tensor: torch.Tensor, count: int) -> float:

@@ -14,6 +14,7 @@ function as one rank. What the ranks recorded is then read back by the test:
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -92,6 +93,11 @@ def main(functions: Mapping[str, Callable[[int], None]]) -> None:
 
     registry.install_all()
     functions[sys.argv[1]](int(os.environ.get("RANK", "0")))
+    # Torch aborts now and then where gloo's threads outlive the interpreter, destroyed or not.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def join() -> Any:

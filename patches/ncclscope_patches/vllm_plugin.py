@@ -16,7 +16,8 @@ def register() -> None:
     """Installs what the environment asks for; else does nothing.
 
     ``NCCLSCOPE_DIR`` asks for the probes, ``NCCLSCOPE_VLLM_DISPATCH`` for another dispatcher of
-    mixtures of experts, ``NCCLSCOPE_VLLM_CPU_MOE`` for what CPU workers need to have any.
+    mixtures of experts, ``NCCLSCOPE_VLLM_CPU_MOE`` for what CPU workers need to have any,
+    ``NCCLSCOPE_VLLM_ROUTED_EXPERTS`` for the routing of requests that ask for it.
 
     vLLM does not guard the call: an exception here would end the process.
     """
@@ -25,6 +26,8 @@ def register() -> None:
         _attempt(_replace_dispatch, "vLLM's own dispatcher stays in this process")
     if os.environ.get("NCCLSCOPE_VLLM_CPU_MOE"):
         _attempt(_extend_cpu, "NCCLSCOPE_VLLM_CPU_MOE has no effect in this process")
+    if os.environ.get("NCCLSCOPE_VLLM_ROUTED_EXPERTS"):
+        _attempt(_return_routing, "NCCLSCOPE_VLLM_ROUTED_EXPERTS has no effect in this process")
 
 
 def _attempt(install: Callable[[], None], otherwise: str) -> None:
@@ -54,3 +57,10 @@ def _extend_cpu() -> None:
 
     if vllm_cpu_moe.wanted():
         vllm_cpu_moe.install()
+
+
+def _return_routing() -> None:
+    from ncclscope_patches import vllm_routing
+
+    if vllm_routing.wanted():
+        vllm_routing.install()

@@ -26,6 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPResponse
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -181,6 +182,53 @@ class VllmServer:
             TimeoutError: No answer in time, as from a hung engine.
             RuntimeError: The server refused; the message holds its answer.
         """
+        token_ids: list[int] = self.choice(prompt_ids, max_tokens, timeout, replica=replica)[
+            "token_ids"
+        ]
+        return token_ids
+
+    def choice(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        timeout: float = 60.0,
+        *,
+        replica: int | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Return the whole first choice of such an answer.
+
+        Args:
+            prompt_ids: See :meth:`complete`, as the other arguments and exceptions.
+            max_tokens: Likewise.
+            timeout: Likewise.
+            replica: Likewise.
+            **more: Fields of the request, such as `vllm_xargs`.
+        """
+        with self._post(prompt_ids, max_tokens, timeout, replica, more) as response:
+            answer: dict[str, Any] = json.load(response)
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
+
+    def stream(
+        self, prompt_ids: Sequence[int], max_tokens: int, timeout: float = 60.0, **more: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the first choice of each chunk of a streamed answer; see :meth:`choice`."""
+        fields = {**more, "stream": True}
+        with self._post(prompt_ids, max_tokens, timeout, None, fields) as response:
+            for line in response:
+                if line.startswith(b"data: {"):
+                    choices = json.loads(line[len(b"data: ") :])["choices"]
+                    yield from choices[:1]
+
+    def _post(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        timeout: float,
+        replica: int | None,
+        more: Mapping[str, Any],
+    ) -> HTTPResponse:
         body = {
             "model": "tiny-moe",
             "prompt": list(prompt_ids),
@@ -188,6 +236,7 @@ class VllmServer:
             "temperature": 0.0,
             "ignore_eos": True,
             "return_token_ids": True,
+            **more,
         }
         request = urllib.request.Request(
             f"{self._url}/v1/completions",
@@ -197,14 +246,12 @@ class VllmServer:
         if replica is not None:
             request.add_header("X-data-parallel-rank", str(replica))
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
-                answer: dict[str, Any] = json.load(response)
+            response: HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read().decode(errors="replace")
             raise RuntimeError(f"vLLM answered {error.code}: {text}") from error
-        token_ids: list[int] = answer["choices"][0]["token_ids"]
-        return token_ids
+        return response
 
     def engine_pid(self) -> int:
         """Return the process id of the engine core."""

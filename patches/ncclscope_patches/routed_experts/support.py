@@ -22,6 +22,8 @@ class Deployment:
         kv_offload: Whether KV blocks leave the device and come back.
         generates: Whether the model generates text.
         hidden_routing: Layers whose kernel chooses experts and tells nobody, by name.
+        micro_batches: Whether a step's batch is computed in several pieces at a time.
+        other_runner: Whether a model runner is at work that the capture knows nothing of.
     """
 
     experts: int
@@ -31,6 +33,8 @@ class Deployment:
     kv_offload: bool = False
     generates: bool = True
     hidden_routing: tuple[str, ...] = ()
+    micro_batches: bool = False
+    other_runner: bool = False
 
 
 def refuse_unsupported(deployment: Deployment) -> None:
@@ -75,4 +79,8 @@ def _reasons(deployment: Deployment) -> list[str]:
             f"the kernel of {', '.join(deployment.hidden_routing)} does not tell which experts "
             "it chose"
         )
+    if deployment.micro_batches:
+        reasons.append("micro-batches that overlap write over each other's rows")
+    if deployment.other_runner:
+        reasons.append("this model runner is not one of those that tell which rows are whose")
     return reasons

@@ -1,0 +1,86 @@
+"""Routed experts out of vLLM, request by request, with the parts of :mod:`..routed_experts`.
+
+``NCCLSCOPE_VLLM_ROUTED_EXPERTS=1``, in every process of the server, makes the buffers. Requests
+that opt in get the routing of their tokens, and all others cost what they did before:
+
+====================  ==========================================================================
+process               what is added to it
+====================  ==========================================================================
+worker                routers write into a buffer; rows of requests that opted in go along with
+                      the model runner's output (:mod:`.runner`)
+engine                rows become one array a request, and follow KV blocks and preemptions; new
+                      ones go along with each output (:mod:`.scheduling`)
+server, or ``LLM``    each ``CompletionOutput`` gets ``routed_experts_result``, and answers over
+                      HTTP their fields (:mod:`.outputs`, :mod:`.http_answers`)
+====================  ==========================================================================
+
+vLLM's own ``enable_return_routed_experts`` stays off. Nothing of vLLM's is replaced: methods are
+called as before, and what is done around them never raises into them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ncclscope.tracing import session
+from ncclscope_patches.importing import ImportHook
+
+__all__ = ["VARIABLE", "VERSIONS", "install", "wanted"]
+
+VARIABLE = "NCCLSCOPE_VLLM_ROUTED_EXPERTS"
+
+VERSIONS = ("0.26.0", "0.30.0", "0.32.0")
+"""Those whose runner, scheduler and answers have been read."""
+
+_hook = ImportHook()
+_waiting = False
+
+
+def wanted() -> bool:
+    """Whether the environment asks for it."""
+    return os.environ.get(VARIABLE) == "1"
+
+
+def install() -> None:
+    """Adds each part as soon as vLLM has imported what it belongs to; once."""
+    global _waiting
+    if _waiting:
+        return
+    _waiting = True
+    for module, part, extend in _PLACES:
+        _hook.after(module, functools.partial(_extend, module, part, extend))
+
+
+def _extend(module: str, part: str, extend: str) -> None:
+    try:
+        version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown")).partition("+")[0]
+        if version not in VERSIONS:
+            raise NotImplementedError(
+                f"vLLM {version} is not among {', '.join(VERSIONS)}, for which it was written"
+            )
+        # Only now: the parts import torch and numpy, which a process may never need.
+        function: Callable[[Any], None] = getattr(
+            __import__(f"{__name__}.{part}", fromlist=[extend]), extend
+        )
+        function(sys.modules[module])
+    except Exception as error:
+        session.warn_once(VARIABLE, f"{VARIABLE} has no effect in this process: {error}")
+
+
+_PLACES = (
+    ("vllm.engine.arg_utils", "configuration", "extend_arguments"),
+    ("vllm.v1.worker.gpu_model_runner", "runner", "extend_runner"),
+    ("vllm.v1.worker.cpu_model_runner", "runner", "extend_cpu_runner"),
+    ("vllm.v1.worker.gpu_worker", "runner", "extend_worker"),
+    ("vllm.v1.core.sched.scheduler", "scheduling", "extend_scheduler"),
+    ("vllm.v1.engine.core", "scheduling", "extend_engine"),
+    ("vllm.v1.engine.input_processor", "outputs", "extend_inputs"),
+    ("vllm.v1.engine.output_processor", "outputs", "extend_processor"),
+    ("vllm.outputs", "outputs", "extend_outputs"),
+    ("vllm.entrypoints.openai.completion.serving", "http_answers", "extend_completions"),
+    ("vllm.entrypoints.openai.chat_completion.serving", "http_answers", "extend_chat"),
+)

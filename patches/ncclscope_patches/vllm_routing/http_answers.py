@@ -1,0 +1,153 @@
+"""Fields of an answer over HTTP, whole or in a stream: see :mod:`..routed_experts.serving`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from ncclscope_patches.routed_experts.requests import RoutingRequest
+from ncclscope_patches.routed_experts.result import RoutedExperts
+from ncclscope_patches.routed_experts.serving import choice_fields
+from ncclscope_patches.vllm_routing.outputs import RESULT, joined
+from ncclscope_patches.vllm_routing.wrapping import wrap
+
+__all__ = ["extend_chat", "extend_completions"]
+
+_DATA = "data: "
+
+
+def extend_completions(module: Any) -> None:
+    """Adds the fields to answers of ``/v1/completions``."""
+    serving = module.OpenAIServingCompletion
+    wrap(serving, "request_output_to_completion_response", _completion_response)
+    wrap(serving, "completion_stream_generator", _completion_stream)
+
+
+def extend_chat(module: Any) -> None:
+    """Adds the fields to answers of ``/v1/chat/completions``."""
+    serving = module.OpenAIServingChat
+    wrap(serving, "chat_completion_full_generator", _chat_response)
+    wrap(serving, "chat_completion_stream_generator", _chat_stream)
+
+
+class Pending:
+    """Parts that have not been written yet, by the number of their choice."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, RoutedExperts] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def note(self, outputs: Iterable[Any], first_choice: int = 0) -> None:
+        """Takes the parts of some outputs, and vLLM's own field away, which would go along."""
+        for output in outputs:
+            part = getattr(output, RESULT, None)
+            if part is not None:
+                setattr(output, RESULT, None)
+                output.routed_experts = None
+                number = first_choice + output.index
+                whole = joined(self._parts.get(number), part)
+                assert whole is not None
+                self._parts[number] = whole
+
+    def replace(self, outputs: Iterable[Any]) -> None:
+        """Takes the parts of outputs that stand for all that came before."""
+        self._parts.clear()
+        self.note(outputs)
+
+    def take(self, choice: int) -> RoutedExperts | None:
+        """Returns a choice's part, once."""
+        return self._parts.pop(choice, None)
+
+    def choices(self) -> list[int]:
+        """Returns the choices that have a part."""
+        return sorted(self._parts)
+
+
+def _encoding(request: Any) -> str:
+    return RoutingRequest.parse(getattr(request, "vllm_xargs", None)).encoding
+
+
+def _fill(response: Any, pending: Pending, encoding: str) -> Any:
+    for choice in getattr(response, "choices", ()):
+        for name, value in choice_fields(pending.take(choice.index), encoding).items():
+            setattr(choice, name, value)
+    return response
+
+
+def _completion_response(
+    usual: Any, self: Any, final_res_batch: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    pending, first = Pending(), 0
+    for result in final_res_batch:
+        for place, output in enumerate(result.outputs):
+            # Choices are numbered as they come, whatever the outputs are called.
+            pending.note([output], first + place - output.index)
+        first += len(result.outputs)
+    response = usual(self, final_res_batch, request, *args, **kwargs)
+    return _fill(response, pending, _encoding(request)) if pending else response
+
+
+async def _chat_response(
+    usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    pending = Pending()
+    noted = _noting(result_generator, lambda result: pending.replace(result.outputs))
+    response = await usual(self, request, noted, *args, **kwargs)
+    return _fill(response, pending, _encoding(request)) if pending else response
+
+
+def _completion_stream(
+    usual: Any, self: Any, request: Any, inputs: Any, results: Any, *args: Any, **kwargs: Any
+) -> Any:
+    pending, choices = Pending(), request.n or 1
+    noted = _noting(results, lambda pair: pending.note(pair[1].outputs, pair[0] * choices))
+    chunks = usual(self, request, inputs, noted, *args, **kwargs)
+    return _with_fields(chunks, pending, _encoding(request))
+
+
+def _chat_stream(
+    usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    pending = Pending()
+    noted = _noting(result_generator, lambda result: pending.note(result.outputs))
+    chunks = usual(self, request, noted, *args, **kwargs)
+    return _with_fields(chunks, pending, _encoding(request))
+
+
+async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any]:
+    async for result in results:
+        note(result)
+        yield result
+
+
+async def _with_fields(chunks: Any, pending: Pending, encoding: str) -> AsyncIterator[str]:
+    """Writes parts into the next chunk that is about their choice."""
+    last: dict[str, Any] = {}
+    async for text in chunks:
+        if not pending or not text.startswith(_DATA + "{"):
+            if pending and last and text.startswith(_DATA + "[DONE]"):
+                for chunk in _remaining(last, pending, encoding):
+                    yield chunk
+            yield text
+            continue
+        chunk = json.loads(text[len(_DATA) :])
+        for choice in chunk.get("choices", ()):
+            choice.update(choice_fields(pending.take(choice["index"]), encoding))
+        if chunk.get("choices"):
+            last = chunk
+        yield _written(chunk)
+
+
+def _remaining(last: dict[str, Any], pending: Pending, encoding: str) -> Iterable[str]:
+    """Returns chunks of their own for parts whose output had nothing else to say."""
+    empty: dict[str, Any] = {"text": ""} if "text" in last["choices"][0] else {"delta": {}}
+    for number in pending.choices():
+        fields = choice_fields(pending.take(number), encoding)
+        yield _written({**last, "choices": [{"index": number, **empty, **fields}]})
+
+
+def _written(chunk: dict[str, Any]) -> str:
+    return f"{_DATA}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,107 @@
+"""The front's part: checks what requests ask for, and gives each output its routing.
+
+A ``CompletionOutput`` of a request that opted in has ``routed_experts_result``, a
+:class:`RoutedExperts`: of the whole request at its end, or in a stream of deltas of the tokens that
+are new. vLLM's own field ``routed_experts`` is set at the end where no token is missing; it
+cannot say which ones are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncclscope.errors import UsageError
+from ncclscope_patches.routed_experts.requests import RoutingRequest
+from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
+from ncclscope_patches.vllm_routing.packing import unpack
+from ncclscope_patches.vllm_routing.wrapping import wrap
+
+__all__ = ["RESULT", "extend_inputs", "extend_outputs", "extend_processor", "joined"]
+
+RESULT = "routed_experts_result"
+"""Attribute of a ``CompletionOutput``."""
+_SENT = "_ncclscope_routing_sent"
+
+
+def extend_inputs(module: Any) -> None:
+    """Refuses requests whose words about routed experts mean nothing."""
+    wrap(module.InputProcessor, "process_inputs", _process_inputs)
+
+
+def extend_processor(module: Any) -> None:
+    """Puts the parts that the engine sent into the outputs."""
+    wrap(module.RequestState, "_new_completion_output", _new_completion_output)
+
+
+def extend_outputs(module: Any) -> None:
+    """Keeps parts apart from each other's fate where outputs of a stream are merged."""
+    wrap(module.RequestOutput, "add", _add)
+
+
+def joined(earlier: RoutedExperts | None, later: RoutedExperts | None) -> RoutedExperts | None:
+    """Puts two parts of a request together that follow each other."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    return RoutedExperts(
+        np.concatenate([earlier.ids, later.ids]),
+        np.concatenate([earlier.missing, later.missing]),
+        earlier.prompt_tokens,
+        earlier.first,
+    )
+
+
+def _process_inputs(
+    usual: Any, self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    try:
+        RoutingRequest.parse(getattr(params, "extra_args", None))
+    except UsageError as error:
+        raise _clients_mistake(str(error)) from None
+    return usual(self, request_id, prompt, params, *args, **kwargs)
+
+
+def _clients_mistake(message: str) -> Exception:
+    """Returns what vLLM's server answers with status 400."""
+    from vllm import exceptions
+
+    kind: type[Exception] = getattr(exceptions, "VLLMValidationError", ValueError)
+    return kind(message)
+
+
+def _new_completion_output(
+    usual: Any, self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
+) -> Any:
+    chunks = self.routed_experts_chunks
+    if not chunks:
+        return usual(self, token_ids, finish_reason, *args, **kwargs)
+    self.routed_experts_chunks = []
+    output = usual(self, token_ids, finish_reason, *args, **kwargs)
+    delta = self.output_kind.name == "DELTA"
+    if not delta and finish_reason is None:
+        self.routed_experts_chunks = chunks
+        return output
+    first = getattr(self, _SENT, 0)
+    packed = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
+    # A stop string may end the answer before the engine knows of it.
+    end = routed_tokens(self.prompt_len, self.detokenizer.num_output_tokens())
+    result = unpack(packed[: max(end - first, 0)], self.prompt_len, first)
+    setattr(self, _SENT, first + result.tokens)
+    setattr(output, RESULT, result)
+    if not delta and not result.missing_count:
+        output.routed_experts = result.ids
+    return output
+
+
+def _add(usual: Any, self: Any, next_output: Any, aggregate: bool) -> Any:
+    if not aggregate:
+        return usual(self, next_output, aggregate)
+    later = {output.index: getattr(output, RESULT, None) for output in next_output.outputs}
+    result = usual(self, next_output, aggregate)
+    mine = {id(output) for output in next_output.outputs}
+    for output in self.outputs:
+        part = later.get(output.index)
+        if part is not None and id(output) not in mine:
+            setattr(output, RESULT, joined(getattr(output, RESULT, None), part))
+    return result

@@ -1,0 +1,302 @@
+"""The worker's part: routers write, and the rows of a step leave with its output.
+
+A step without a request that opted in is recognised by an empty set, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ncclscope.errors import UsageError
+from ncclscope.tracing import session
+from ncclscope_patches.routed_experts.capture import LayerCapture
+from ncclscope_patches.routed_experts.deltas import RequestRows
+from ncclscope_patches.routed_experts.layers import RoutedLayers
+from ncclscope_patches.routed_experts.layouts import BatchLayout, BatchRows, capture_own
+from ncclscope_patches.routed_experts.requests import RoutingRequest
+from ncclscope_patches.routed_experts.support import refuse_unsupported
+from ncclscope_patches.routed_experts.transfer import Flight
+from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
+from ncclscope_patches.vllm_routing import configuration
+from ncclscope_patches.vllm_routing.wrapping import wrap
+
+__all__ = [
+    "DELTA",
+    "RunnerRouting",
+    "extend_cpu_runner",
+    "extend_runner",
+    "extend_worker",
+    "opts_in",
+]
+
+DELTA = "ncclscope_routing"
+"""Attribute of a ``ModelRunnerOutput`` that holds its :class:`StepDelta`."""
+_ROUTING = "_ncclscope_routing"
+_FLIGHT = "_ncclscope_flight"
+
+
+def extend_runner(module: Any) -> None:
+    """Adds the capture to vLLM's model runner, and to its output that is still on its way."""
+    runner = module.GPUModelRunner
+    wrap(runner, "load_model", _load_model)
+    wrap(runner, "execute_model", _execute_model)
+    wrap(runner, "_model_forward", _model_forward)
+    wrap(runner, "sample_tokens", _sample_tokens)
+    wrap(module.AsyncGPUModelRunnerOutput, "get_output", _get_output)
+
+
+def extend_cpu_runner(module: Any) -> None:
+    """Adds the capture where a CPU worker loads its model, which it does its own way."""
+    wrap(module.CPUModelRunner, "load_model", _load_model)
+
+
+def extend_worker(module: Any) -> None:
+    """Lets the engine ask a worker for the shape of its routing."""
+    module.Worker.ncclscope_routing_shape = _routing_shape
+
+
+def opts_in(sampling_params: Any) -> bool:
+    """Whether a request wants its routing. What it says has been checked by the server."""
+    extra = getattr(sampling_params, "extra_args", None)
+    if not extra:
+        return False
+    try:
+        return RoutingRequest.parse(extra).wanted
+    except UsageError:
+        return False
+
+
+class RunnerRouting:
+    """Capture and transfer of one model runner.
+
+    Args:
+        runner: vLLM's, with its model loaded.
+
+    Raises:
+        UsageError: Its layers differ, or some do not tell what they chose.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        config = runner.vllm_config
+        found = list(_routing_modules(runner.get_model()))
+        deployment = configuration.deployment_of(config)
+        hidden = tuple(name for name, module in found if _hides(module))
+        refuse_unsupported(type(deployment)(**{**vars(deployment), "hidden_routing": hidden[:3]}))
+        layers = RoutedLayers(name for name, _ in found)
+        top_k = {module.router.top_k for _, module in found}
+        if len(top_k) > 1:
+            raise UsageError(f"layers that choose {sorted(top_k)} experts have no common shape")
+        tensor_rank = _tensor_group().rank_in_group
+        self.parallel = config.parallel_config
+        buffer = layers.buffer(
+            top_k=top_k.pop(),
+            experts=deployment.experts,
+            max_tokens=_most_tokens(runner),
+            device=runner.device,
+        )
+        self.worker = RoutedExpertsWorker(
+            buffer, depth=configuration.places(config), sends=tensor_rank == 0
+        )
+        for number, (_, module) in enumerate(found):
+            sink = functools.partial(self._capture, buffer.layer(number), module)
+            module.router.set_capture_fn(sink)
+        self._tensor_rank = tensor_rank
+        self._opted: set[str] = set()
+        self._scheduled: Any = None
+        self._flight: Flight | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, top k and experts."""
+        shape = self.worker.capture.shape
+        return shape.layers, shape.top_k, shape.experts
+
+    def begin(self, scheduled: Any) -> None:
+        """Notes who opted in, and what the step about to be run is made of."""
+        self._opted -= scheduled.finished_req_ids
+        for new in scheduled.scheduled_new_reqs:
+            if opts_in(new.sampling_params):
+                self._opted.add(new.req_id)
+        self._scheduled = scheduled if self._opted else None
+
+    def end(self) -> None:
+        """Forgets the step's scheduling; its rows may still be on their way."""
+        self._scheduled = None
+
+    def rows(self, requests: list[str]) -> list[RequestRows]:
+        """Returns the rows of requests that opted in, of the batch as it will be computed.
+
+        Args:
+            requests: Ids, in the order of the batch.
+        """
+        if self._scheduled is None:
+            return []
+        counts, rows, first = self._scheduled.num_scheduled_tokens, [], 0
+        for request in requests:
+            count = counts.get(request, 0)
+            if count and request in self._opted:
+                rows.append(RequestRows(request, first, count))
+            first += count
+        return rows
+
+    def keep(self, flight: Flight | None) -> None:
+        """Keeps a step's rows until its output is made."""
+        self._flight = flight
+
+    def take(self) -> Flight | None:
+        """Returns them."""
+        flight, self._flight = self._flight, None
+        return flight
+
+    def _capture(self, sink: LayerCapture, module: Any, topk_ids: torch.Tensor) -> None:
+        """Stores what a router chose; vLLM calls it inside the forward pass."""
+        if not sink.buffer.writes:
+            return
+        try:
+            batch = self._batch()
+            if batch is None:
+                sink(topk_ids)
+            else:
+                layout = _known_layout(module, batch)
+                capture_own(sink, topk_ids, batch, _gather, layout)
+        except Exception as error:
+            # Not written, so these tokens are missing.
+            session.warn_once(_ROUTING, f"routing of a layer was not captured: {error}")
+
+    def _batch(self) -> BatchRows | None:
+        """Returns how many rows who has, or None where there is one replica."""
+        from vllm.forward_context import get_forward_context
+
+        metadata = get_forward_context().dp_metadata
+        if metadata is None:
+            return None
+        tokens = tuple(metadata.num_tokens_across_dp_cpu.tolist())
+        tp = self.parallel.tensor_parallel_size
+        sizes = tuple(getattr(metadata, "local_sizes", None) or ())
+        shared_out = tp > 1 and len(sizes) == len(tokens) * tp
+        return BatchRows(
+            tokens,
+            dp_rank=self.parallel.data_parallel_rank,
+            tp=tp,
+            tp_rank=self._tensor_rank,
+            sequence_parallel=shared_out,
+            shards=sizes if shared_out else (),
+        )
+
+
+def _routing_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the modules that have a router of their own, in the order of the model."""
+    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+
+    seen = set()
+    for name, module in model.named_modules():
+        router = getattr(module, "router", None)
+        if isinstance(router, BaseRouter) and id(router) not in seen:
+            seen.add(id(router))
+            yield name, module
+
+
+def _hides(module: Any) -> bool:
+    """Whether one kernel both chooses the experts and runs them."""
+    return bool(getattr(module, "is_monolithic", False))
+
+
+def _known_layout(module: Any, batch: BatchRows) -> BatchLayout | None:
+    """Returns what the rows of a layer's router are, where vLLM's code says it.
+
+    By their number alone ranks of a replica could come to different answers, and one of them would
+    wait in a collective for the others.
+    """
+    gathered = getattr(module, "do_naive_dispatch_combine", None)
+    if gathered is None:
+        return None
+    if batch.sequence_parallel:
+        return BatchLayout.GATHERED_SHARDS if gathered else BatchLayout.SEQUENCE_SHARD
+    return BatchLayout.CONCATENATED if gathered else BatchLayout.OWN
+
+
+def _tensor_group() -> Any:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group()
+
+
+def _gather(rows: torch.Tensor) -> torch.Tensor:
+    """Puts the rows of all ranks of the replica together.
+
+    As the floats of the same bits: what vLLM gathers with on the CPU knows no integers.
+    """
+    words = rows.contiguous().view(torch.float32)
+    gathered: torch.Tensor = _tensor_group().all_gather(words, dim=0)
+    return gathered.contiguous().view(rows.dtype)
+
+
+def _most_tokens(runner: Any) -> int:
+    sizes = getattr(runner.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [0]
+    return max(int(runner.max_num_tokens), *sizes)
+
+
+def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = usual(self, *args, **kwargs)
+    # Here an exception ends the start, with its reason: nobody has been promised anything yet.
+    setattr(self, _ROUTING, RunnerRouting(self))
+    return result
+
+
+def _routing_shape(worker: Any) -> tuple[int, int, int] | None:
+    routing: RunnerRouting | None = getattr(worker.model_runner, _ROUTING, None)
+    return None if routing is None else routing.shape
+
+
+def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
+    if routing is None:
+        return usual(self, scheduler_output, *args, **kwargs)
+    routing.begin(scheduler_output)
+    try:
+        return usual(self, scheduler_output, *args, **kwargs)
+    finally:
+        routing.end()
+
+
+def _model_forward(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
+    rows = [] if routing is None else routing.rows(self.input_batch.req_ids)
+    if routing is None or not rows:
+        return usual(self, *args, **kwargs)
+    try:
+        routing.worker.begin_step(rows)
+    except Exception as error:
+        session.warn_once(_ROUTING, f"routing of a step was not captured: {error}")
+        return usual(self, *args, **kwargs)
+    try:
+        result = usual(self, *args, **kwargs)
+    except BaseException:
+        routing.worker.drop_step()
+        raise
+    routing.keep(routing.worker.end_step())
+    return result
+
+
+def _sample_tokens(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = usual(self, *args, **kwargs)
+    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
+    flight = None if routing is None else routing.take()
+    if flight is not None:
+        if hasattr(result, "get_output"):  # the thread that waits for the tokens takes both
+            setattr(result, _FLIGHT, flight)
+        elif hasattr(result, "sampled_token_ids"):
+            setattr(result, DELTA, flight.take())
+    return result
+
+
+def _get_output(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = usual(self, *args, **kwargs)
+    flight: Flight | None = self.__dict__.pop(_FLIGHT, None)
+    if flight is not None:
+        setattr(output, DELTA, flight.take())
+    return output

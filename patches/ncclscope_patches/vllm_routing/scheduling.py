@@ -1,0 +1,286 @@
+"""The engine's part: where each row belongs, whatever happens to its request meanwhile.
+
+vLLM's scheduler goes on as it does. What it decided is read off afterwards; only a collector
+of dictionaries and arrays is kept beside it, in the same thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ncclscope.tracing import session
+from ncclscope_patches.routed_experts.collector import Collector
+from ncclscope_patches.routed_experts.records import Ticket
+from ncclscope_patches.routed_experts.shape import RoutingShape
+from ncclscope_patches.routed_experts.slots import SlotStore
+from ncclscope_patches.vllm_routing.packing import pack
+from ncclscope_patches.vllm_routing.runner import DELTA, opts_in
+from ncclscope_patches.vllm_routing.wrapping import wrap
+
+__all__ = ["SchedulerRouting", "extend_engine", "extend_scheduler"]
+
+_ROUTING = "_ncclscope_routing"
+
+
+def extend_scheduler(module: Any) -> None:
+    """Adds the collection to vLLM's scheduler; one without a collector goes on as before."""
+    scheduler = module.Scheduler
+    wrap(scheduler, "__init__", _init_scheduler)
+    wrap(scheduler, "schedule", _schedule)
+    wrap(scheduler, "update_from_output", _update_from_output)
+    wrap(scheduler, "_preempt_request", _preempt_request)
+    wrap(scheduler, "_free_request", _free_request)
+    wrap(scheduler, "reset_prefix_cache", _reset_prefix_cache)
+
+
+def extend_engine(module: Any) -> None:
+    """Asks the workers of each engine what they capture, once they have loaded the model."""
+    # The engine's constructor is what loads plugins, so that it is too late to wrap that.
+    wrap(module.EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
+
+
+class SchedulerRouting:
+    """The collector of one engine, and what it is told.
+
+    Args:
+        scheduler: vLLM's.
+        shape: Its model's routing.
+    """
+
+    def __init__(self, scheduler: Any, shape: RoutingShape) -> None:
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        store = None
+        block_size = 64
+        if len(groups) == 1:  # otherwise a token has blocks of several kinds and lengths
+            block_size = groups[0].kv_cache_spec.block_size
+            store = SlotStore(shape, block_size)
+        self.collector = Collector(shape, block_size, store=store)
+        self.scheduler = scheduler
+        self._requests: dict[str, Any] = {}
+        self._ended: list[str] = []
+        self._in_flight: dict[int, tuple[Any, list[Ticket]]] = {}
+        self._known: dict[str, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody who runs has opted in."""
+        return not self._requests
+
+    def renew(self, blocks: Iterable[int]) -> None:
+        """Notes that KV blocks get new content, whoever they are for."""
+        self.collector.renew(blocks)
+
+    def scheduled(self, output: Any) -> None:
+        """Notes who is admitted, who got which blocks, and where a step's rows will go."""
+        for request in self._ended:
+            self._forget(request)
+        self._ended.clear()
+        new = [one for one in output.scheduled_new_reqs if opts_in(one.sampling_params)]
+        for one in new:
+            request = self.scheduler.requests[one.req_id]
+            self._requests[one.req_id] = request
+            self.collector.admit(one.req_id, request.num_prompt_tokens)
+        if self.idle:
+            return
+        self._attach(output, new)
+        counts, tickets = output.num_scheduled_tokens, []
+        positions = {one.req_id: one.num_computed_tokens for one in new}
+        cached = output.scheduled_cached_reqs
+        positions.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for name in self._requests.keys() & counts.keys():
+            ticket = self.collector.schedule(name, positions[name], counts[name])
+            if ticket is not None:
+                tickets.append(ticket)
+        if tickets:
+            self._in_flight[id(output)] = (output, tickets)
+
+    def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
+        """Stores what a step's output brings, before the scheduler looks at it.
+
+        Args:
+            output: What was scheduled.
+            delta: What the workers sent.
+            sampled: By request, how many tokens it was given; of a step with drafts.
+        """
+        _, tickets = self._in_flight.pop(id(output), (None, []))
+        # Of a request that lost its blocks, or ended, the step may be one that never counts.
+        tickets = [ticket for ticket in tickets if not self._is_dropped(ticket.request)]
+        if not tickets or delta is None:
+            return
+        drafts = output.scheduled_spec_decode_tokens
+        accepted, positions = {}, {}
+        for ticket in tickets:
+            name, stands = ticket.request, ticket.count
+            if drafts.get(name) and sampled.get(name):
+                stands -= len(drafts[name]) - (sampled[name] - 1)
+                accepted[name] = stands
+            if name in self._known and self._known[name] < ticket.position:
+                positions[name] = self._known[name]  # drafts were rejected in the step before
+            self._known[name] = positions.get(name, ticket.position) + stands
+        self.collector.deliver(tickets, delta, accepted, positions)
+
+    def answer(self, outputs: dict[int, Any]) -> None:
+        """Adds new tokens' routing to the outputs of requests that opted in."""
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                request = self._requests.get(output.request_id)
+                if request is None:
+                    continue
+                part = self.collector.take(output.request_id, request.num_output_tokens)
+                if part is not None and part.tokens:
+                    output.routed_experts = pack(part)
+                if output.finish_reason is not None:
+                    self._forget(output.request_id)
+
+    def preempted(self, request: str) -> None:
+        """Notes that a request lost its blocks."""
+        self.collector.preempt(request)
+        self._known.pop(request, None)
+
+    def ended(self, request: str) -> None:
+        """Notes that a request's blocks are free. Its last output may still be to come."""
+        if request in self._requests:
+            self._ended.append(request)
+
+    def reset(self) -> None:
+        """Forgets the routing of cached blocks."""
+        if self.collector.store is not None:
+            self.collector.store.clear()
+
+    def _is_dropped(self, name: str) -> bool:
+        """Whether the step in flight was of a request whose tokens of then will not count."""
+        request = self._requests.get(name)
+        if request is None:
+            return False  # it ended; its blocks may be shared, and what they held was computed
+        stale = getattr(request, "num_stale_output_tokens", 0) > 0
+        return (stale and bool(getattr(request, "drop_stale_output", False))) or bool(
+            getattr(request, "discard_latest_async_tokens", False)
+        )
+
+    def _attach(self, output: Any, new: list[Any]) -> None:
+        """Tells the collector of blocks. Computed ones first: another's may be shared with them."""
+        size = self.collector.block_size
+        store = self.collector.store
+        if store is None:
+            return
+        cached = output.scheduled_cached_reqs
+        given: list[tuple[str, list[int], int]] = [
+            (one.req_id, list(one.block_ids[0]), one.num_computed_tokens // size) for one in new
+        ]
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in self._requests and blocks is not None:
+                again = name in cached.resumed_req_ids
+                given.append((name, list(blocks[0]), computed // size if again else 0))
+        for _, blocks, hits in given:
+            for block in blocks[hits:]:
+                store.page(block)
+        for name, blocks, hits in given:
+            self.collector.attach(name, blocks[:hits], hits=True)
+            self.collector.attach(name, blocks[hits:])
+
+    def _forget(self, request: str) -> None:
+        self.collector.abort(request)
+        self._requests.pop(request, None)
+        self._known.pop(request, None)
+
+
+_shapes: list[tuple[Any, RoutingShape]] = []
+"""Configurations of engines that have workers and no scheduler yet, and what the workers capture."""
+
+
+def _initialize_kv_caches(usual: Any, self: Any, vllm_config: Any) -> Any:
+    result = usual(self, vllm_config)
+    try:
+        shapes = self.model_executor.collective_rpc("ncclscope_routing_shape")
+        if len(set(shapes)) != 1 or shapes[0] is None:
+            raise RuntimeError(f"its workers capture {sorted(set(shapes), key=str)}")
+        _shapes.append((vllm_config, RoutingShape(*shapes[0])))
+    except Exception as error:
+        session.warn_once(_ROUTING, f"this engine returns no routed experts: {error!r}")
+    return result
+
+
+def _init_scheduler(usual: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    usual(self, *args, **kwargs)
+    shape = next((shape for config, shape in _shapes if config is self.vllm_config), None)
+    if shape is None:
+        return
+    _shapes.clear()
+    try:
+        routing = SchedulerRouting(self, shape)
+        pool = self.kv_cache_manager.block_pool
+        pool.get_new_blocks = functools.partial(_get_new_blocks, pool.get_new_blocks, routing)
+        setattr(self, _ROUTING, routing)
+    except Exception as error:
+        session.warn_once(_ROUTING, f"this engine returns no routed experts: {error!r}")
+
+
+def _get_new_blocks(usual: Any, routing: SchedulerRouting, *args: Any, **kwargs: Any) -> Any:
+    blocks = usual(*args, **kwargs)
+    routing.renew(block.block_id for block in blocks)
+    return blocks
+
+
+def _guarded(self: Any, tell: Callable[[SchedulerRouting], None]) -> None:
+    """Tells the collector. If it fails it is taken away, and no request waits for it."""
+    routing: SchedulerRouting | None = getattr(self, _ROUTING, None)
+    if routing is None:
+        return
+    try:
+        tell(routing)
+    except Exception as error:
+        setattr(self, _ROUTING, None)
+        session.warn_once(_ROUTING, f"routed experts are returned no longer: {error!r}")
+
+
+def _schedule(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = usual(self, *args, **kwargs)
+    _guarded(self, lambda routing: routing.scheduled(output))
+    return output
+
+
+def _update_from_output(
+    usual: Any, self: Any, scheduler_output: Any, model_runner_output: Any
+) -> Any:
+    delta = getattr(model_runner_output, DELTA, None)
+
+    def deliver(routing: SchedulerRouting) -> None:
+        if not routing.idle or delta is not None:
+            sampled = _sampled_counts(scheduler_output, model_runner_output)
+            routing.deliver(scheduler_output, delta, sampled)
+
+    _guarded(self, deliver)
+    outputs = usual(self, scheduler_output, model_runner_output)
+    _guarded(self, lambda routing: None if routing.idle else routing.answer(outputs))
+    return outputs
+
+
+def _sampled_counts(scheduler_output: Any, model_runner_output: Any) -> dict[str, int]:
+    if not scheduler_output.scheduled_spec_decode_tokens:
+        return {}
+    tokens = model_runner_output.sampled_token_ids
+    index = model_runner_output.req_id_to_index
+    return {name: len(tokens[place]) for name, place in index.items()} if tokens else {}
+
+
+def _preempt_request(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    result = usual(self, request, *args, **kwargs)
+    _guarded(self, lambda routing: routing.preempted(request.request_id))
+    return result
+
+
+def _free_request(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    result = usual(self, request, *args, **kwargs)
+    _guarded(self, lambda routing: routing.ended(request.request_id))
+    return result
+
+
+def _reset_prefix_cache(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    done = usual(self, *args, **kwargs)
+    if done:
+        _guarded(self, lambda routing: routing.reset())
+    return done

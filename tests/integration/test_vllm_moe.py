@@ -16,10 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ncclscope import open_run
 from ncclscope.live.stacks import find_py_spy
+from ncclscope_patches.routed_experts import decode_choice
+from tests.integration.routing_reference import reference_routing
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -29,6 +32,7 @@ BUDGET = 24
 """Tokens that a step may have: the longest prompt takes several, beside the tokens of others."""
 ARGUMENTS = ["--enable-expert-parallel", "--max-num-batched-tokens", str(BUDGET)]
 CPU_MOE = {"NCCLSCOPE_VLLM_CPU_MOE": "1"}
+ROUTING = {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"}
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17)
 TOKENS = 12
 STAGGER_SECONDS = 0.05
@@ -62,10 +66,30 @@ def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None])
     assert answers(server) == single
 
 
+def assert_routed(server: VllmServer, single: Answers) -> None:
+    """Checks the experts of requests that ask for them, beside others that do not."""
+
+    def ask(prompt: list[int], number: int) -> None:
+        asked = {"return_routed_experts": True} if number else {}
+        choice = server.choice(prompt, TOKENS, vllm_xargs=asked, cache_salt=f"routed {number}")
+        assert choice["token_ids"] in single
+        found = decode_choice(choice)
+        assert (found is None) == (not asked)
+        if found is not None:
+            truth = reference_routing(server.model, [*prompt, *choice["token_ids"]])[:-1]
+            assert found.missing_count == 0
+            assert np.array_equal(found.ids, truth)
+
+    with ThreadPoolExecutor(2 * len(PROMPTS)) as pool:
+        asked = [pool.submit(ask, prompt, number) for prompt in PROMPTS for number in range(2)]
+        for one in asked:
+            one.result()
+
+
 def traced(
     directory: Path, dispatch: str = "", asynchronous: str = "", **options: Any
 ) -> TracedServer:
-    environment = {**CPU_MOE, "NCCLSCOPE_TEST_ASYNC": asynchronous}
+    environment = {**CPU_MOE, **ROUTING, "NCCLSCOPE_TEST_ASYNC": asynchronous}
     if dispatch:
         environment["NCCLSCOPE_VLLM_DISPATCH"] = dispatch
     return TracedServer(
@@ -234,6 +258,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 def test_two_workers_share_their_experts(single: Answers, directory: Path) -> None:
     with (server := traced(directory)).server:
         assert_serves(server.server, single, lambda: rest(server))
+        assert_routed(server.server, single)
         assert_agreed(server, 2)
         assert_in_step(server, [(0, 1)])
 
@@ -244,6 +269,7 @@ def test_two_replicas_of_one_worker_schedule_asynchronously(
     one_each = {"tensor_parallel_size": 1, "data_parallel_size": 2}
     with (server := traced(directory, "fixed", "1", **one_each)).server:
         assert_serves(server.server, single, lambda: rest(server))
+        assert_routed(server.server, single)
         table = assert_agreed(server, 2)
         for rank, row in table.items():
             place = {"dp": str(rank), "ep": str(rank), "engine": str(rank)}
@@ -290,6 +316,7 @@ def test_replicas_share_experts_and_an_uneven_dispatch_is_named(
 ) -> None:
     with (server := traced(directory, data_parallel_size=2)).server:
         assert_serves(server.server, single, lambda: rest(server))
+        assert_routed(server.server, single)
         table = assert_agreed(server, 4)
         for rank, row in table.items():
             place = {"dp": str(rank // 2), "tp": str(rank % 2), "ep": str(rank)}
@@ -314,6 +341,7 @@ def test_replicas_with_the_padding_dispatcher_and_a_skipped_call_is_named(
 ) -> None:
     with (server := traced(directory, "checked", data_parallel_size=2)).server:
         assert_serves(server.server, single, lambda: rest(server))
+        assert_routed(server.server, single)
         assert_agreed(server, 4)
         assert "all_gather" in ops(server, "ep:0/cpu"), "nothing was checked"
         assert_in_step(server, [(0, 1), (2, 3)])

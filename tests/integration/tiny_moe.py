@@ -35,6 +35,19 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) 
     )
 
 
+def write_tokenizer(directory: Path, words: int) -> None:
+    """Writes a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Replace("w", " w")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2")
+    fast.chat_template = "{{ messages[0].content }}"
+    fast.save_pretrained(directory)
+
+
 def _weights(
     config: Mapping[str, Any], chosen: np.random.Generator
 ) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:

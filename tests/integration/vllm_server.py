@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from tests.integration.tiny_moe import write_checkpoint
+from tests.integration.tiny_moe import write_checkpoint, write_tokenizer
 
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 0.2
@@ -77,6 +77,7 @@ class VllmServer:
         tensor_parallel_size: Number of workers of a replica.
         data_parallel_size: Number of replicas, each with an engine of its own.
         checkpoint: Serve weights that are the same for every number of workers.
+        tokenizer: Give it one, whose words are `w0`, `w1` and so on.
         eager: False for vLLM's default, torch.compile, which takes some 10 to 40 s longer to start.
         prefix: A command to run the server under, such as `["ncclscope", "run", "--"]`.
         environment: Variables set for the server on top of the test's own.
@@ -91,6 +92,7 @@ class VllmServer:
         tensor_parallel_size: int = 2,
         data_parallel_size: int = 1,
         checkpoint: bool = False,
+        tokenizer: bool = False,
         eager: bool = True,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -99,18 +101,20 @@ class VllmServer:
     ) -> None:
         self._config = config
         self._checkpoint = checkpoint
+        self._tokenizer = tokenizer
         self.log_path = directory / "server.log"
-        self._model = directory / "tiny-moe"
+        self.model = directory / "tiny-moe"
         self._port = _free_port()
         self._command = [
             *prefix,
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(self._model), "--served-model-name", "tiny-moe"),
+            *("--model", str(self.model), "--served-model-name", "tiny-moe"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--tensor-parallel-size", str(tensor_parallel_size)),
             *(["--data-parallel-size", str(data_parallel_size)] if data_parallel_size > 1 else []),
             *(["--load-format", "dummy"] if not checkpoint else []),
-            *("--skip-tokenizer-init", "--dtype", "float32"),
+            *([] if tokenizer else ["--skip-tokenizer-init"]),
+            *("--dtype", "float32"),
             *("--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"),
             *(["--enforce-eager"] if eager else []),
             *arguments,
@@ -141,11 +145,13 @@ class VllmServer:
             RuntimeError: The server ended instead; the message holds the end of its log.
             TimeoutError: It was not healthy in time; likewise.
         """
-        self._model.mkdir(exist_ok=True)
+        self.model.mkdir(exist_ok=True)
         if self._checkpoint:
-            write_checkpoint(self._model, self._config)
+            write_checkpoint(self.model, self._config)
         else:
-            (self._model / "config.json").write_text(json.dumps(self._config, indent=2))
+            (self.model / "config.json").write_text(json.dumps(self._config, indent=2))
+        if self._tokenizer:
+            write_tokenizer(self.model, VOCABULARY_SIZE)
         self._shared_memory_before = frozenset(SHARED_MEMORY.iterdir())
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -205,42 +211,61 @@ class VllmServer:
             replica: Likewise.
             **more: Fields of the request, such as `vllm_xargs`.
         """
-        with self._post(prompt_ids, max_tokens, timeout, replica, more) as response:
-            answer: dict[str, Any] = json.load(response)
-        choice: dict[str, Any] = answer["choices"][0]
+        choice: dict[str, Any] = self.answer(
+            prompt_ids, max_tokens, timeout, replica=replica, **more
+        )["choices"][0]
         return choice
+
+    def answer(
+        self,
+        prompt_ids: Sequence[int] | Sequence[Sequence[int]],
+        max_tokens: int,
+        timeout: float = 60.0,
+        *,
+        replica: int | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Return the whole of such an answer to one or several prompts; see :meth:`choice`."""
+        body = {"prompt": list(prompt_ids), **more}
+        with self._post("completions", body, max_tokens, timeout, replica) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
 
     def stream(
         self, prompt_ids: Sequence[int], max_tokens: int, timeout: float = 60.0, **more: Any
     ) -> Iterator[dict[str, Any]]:
         """Yield the first choice of each chunk of a streamed answer; see :meth:`choice`."""
-        fields = {**more, "stream": True}
-        with self._post(prompt_ids, max_tokens, timeout, None, fields) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    choices = json.loads(line[len(b"data: ") :])["choices"]
-                    yield from choices[:1]
+        body = {"prompt": list(prompt_ids), **more, "stream": True}
+        with self._post("completions", body, max_tokens, timeout) as response:
+            for chunk in _chunks(response):
+                yield from chunk["choices"][:1]
+
+    def chat(
+        self, body: Mapping[str, Any], max_tokens: int, timeout: float = 60.0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the answer to a chat, or its chunks where the body asks for a stream."""
+        with self._post("chat/completions", body, max_tokens, timeout) as response:
+            yield from _chunks(response) if body.get("stream") else [json.load(response)]
 
     def _post(
         self,
-        prompt_ids: Sequence[int],
+        path: str,
+        body: Mapping[str, Any],
         max_tokens: int,
         timeout: float,
-        replica: int | None,
-        more: Mapping[str, Any],
+        replica: int | None = None,
     ) -> HTTPResponse:
-        body = {
+        whole = {
             "model": "tiny-moe",
-            "prompt": list(prompt_ids),
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
             "return_token_ids": True,
-            **more,
+            **body,
         }
         request = urllib.request.Request(
-            f"{self._url}/v1/completions",
-            data=json.dumps(body).encode(),
+            f"{self.url}/v1/{path}",
+            data=json.dumps(whole).encode(),
             headers={"Content-Type": "application/json"},
         )
         if replica is not None:
@@ -325,7 +350,8 @@ class VllmServer:
             path.unlink(missing_ok=True)
 
     @property
-    def _url(self) -> str:
+    def url(self) -> str:
+        """Where it answers."""
         return f"http://127.0.0.1:{self._port}"
 
     def _wait_until_healthy(self, process: subprocess.Popen[bytes], timeout: float) -> None:
@@ -343,7 +369,7 @@ class VllmServer:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=5.0) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5.0) as response:
                 return bool(response.status == 200)
         except urllib.error.HTTPError as error:
             error.close()
@@ -384,6 +410,14 @@ class VllmServer:
                     path = Path(line[line.find("/") :].removesuffix(" (deleted)"))
                     if path.parent == SHARED_MEMORY and path not in self._shared_memory_before:
                         self._shared_memory.add(path)
+
+
+def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Yield what a stream of server-sent events holds."""
+    for line in response:
+        if line.startswith(b"data: {"):
+            chunk: dict[str, Any] = json.loads(line[len(b"data: ") :])
+            yield chunk
 
 
 def _server_environment(workers: int) -> dict[str, str]:

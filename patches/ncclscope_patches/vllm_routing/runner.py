@@ -237,7 +237,8 @@ def _gather(rows: torch.Tensor) -> torch.Tensor:
 
 def _most_tokens(runner: Any) -> int:
     sizes = getattr(runner.vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [0]
-    return max(int(runner.max_num_tokens), *sizes)
+    most: int = max(runner.max_num_tokens, *sizes)
+    return most
 
 
 def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:

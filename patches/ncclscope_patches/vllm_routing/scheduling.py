@@ -189,7 +189,7 @@ class SchedulerRouting:
 
 
 _shapes: list[tuple[Any, RoutingShape]] = []
-"""Configurations of engines that have workers and no scheduler yet, and what the workers capture."""
+"""Of engines that have workers and no scheduler yet: configuration, and what workers capture."""
 
 
 def _initialize_kv_caches(usual: Any, self: Any, vllm_config: Any) -> Any:

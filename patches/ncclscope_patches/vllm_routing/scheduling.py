@@ -19,7 +19,7 @@ from ncclscope_patches.vllm_routing.packing import pack
 from ncclscope_patches.vllm_routing.runner import DELTA, opts_in
 from ncclscope_patches.vllm_routing.wrapping import wrap
 
-__all__ = ["SchedulerRouting", "extend_engine", "extend_scheduler"]
+__all__ = ["SchedulerRouting", "collected", "extend_engine", "extend_scheduler"]
 
 _ROUTING = "_ncclscope_routing"
 
@@ -41,6 +41,12 @@ def extend_engine(module: Any) -> None:
     wrap(module.EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
 
 
+def collected(scheduler: Any) -> int:
+    """Returns for how many requests a scheduler of vLLM's keeps routing."""
+    routing: SchedulerRouting | None = getattr(scheduler, _ROUTING, None)
+    return 0 if routing is None else len(routing.collector)
+
+
 class SchedulerRouting:
     """The collector of one engine, and what it is told.
 
@@ -60,7 +66,7 @@ class SchedulerRouting:
         self.scheduler = scheduler
         self._requests: dict[str, Any] = {}
         self._ended: list[str] = []
-        self._in_flight: dict[int, tuple[Any, list[Ticket]]] = {}
+        self._in_flight: dict[int, tuple[Any, list[Ticket], set[str]]] = {}
         self._known: dict[str, int] = {}
 
     @property
@@ -94,7 +100,7 @@ class SchedulerRouting:
             if ticket is not None:
                 tickets.append(ticket)
         if tickets:
-            self._in_flight[id(output)] = (output, tickets)
+            self._in_flight[id(output)] = (output, tickets, cached.resumed_req_ids)
 
     def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
         """Stores what a step's output brings, before the scheduler looks at it.
@@ -104,13 +110,13 @@ class SchedulerRouting:
             delta: What the workers sent.
             sampled: By request, how many tokens it was given; of a step with drafts.
         """
-        _, tickets = self._in_flight.pop(id(output), (None, []))
+        _, tickets, resumed = self._in_flight.pop(id(output), (None, [], set()))
         # Of a request that lost its blocks, or ended, the step may be one that never counts.
         tickets = [ticket for ticket in tickets if not self._is_dropped(ticket.request)]
-        if not tickets or delta is None:
-            return
         drafts = output.scheduled_spec_decode_tokens
         accepted, positions = {}, {}
+        for name in resumed:  # from where the prefix cache ends, whatever was known before
+            self._known.pop(name, None)
         for ticket in tickets:
             name, stands = ticket.request, ticket.count
             if drafts.get(name) and sampled.get(name):
@@ -119,6 +125,7 @@ class SchedulerRouting:
             if name in self._known and self._known[name] < ticket.position:
                 positions[name] = self._known[name]  # drafts were rejected in the step before
             self._known[name] = positions.get(name, ticket.position) + stands
+        # Also where nothing came: where the next rows begin depends on these.
         self.collector.deliver(tickets, delta, accepted, positions)
 
     def answer(self, outputs: dict[int, Any]) -> None:
@@ -137,7 +144,6 @@ class SchedulerRouting:
     def preempted(self, request: str) -> None:
         """Notes that a request lost its blocks."""
         self.collector.preempt(request)
-        self._known.pop(request, None)
 
     def ended(self, request: str) -> None:
         """Notes that a request's blocks are free. Its last output may still be to come."""

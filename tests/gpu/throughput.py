@@ -32,7 +32,11 @@ VARIANTS = {
     "checked": {"NCCLSCOPE_VLLM_DISPATCH": "checked"},
     "traced": {},
     "traced fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
+    "offered": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
+    "routed": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
 }
+ASKED = {"vllm_xargs": {"return_routed_experts": True, "routed_experts_encoding": "compact"}}
+"""What requests say in the variant ``routed``; in ``offered`` nobody asks."""
 ALONE = [[1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17]
 """Prompts that are served one after the other: batches, and with them roundings, are the same."""
 
@@ -67,9 +71,12 @@ class Variant:
 
         def serve(request: Request) -> tuple[int, float]:
             prompt, count = request
+            asked = ASKED if self.name == "routed" else {}
             started = time.perf_counter()
-            answered = len(self.server.complete(prompt, max_tokens=count, timeout=120))
-            return answered, time.perf_counter() - started
+            choice = self.server.choice(prompt, count, 120, **asked)
+            if asked and not choice["routed_experts"]:
+                raise RuntimeError("an answer has no routed experts")
+            return len(choice["token_ids"]), time.perf_counter() - started
 
         started = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:

@@ -22,6 +22,8 @@ from ncclscope_patches.vllm_routing.wrapping import wrap
 __all__ = ["SchedulerRouting", "collected", "extend_engine", "extend_scheduler"]
 
 _ROUTING = "_ncclscope_routing"
+_TOGETHER = 64
+"""Generated tokens whose routing goes to the server at a time, unless they are streamed."""
 
 
 def extend_scheduler(module: Any) -> None:
@@ -135,10 +137,17 @@ class SchedulerRouting:
                 request = self._requests.get(output.request_id)
                 if request is None:
                     continue
-                part = self.collector.take(output.request_id, request.num_output_tokens)
-                if part is not None and part.tokens:
-                    output.routed_experts = pack(part)
-                if output.finish_reason is not None:
+                ended = output.finish_reason is not None
+                generated = request.num_output_tokens
+                if ended or request.sampling_params.output_kind.name != "FINAL_ONLY":
+                    wanted = True
+                else:  # nobody looks at it before the end, so it need not come token by token
+                    wanted = generated % _TOGETHER == 1
+                if wanted:
+                    part = self.collector.take(output.request_id, generated)
+                    if part is not None and part.tokens:
+                        output.routed_experts = pack(part)
+                if ended:
                     self._forget(output.request_id)
 
     def preempted(self, request: str) -> None:

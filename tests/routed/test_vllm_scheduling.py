@@ -284,7 +284,7 @@ def test_every_row_is_of_the_token_that_counts(
 def test_nothing_is_missing_where_all_opt_in(model: Path, depth: int) -> None:
     engine = Engine(model, depth, 0, 5)
     shared = [engine.chance.randint(3, 200) for _ in range(50)]
-    for number in range(3):
+    for number in range(12):
         engine.add(shared[: 10 * (number % 5)] + [number + 3] * 30, opted=True, limit=40)
 
     engine.finish()

@@ -5,18 +5,17 @@ Nothing here waits for a device or reads from it, and all of it can be captured 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.shape import RoutingShape
 
-__all__ = ["CaptureBuffer", "LayerCapture"]
+__all__ = ["NOTHING", "CaptureBuffer", "LayerCapture"]
 
-# Of uint16, torch has little more than copies. The same bits in int16 can be indexed everywhere.
-_STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# A narrower type cannot be compared with numbers that it cannot hold: torch cuts them to size.
-_COMPARABLE = (torch.int32, torch.int64)
+NOTHING = -1
+"""What a row holds until its layer has written it."""
+# Others are cut to size by a plain copy, so that a number which is no expert's could become one.
+_WIDE = (torch.int64, torch.uint32, torch.uint64)
 
 
 class CaptureBuffer:
@@ -26,14 +25,16 @@ class CaptureBuffer:
     that exist. Everything else is missing, so that neither the rows of an earlier step nor
     numbers that do not fit can pass for routing.
 
+    Numbers are kept as wide as routers give them, and narrowed when a step leaves the device
+    (:meth:`narrow`): so a layer costs one copy, in every replay of a CUDA graph, whoever asks.
+
     Args:
         shape: The model's routing.
         max_tokens: Rows of the largest batch, padding included.
         device: Where the model is.
 
     Attributes:
-        ids: Experts, ``(layers, tokens, top_k)``; uint8, int16 with the bits of uint16, or int32.
-        missing: What was not captured, ``(layers, tokens)``.
+        ids: Experts, ``(layers, tokens, top_k)``, int32; :data:`NOTHING` where none was written.
     """
 
     def __init__(
@@ -43,16 +44,15 @@ class CaptureBuffer:
             raise UsageError(f"no batch has {max_tokens} tokens at most")
         self.shape = shape
         self.max_tokens = max_tokens
-        self.dtype = _STORAGE[np.dtype(shape.dtype).itemsize]
         size = (shape.layers, max_tokens, shape.top_k)
-        # Made in inference mode, they could not be written outside of it.
+        # Made in inference mode, it could not be written outside of it.
         with torch.inference_mode(False):
-            self.ids = torch.zeros(size, dtype=self.dtype, device=device)
-            self.missing = torch.ones(size[:2], dtype=torch.bool, device=device)
+            self.ids = torch.full(size, NOTHING, dtype=torch.int32, device=device)
+            # So that a step allocates nothing.
+            self._extremes = torch.empty((2, max_tokens), dtype=torch.int32, device=device)
+            self._above = torch.empty(max_tokens, dtype=torch.bool, device=device)
         self.device = self.ids.device
-        self._views = tuple(
-            (self.ids[number], self.missing[number]) for number in range(shape.layers)
-        )
+        self._layers = tuple(self.ids)
         self._open = False
         if self.device.type == "cuda":
             self._warm_up()
@@ -60,11 +60,15 @@ class CaptureBuffer:
     @property
     def nbytes(self) -> int:
         """Memory of the device."""
-        return self.ids.nbytes + self.missing.nbytes
+        return self.ids.nbytes + self._extremes.nbytes + self._above.nbytes
 
-    def begin(self) -> None:
-        """Begins a step that somebody wants to have captured: nothing is known yet."""
-        self.missing.fill_(True)
+    def begin(self, rows: int | None = None) -> None:
+        """Begins a step that somebody wants to have captured: nothing is known yet.
+
+        Args:
+            rows: How many at the start of the batch will be asked for; None for all.
+        """
+        self.ids[:, :rows].fill_(NOTHING)
         self._open = True
 
     def end(self) -> None:
@@ -102,17 +106,35 @@ class CaptureBuffer:
             raise UsageError(f"{list(topk_ids.shape)} is not the top {self.shape.top_k} of tokens")
         if first < 0 or first + rows > self.max_tokens:
             raise UsageError(f"{rows} tokens from row {first} on, in {self.max_tokens} rows")
-        if topk_ids.dtype not in _COMPARABLE:
+        if topk_ids.dtype in _WIDE:
             topk_ids = topk_ids.to(torch.int64)
-        ids, missing = self._views[layer]
-        ids[first : first + rows].copy_(topk_ids)
-        foreign = (topk_ids < 0).logical_or_(topk_ids > self.shape.experts - 1)
-        missing[first : first + rows].copy_(foreign.any(dim=1))
+            foreign = (topk_ids < 0).logical_or_(topk_ids > self.shape.experts - 1)
+            topk_ids = topk_ids.masked_fill(foreign, NOTHING)
+        self._layers[layer][first : first + rows].copy_(topk_ids)
+
+    def narrow(self, rows: slice, ids: torch.Tensor, missing: torch.Tensor) -> None:
+        """Writes some rows of a step in the order and the type that they are handed out in.
+
+        Args:
+            rows: Of the batch.
+            ids: Where experts go, ``(rows, layers, top_k)``, of a type that has the size of the
+                shape's. Those of a missing row mean nothing.
+            missing: Where it goes which rows have a number that is no expert's, ``(rows,)``.
+        """
+        block = self.ids[:, rows]
+        ids.copy_(block.permute(1, 0, 2))
+        count = len(missing)
+        least, most = self._extremes[0, :count], self._extremes[1, :count]
+        torch.lt(torch.amin(block, dim=(0, 2), out=least), 0, out=missing)
+        torch.gt(
+            torch.amax(block, dim=(0, 2), out=most), self.shape.experts - 1, out=self._above[:count]
+        )
+        missing.logical_or_(self._above[:count])
 
     def _warm_up(self) -> None:
         """Does once what a layer does: kernels are better not loaded while a graph is captured."""
-        self.begin()
-        for dtype in _COMPARABLE:
+        for dtype in (torch.int32, torch.int64):
+            self.begin()
             self.write(0, torch.zeros((1, self.shape.top_k), dtype=dtype, device=self.device))
         self.begin()
         self.end()

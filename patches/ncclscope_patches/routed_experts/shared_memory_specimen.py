@@ -62,7 +62,7 @@ class SharedMemorySpecimen:
         rows = ids.permute(1, 0, 2).cpu().numpy()
         self.device_waits += 2
         with self._locked():
-            self._ids[where] = rows.view(self.shape.dtype)
+            self._ids[where] = rows.astype(self.shape.dtype)
 
     def read(self, slots: Ids) -> Ids:
         """Returns what is in some slots, for a request that ended, on the scheduler."""

@@ -25,6 +25,9 @@ __all__ = ["Flight", "Transfer"]
 _PIECES = 8
 """Up to so many pieces of a batch are copied one by one; more are copied with what is between."""
 
+# Of uint16, torch has little more than copies. The same bits in int16 can be indexed everywhere.
+_STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 
 class Place:
     """Buffers of one step in flight.
@@ -40,7 +43,7 @@ class Place:
         cuda = device.type == "cuda"
         # Made in inference mode, they could not be written outside of it.
         with torch.inference_mode(False):
-            self.ids = torch.empty(routing, dtype=capture.dtype, device=device)
+            self.ids = torch.empty(routing, dtype=_storage(capture), device=device)
             self.missing = torch.empty(tokens, dtype=torch.bool, device=device)
             self.slots = torch.empty(tokens if slots else 0, dtype=torch.int64, device=device)
             self.staged = (self.ids, self.missing, self.slots)
@@ -206,8 +209,7 @@ class Transfer:
         here = slice(at, at + len(piece))
         rows = slice(piece.start, piece.stop)
         capture = self.capture
-        place.ids[here].copy_(capture.ids[:, rows].permute(1, 0, 2))
-        torch.any(capture.missing[:, rows], dim=0, out=place.missing[here])
+        capture.narrow(rows, place.ids[here], place.missing[here])
         if slot_mapping is not None:
             place.slots[here].copy_(slot_mapping[rows])
 
@@ -223,6 +225,10 @@ class Transfer:
             for to, of in zip(place.pinned, place.staged, strict=True):
                 to[:rows].copy_(of[:rows], non_blocking=True)
             place.copied.record(self._stream)
+
+
+def _storage(capture: CaptureBuffer) -> torch.dtype:
+    return _STORAGE[capture.shape.dtype.itemsize]
 
 
 def _event() -> torch.cuda.Event:

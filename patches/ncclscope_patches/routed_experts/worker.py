@@ -73,7 +73,8 @@ class RoutedExpertsWorker:
             raise UsageError("a step begins where another has not ended")
         if rows:
             self._rows = check_rows(rows, self.capture.max_tokens)
-            self.capture.begin()
+            last = self._rows[-1]
+            self.capture.begin(last.first + last.count)
 
     def end_step(self, slot_mapping: torch.Tensor | None = None) -> Flight | None:
         """Ends it and sends its rows on their way.

@@ -43,6 +43,15 @@ def extend_engine(module: Any) -> None:
     wrap(module.EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
 
 
+def _is_read_at_once(request: Any) -> bool:
+    """Whether the server may need the routing of a token right with that token.
+
+    It does for a stream; and where it looks for stop strings, it may end the request at any token.
+    """
+    asked = request.sampling_params
+    return asked.output_kind.name != "FINAL_ONLY" or bool(asked.stop)
+
+
 def collected(scheduler: Any) -> int:
     """Returns for how many requests a scheduler of vLLM's keeps routing."""
     routing: SchedulerRouting | None = getattr(scheduler, _ROUTING, None)
@@ -139,11 +148,7 @@ class SchedulerRouting:
                     continue
                 ended = output.finish_reason is not None
                 generated = request.num_output_tokens
-                if ended or request.sampling_params.output_kind.name != "FINAL_ONLY":
-                    wanted = True
-                else:  # nobody looks at it before the end, so it need not come token by token
-                    wanted = generated % _TOGETHER == 1
-                if wanted:
+                if ended or generated % _TOGETHER == 1 or _is_read_at_once(request):
                     part = self.collector.take(output.request_id, generated)
                     if part is not None and part.tokens:
                         output.routed_experts = pack(part)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +21,8 @@ def reference_routing(model: Path, token_ids: Sequence[int]) -> npt.NDArray[np.u
         token_ids: The prompt, and what was generated.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager"
-    )
+    network = _network(model)
     chosen: list[torch.Tensor] = []
 
     def note(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], _output: object) -> None:
@@ -32,10 +31,21 @@ def reference_routing(model: Path, token_ids: Sequence[int]) -> npt.NDArray[np.u
         chosen.append(logits.topk(network.config.num_experts_per_tok, dim=-1).indices)
 
     gates = [part for name, part in network.named_modules() if name.endswith(".mlp.gate")]
-    for gate in gates:
-        gate.register_forward_hook(note)
+    hooks = [gate.register_forward_hook(note) for gate in gates]
     with torch.inference_mode():
         network(torch.tensor([list(token_ids)]))
+    for hook in hooks:
+        hook.remove()
     assert len(chosen) == network.config.num_hidden_layers
     routing: npt.NDArray[np.uint8] = torch.stack(chosen, dim=1).numpy().astype(np.uint8)
     return routing
+
+
+@functools.lru_cache(maxsize=1)
+def _network(model: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )

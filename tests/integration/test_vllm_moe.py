@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -69,21 +70,46 @@ def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None])
 def assert_routed(server: VllmServer, single: Answers) -> None:
     """Checks the experts of requests that ask for them, beside others that do not."""
 
-    def ask(prompt: list[int], number: int) -> None:
+    def ask(prompt: list[int], number: int) -> dict[str, Any]:
         asked = {"return_routed_experts": True} if number else {}
-        choice = server.choice(prompt, TOKENS, vllm_xargs=asked, cache_salt=f"routed {number}")
+        return server.choice(prompt, TOKENS, vllm_xargs=asked, cache_salt=f"routed {number}")
+
+    with ThreadPoolExecutor(2 * len(PROMPTS)) as pool:
+        asked = [
+            (prompt, number, pool.submit(ask, prompt, number))
+            for prompt in PROMPTS
+            for number in range(2)
+        ]
+    for prompt, number, one in asked:
+        choice = one.result()
         assert choice["token_ids"] in single
         found = decode_choice(choice)
-        assert (found is None) == (not asked)
+        assert (found is None) == (not number)
         if found is not None:
             truth = reference_routing(server.model, [*prompt, *choice["token_ids"]])[:-1]
             assert found.missing_count == 0
             assert np.array_equal(found.ids, truth)
 
-    with ThreadPoolExecutor(2 * len(PROMPTS)) as pool:
-        asked = [pool.submit(ask, prompt, number) for prompt in PROMPTS for number in range(2)]
-        for one in asked:
-            one.result()
+
+def posted(server: TracedServer, *, asked: bool) -> dict[str, Counter[str]]:
+    """Returns what rank 0 posts for one request, by communicator."""
+
+    def so_far() -> dict[str, Counter[str]]:
+        rank = open_run(server.rings).ranks[0]
+        return {
+            log.communicator.label: Counter(call.op for call in log.span(log.first, log.calls + 1))
+            for log in rank.logs.values()
+        }
+
+    before = so_far()
+    server.server.choice(
+        PROMPTS[2],
+        TOKENS,
+        vllm_xargs={"return_routed_experts": asked},
+        cache_salt=f"posted {asked}",
+    )
+    rest(server)
+    return {label: ops - before.get(label, Counter()) for label, ops in so_far().items()}
 
 
 def traced(
@@ -261,6 +287,7 @@ def test_two_workers_share_their_experts(single: Answers, directory: Path) -> No
         assert_routed(server.server, single)
         assert_agreed(server, 2)
         assert_in_step(server, [(0, 1)])
+        assert posted(server, asked=True) == posted(server, asked=False)
 
 
 def test_two_replicas_of_one_worker_schedule_asynchronously(

@@ -125,28 +125,33 @@ async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[An
 
 async def _with_fields(chunks: Any, pending: Pending, encoding: str) -> AsyncIterator[str]:
     """Writes parts into the next chunk that is about their choice."""
-    last: dict[str, Any] = {}
+    pattern = ""
     async for text in chunks:
-        if not pending or not text.startswith(_DATA + "{"):
-            if pending and last and text.startswith(_DATA + "[DONE]"):
-                for chunk in _remaining(last, pending, encoding):
-                    yield chunk
-            yield text
-            continue
-        chunk = json.loads(text[len(_DATA) :])
-        for choice in chunk.get("choices", ()):
-            choice.update(choice_fields(pending.take(choice["index"]), encoding))
-        if chunk.get("choices"):
-            last = chunk
-        yield _written(chunk)
+        event = text.startswith(_DATA + "{")
+        pattern = pattern or (text if event else "")
+        if pending and event:
+            chunk = json.loads(text[len(_DATA) :])
+            for choice in chunk.get("choices", ()):
+                choice.update(choice_fields(pending.take(choice["index"]), encoding))
+            text = _written(chunk)
+        elif pending and pattern and text.startswith(_DATA + "[DONE]"):
+            for rest in _remaining(json.loads(pattern[len(_DATA) :]), pending, encoding):
+                yield rest
+        yield text
 
 
-def _remaining(last: dict[str, Any], pending: Pending, encoding: str) -> Iterable[str]:
-    """Returns chunks of their own for parts whose output had nothing else to say."""
-    empty: dict[str, Any] = {"text": ""} if "text" in last["choices"][0] else {"delta": {}}
+def _remaining(pattern: dict[str, Any], pending: Pending, encoding: str) -> Iterable[str]:
+    """Returns chunks of their own for parts whose output had nothing else to say.
+
+    Args:
+        pattern: The first chunk, which has a choice.
+        pending: The parts.
+        encoding: Of them.
+    """
+    empty: dict[str, Any] = {"text": ""} if "text" in pattern["choices"][0] else {"delta": {}}
     for number in pending.choices():
         fields = choice_fields(pending.take(number), encoding)
-        yield _written({**last, "choices": [{"index": number, **empty, **fields}]})
+        yield _written({**pattern, "choices": [{"index": number, **empty, **fields}]})
 
 
 def _written(chunk: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from ncclscope.signature import P2P_OPS, sign
 
 if TYPE_CHECKING:
     from ncclscope.capture import Capture
+    from ncclscope.graphs import Graph, Replay
     from ncclscope.logs import CallLog
 
 __all__ = [
@@ -103,7 +104,8 @@ class Call:
         comm: Key of the communicator.
         seq: Number on the communicator, from 1; collectives and point-to-point calls are
             counted apart.
-        position: Number in the whole stream of the rank, from 0.
+        position: Number in the whole stream of the rank, from 0. Where CUDA graphs were replayed
+            it has gaps, and only says what came before what.
         dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
         root: Root as a rank of the communicator.
@@ -122,8 +124,9 @@ class Call:
         state: How far the call is known to have come.
         captured: Posted while a CUDA graph was being captured.
         group: Number of the NCCL group (ncclGroupStart) it was posted in; None outside.
-        graph: Identifier of the CUDA graph it was captured into.
+        graph: Number of the CUDA graph it was captured into, or replayed from.
         signature: What the members must agree in, see :mod:`ncclscope.signature`.
+        replay: Which replay of ``graph`` carried it out; None for a call that was posted.
     """
 
     op: str
@@ -146,6 +149,7 @@ class Call:
     graph: int | None = None
     signature: int = 0
     out_sizes: tuple[int, ...] | None = None
+    replay: Replay | None = None
 
     def sign(self) -> int:
         """Returns the signature of what is known of it: its own where nothing of it is gone."""
@@ -159,6 +163,7 @@ class Call:
             sizes=self.sizes,
             out_shape=self.out_shape,
             is_captured=self.captured,
+            is_replayed=self.replay is not None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +178,7 @@ class Call:
             "sizes": None if self.sizes is None else list(self.sizes),
             "site": self.site,
             "state": self.state.word,
+            "replay": None if self.replay is None else self.replay.to_dict(self.graph),
         }
 
 
@@ -230,6 +236,7 @@ class Rank:
         alive: Whether the process runs now; None where that cannot be known from here.
         steps: Steps of the engine, oldest first.
         activities: What it does besides its calls, by name.
+        graphs: CUDA graphs that it captured, by number.
         source: File it was read from.
         details: Whatever else the process wrote about itself.
     """
@@ -251,6 +258,7 @@ class Rank:
     alive: bool | None = None
     steps: Sequence[Step] = ()
     activities: Mapping[str, Activity] = field(default_factory=dict)
+    graphs: Mapping[int, Graph] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 

@@ -32,6 +32,7 @@ __all__ = [
     "canonical_redop",
     "captured",
     "extend",
+    "replayed",
     "sign",
     "stretch",
 ]
@@ -41,6 +42,7 @@ BASE = 0x3A8F05C5
 multiplies it as a single digit."""
 MASK = (1 << 64) - 1
 _CAPTURED = 0x9E3779B97F4A7C15
+_REPLAYED = 0xB7E151628AED2A6B
 
 P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
@@ -110,6 +112,7 @@ def sign(
     sizes: Sequence[int] | None = None,
     out_shape: Sequence[int] | None = None,
     is_captured: bool = False,
+    is_replayed: bool = False,
 ) -> int:
     """Returns the 64-bit signature of one call.
 
@@ -124,6 +127,7 @@ def sign(
             members of a new group.
         out_shape: Shape of the output.
         is_captured: Whether it was posted while a CUDA graph was captured.
+        is_replayed: Whether it was carried out as a part of a CUDA graph.
 
     Returns:
         A number that is the same in every process and on every host; 0 for point-to-point
@@ -149,6 +153,8 @@ def sign(
     text = f"{op}|{dtype or ''}|{redop or ''}|{'' if root is None else root}|{agreed}"
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     signed = int.from_bytes(digest, "little") | 1
+    if is_replayed:
+        return replayed(signed)
     return captured(signed) if is_captured else signed
 
 
@@ -158,6 +164,15 @@ def captured(signature: int) -> int:
     A captured call is not carried out, so that all members must capture it or none.
     """
     return (signature * _CAPTURED & MASK) | 1
+
+
+def replayed(signature: int) -> int:
+    """Returns the signature of the same call carried out as a part of a CUDA graph.
+
+    NCCL wants a collective captured by all of its members or by none. Of which graph it is a
+    part does not count: ranks may cut the same calls into graphs as they like.
+    """
+    return (signature * _REPLAYED & MASK) | 1
 
 
 def extend(running: int, signature: int) -> int:

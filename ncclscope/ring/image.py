@@ -130,6 +130,11 @@ class RingImage:
         return self._u64(layout.HEADER_HEARTBEAT)
 
     @property
+    def graphs_used(self) -> int:
+        """Bytes that the graphs part holds; 0 where no graph was captured."""
+        return min(self._u64(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
+
+    @property
     def exited_ns(self) -> int:
         """Host clock when the process ended in order; 0 when it did not say so."""
         return self._u64(layout.HEADER_EXITED)
@@ -255,8 +260,11 @@ class RingImage:
         begins = entries["begin"]
         low = begins & _LOW
         stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
-        # No communicator has more calls than there are records.
-        begins[~stable | (begins > _MOST) | (entries["seq"] > begins)] = 0
+        # No communicator has more calls than there are records, but for replays of graphs.
+        calls = entries["seq"]
+        if self.graphs_used:
+            calls = calls // np.uint64(layout.MOST_GRAPH_CALLS)
+        begins[~stable | (begins > _MOST) | (calls > begins)] = 0
         return entries
 
     def read_activities(self) -> list[tuple[int, ...]]:
@@ -291,15 +299,17 @@ class RingImage:
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
             raise DamagedFileError(f"{self.path} is not a ring", "its first bytes are not ours")
         _, version, record_size, *sizes = layout.HEADER.unpack_from(header)
-        if version != layout.VERSION or record_size != layout.RECORD.size:
+        known = (layout.VERSION, layout.VERSION_WITH_GRAPHS)
+        if version not in known or record_size != layout.RECORD.size:
             raise DamagedFileError(
                 f"{self.path} is a ring of version {version}",
-                f"this ncclscope reads version {layout.VERSION}",
+                f"this ncclscope reads versions {known[0]} and {known[1]}",
             )
+        sizes.append(int.from_bytes(header[layout.HEADER_GRAPHS_SIZE :][:8], "little"))
         geometry = layout.Geometry(*sizes)
-        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS)
+        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS, _MOST_TEXT)
         if (
-            min(sizes) < 1
+            min(sizes[:-1]) < 1
             or any(size > limit for size, limit in zip(sizes, most, strict=True))
             or geometry.total > self._size
         ):

@@ -87,6 +87,23 @@ class Interner:
         """Whether the sizes list that packed parameters refer to is safe for a while yet."""
         return self._holds(int.from_bytes(fixed[36:40], "little"))
 
+    def sizes_of(self, fixed: bytes) -> tuple[int, ...] | None:
+        """Returns the sizes list that packed parameters refer to, where it has not gone yet."""
+        place = int.from_bytes(fixed[36:40], "little")
+        if not place or self._buffer is None:
+            return None
+        absolute = (place - 1) * 8
+        offset = self._geometry.heap + absolute % self._geometry.heap_size
+        begin, length, _ = layout.HEAP_ENTRY.unpack_from(self._buffer, offset)
+        if begin != absolute + 1:
+            return None
+        start = offset + layout.HEAP_ENTRY.size
+        data = self._buffer[start : start + 8 * length]
+        return tuple(
+            int.from_bytes(data[at : at + 8], "little", signed=True)
+            for at in range(0, len(data), 8)
+        )
+
     def text(self, kind: int, text: str | None) -> int:
         """Returns the number of a text within its kind; 0 for None and when there is no room."""
         if text is None:

@@ -1,4 +1,7 @@
-"""Bytes of a ring file, version 1. This page is the whole format.
+"""Bytes of a ring file, versions 1 and 2. This page is the whole format.
+
+A ring is of version 1 until the first CUDA graph with a call in it is captured, and of version
+2 from then on: what knows nothing of replays must not read them as single calls.
 
 A ring is one file per process, written through a shared memory map and readable
 by itself on another machine. All numbers are little-endian. Its parts follow each
@@ -15,6 +18,8 @@ heap       ``heap_size``                 interned sizes lists, a circle of entri
 table      2 x ``MAX_COMMS`` x 32        state of each communicator, two copies in turn
 marks      ``marks`` x 32                running hash at each 1024th call, a circle
 records    ``capacity`` x 96             the calls, a circle: record n is in slot n % capacity
+graphs     ``graphs_size``               what CUDA graphs hold, appended to, never changed;
+                                         not there in files from before there was any
 ========== ============================= ==================================================
 
 A reader never trusts a length without holding it against the size of the file.
@@ -43,12 +48,28 @@ offset field  type  meaning
 68     sizes  u32   sizes list: place in the heap in units of 8 bytes, plus one; 0 for none
 72     site   u32   call site, a number of the strings part; 0 for none
 76     out    u32   output shape, a number of the strings part; 0 for not recorded
-80     graph  u32   CUDA graph it was captured into; 0 for none
+80     graph  u32   CUDA graph that it was captured into, or replayed from; 0 for none
 84     group  u16   number of the NCCL group it was posted in, from 1 to 65,535; 0 outside
 86     flags  u8    flags of the moment: see FLAG_*
 87     state  u8    0 scheduled, 1 started, 2 completed; the one field that is changed later
 88     end    u64   the same as ``begin``
 ====== ====== ===== ===========================================================
+
+**Replay**: a record with FIXED_REPLAY in ``fixed``. It stands for all calls of a CUDA graph on one
+communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` how often the graph has
+been replayed by then, ``graph`` its number; the other fields are those of its last call there. A
+graph with calls on several communicators leaves a record for each, in the order of their first
+calls, one behind the other. A record with FLAG_REPLAYED and without FIXED_REPLAY is a single call of
+a replay: a send, a receive, or a call of a graph that there was no room for.
+
+**Graph entry** (graphs): u32 length, u8 kind, u8 and u16 zero, then data, padded to 8 bytes. An entry
+exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in order of
+appearance. Nothing here is overwritten when the records go round. There are three kinds:
+
+- GRAPH_CALL: the 48 bytes of FIXED with ``sizes`` zero, u64 signature (0 for a send or receive),
+  then the sizes list as i64, where the call has one.
+- GRAPH_LIST: for each call of a graph u32 number of its GRAPH_CALL, u16 NCCL group, u16 zero.
+- GRAPH: u32 number of the graph, u32 number of its GRAPH_LIST, u64 time at the end of its capture.
 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
@@ -98,11 +119,13 @@ __all__ = [
     "TABLE_ENTRY",
     "TEXT_ENTRY",
     "VERSION",
+    "VERSION_WITH_GRAPHS",
     "Geometry",
 ]
 
 MAGIC = b"ncclring"
 VERSION = 1
+VERSION_WITH_GRAPHS = 2
 SUFFIX = ".ring"
 MOVED_SUFFIX = ".moved"
 """A text file of one line, beside where a ring should have been: the path it went to."""
@@ -124,6 +147,10 @@ HEADER_HEARTBEAT = 136
 """u64: host clock at the last sign of life."""
 HEADER_EXITED = 144
 """u64: host clock when the process ended in order; 0 while it runs or when it did not."""
+HEADER_GRAPHS_SIZE = 152
+"""u64: bytes of the graphs part; zero in files from before there was one."""
+HEADER_GRAPHS_USED = 160
+"""u64: bytes of the graphs part that are valid."""
 HEADER_ACTIVITIES = 256
 """MAX_ACTIVITIES entries; zero in files from before there were any."""
 MAX_ACTIVITIES = 8
@@ -143,8 +170,11 @@ FIXED_P2P = 1
 FIXED_STEP = 2
 """No call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
 FIXED_DUMMY = 4
+FIXED_REPLAY = 8
+"""All calls of a CUDA graph on one communicator; ``numel`` is the number of the replay."""
 
 FLAG_CAPTURED = 1
+FLAG_REPLAYED = 2
 
 BOTH_WAYS = -(1 << 63)
 """No size. Begins a sizes list that holds what goes to each member, then what comes from each."""
@@ -156,6 +186,14 @@ NO_ROOM = 255
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
 KIND_ACTIVITY = 8
+
+GRAPH_ENTRY = TEXT_ENTRY
+GRAPH_CALL, GRAPH_LIST, GRAPH = range(1, 4)
+GRAPH_SIGNATURE = struct.Struct("<Q")
+GRAPH_ITEM = struct.Struct("<IHH")
+GRAPH_HEAD = struct.Struct("<IIQ")
+MOST_GRAPH_CALLS = 1 << 16
+"""Calls of one graph. A longer one is recorded call by call, each time it is replayed."""
 
 HEAP_ENTRY = struct.Struct("<QII")
 HEAP_END = 8 << 32
@@ -206,6 +244,7 @@ class Geometry:
     strings_size: int
     heap_size: int
     marks: int
+    graphs_size: int = 0
 
     @classmethod
     def for_capacity(cls, capacity: int) -> Geometry:
@@ -216,6 +255,7 @@ class Geometry:
             strings_size=_pages(max(16 * PAGE, min(64 * PAGE, capacity * 8))),
             heap_size=_pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
             marks=max(128, capacity // MARK_EVERY * 2),
+            graphs_size=_pages(max(4 * PAGE, min(128 * PAGE, capacity * 8))),
         )
 
     @property
@@ -249,6 +289,11 @@ class Geometry:
         return self.mark_area + _pages(self.marks * MARK.size)
 
     @property
+    def graphs(self) -> int:
+        """Offset of what CUDA graphs hold."""
+        return self.records + _pages(self.capacity * RECORD.size)
+
+    @property
     def total(self) -> int:
         """Size of the file."""
-        return self.records + _pages(self.capacity * RECORD.size)
+        return self.graphs + _pages(self.graphs_size)

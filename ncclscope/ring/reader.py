@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope.errors import DamagedFileError
 from ncclscope.ring import layout
+from ncclscope.ring.graph_tables import BASE_INVERSE, GraphTables
 from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
-from ncclscope.signature import BASE
-
 __all__ = [
+    "BASE_INVERSE",
     "CHUNK",
     "ChannelState",
     "Marks",
@@ -40,9 +41,6 @@ _PINNED = 1 << 20
 """Records of a live ring that are copied at most: 96 MB."""
 _SLICE = 1 << 16
 _ATTEMPTS = 8
-
-BASE_INVERSE = pow(BASE, -1, 1 << 64)
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
@@ -105,6 +103,8 @@ class RingFile(RingImage):
         head: Records made.
         states: How far each communicator has come, by its number.
         activities: Fields of what the process does besides its calls.
+        scale: By which positions are multiplied to tell the calls of one replay apart; 1 in a
+            ring without CUDA graphs.
         live: Set by whoever knows that the ring is still written, before asking for records.
 
     Raises:
@@ -118,6 +118,7 @@ class RingFile(RingImage):
         self.head = 0
         self.states: dict[int, ChannelState] = {}
         self.activities: list[tuple[int, ...]] = []
+        self.scale = 1
         self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than a circle, so that the record before fits in with them.
@@ -125,6 +126,9 @@ class RingFile(RingImage):
         try:
             self._find_head()
             self.activities = self.read_activities()
+            self.scale = layout.MOST_GRAPH_CALLS if self.graphs_used else 1
+            if self.head * self.scale > layout.MOST:
+                raise DamagedFileError(f"{path} is damaged: it speaks of {self.head} records")
             # After the records: what they refer to had been written before them.
             self.texts = self.read_texts()
             self.about = self.read_about()
@@ -143,6 +147,11 @@ class RingFile(RingImage):
         if self.live:
             return self.head - len(self._pin())
         return self.lost
+
+    @cached_property
+    def graphs(self) -> GraphTables:
+        """What its CUDA graphs hold; read when it is asked for."""
+        return GraphTables(self)
 
     # --- records ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from ncclscope.errors import RingError
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
+from ncclscope.ring.graph_book import GraphBook
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import leave_pointer, make_file
-from ncclscope.signature import BASE, MASK, captured
+from ncclscope.ring.replays import Part, post_replay
+from ncclscope.signature import BASE, MASK, captured, replayed
 
 __all__ = ["Channel", "RingWriter"]
 
@@ -53,6 +55,9 @@ class RingWriter:
 
     Attributes:
         activities: What the process does besides its calls.
+        graphs: What CUDA graphs hold.
+        capture: Gets communicator, packed parameters, signature and NCCL group of a call that is
+            captured, and returns whether it has taken it as a part of a graph.
         path: The file.
         moved: Why it is not in the directory that was asked for; empty when it is.
         pointed: Whether a note in that directory then says where it is.
@@ -92,7 +97,11 @@ class RingWriter:
         """:meth:`Interner.fixed`, which packs the part of a record that repeats."""
         self.holds_sizes = self._interner.holds_sizes
         """:meth:`Interner.holds_sizes`, which says whether it can be used again."""
+        self.sizes_of = self._interner.sizes_of
+        """:meth:`Interner.sizes_of`, which reads a sizes list back."""
         self.activities = Activities(buffer, self._interner)
+        self.graphs = GraphBook(buffer, self.geometry)
+        self.capture: Callable[[Channel, bytes, int, int], int] = _nothing
         self.capacity = capacity
         self.position = 0
         self._base = self.geometry.records
@@ -149,13 +158,18 @@ class RingWriter:
             graph: CUDA graph, 0 for none.
 
         Returns:
-            The position, by which :meth:`advance` finds the record again.
+            The position, by which :meth:`advance` finds the record again; -1 for a call that
+            became a part of a graph.
         """
         moment, signed = _PLAIN, signature
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
             if flags & layout.FLAG_CAPTURED:
+                if self.capture(channel, fixed, signature, group):
+                    return -1
                 signed = captured(signature)
+            elif flags & layout.FLAG_REPLAYED:
+                signed = replayed(signature)
         now = _time_ns()
         before = channel.hash
         # To multiply long numbers is to let in signal handlers, and the garbage collector.
@@ -200,6 +214,8 @@ class RingWriter:
         moment = _PLAIN
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
+            if flags & layout.FLAG_CAPTURED and self.capture(channel, fixed, 0, group):
+                return -1
         now = _time_ns()
         # As in post().
         position = self.position
@@ -254,14 +270,18 @@ class RingWriter:
             self._write_table()
         return position
 
+    def post_replay(self, parts: Sequence[Part], number: int) -> int:
+        """Records that a CUDA graph is replayed; see :func:`ncclscope.ring.replays.post_replay`."""
+        return post_replay(self, parts, number)
+
     def advance(self, position: int, state: int) -> None:
         """Sets the state of a record, if it has not been overwritten."""
-        if self.position - position <= self.capacity:
+        if position >= 0 and self.position - position <= self.capacity:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
 
     def _guard_posts(self) -> None:
         """Puts a lock around what records, for an interpreter without a GIL."""
-        for name in ("post", "post_p2p", "post_step"):
+        for name in ("post", "post_p2p", "post_step", "post_replay"):
             setattr(self, name, self._guarded(getattr(self, name)))
 
     def _guarded(self, method: Callable[..., int]) -> Callable[..., int]:
@@ -344,7 +364,8 @@ class RingWriter:
         self._post_lock = threading.RLock()
         self._interner.detach()
         self.activities.detach()
-        for name in ("_mark", "_write_table", "_write_about"):
+        self.graphs.detach()
+        for name in ("_mark", "_write_table", "_write_about", "capture"):
             setattr(self, name, _nothing)
 
     # --- circles beside the records ----------------------------------------------------------

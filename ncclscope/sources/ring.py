@@ -20,6 +20,7 @@ from ncclscope.ring.reader import RingFile, hash_before
 from ncclscope.signature import BASE
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode, is_signable
+from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
@@ -68,6 +69,7 @@ def read_ring(path: Path) -> Rank:
         alive=alive,
         steps=RingSteps(ring),
         activities=activities(ring),
+        graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         source=str(path),
         details=about,
     )
@@ -82,6 +84,7 @@ class RingLog:
     def __init__(self, ring: RingFile, number: int, communicator: Communicator) -> None:
         self.communicator = communicator
         self._ring = ring
+        self._number = number
         self._strand = Strand(ring, number)
         self._state = ring.states[number]
         self._beginning: tuple[int, int] | None = None
@@ -111,7 +114,11 @@ class RingLog:
         if marked is not None:
             return marked
         first, before = self._begin()
-        return before if seq == first - 1 else int(self._records(seq, seq + 1)["hash"][0])
+        if seq == first - 1:
+            return before
+        record = self._records(seq, seq + 1)
+        after, last = int(record["hash"][0]), int(record["seq"][0])
+        return after if seq == last else self._inside(record, seq)
 
     def call(self, seq: int) -> Call:
         """The call number ``seq``."""
@@ -124,28 +131,54 @@ class RingLog:
         records = self._records(start, stop)
         # Not from the fields: what was signed may have been overwritten since, the hash was not.
         signatures = self._signatures(records)
+        if self._ring.scale > 1:
+            return self._expanded(records, start, stop).calls(signatures)
         return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
-        return self._signatures(self._records(start, stop))
+        records = self._records(start, stop)
+        signatures = self._signatures(records)
+        if self._ring.scale > 1:
+            return self._expanded(records, start, stop).signatures(signatures)
+        return signatures
 
     def distinct(self, start: int, stop: int) -> Distinct:
         """Calls ``start`` to ``stop - 1``, as far as they are kept, by what sets them apart."""
         key = self.communicator.key
         found = self._records(start, stop)
+        if self._ring.scale > 1:
+            return self._expanded(found, start, stop).distinct()
         return distinct_records(found, lambda records: decode(self._ring, records, key))
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
         """Where calls ``start`` to ``stop - 1`` came from."""
-        numbers, places = np.unique(self._records(start, stop)["site"], return_inverse=True)
+        records = self._records(start, stop)
+        if self._ring.scale > 1:
+            return self._expanded(records, start, stop).sites()
+        numbers, places = np.unique(records["site"], return_inverse=True)
         texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
         return [texts[place] for place in places.tolist()]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
-        begins: list[int] = (self._records(start, stop)["begin"] - np.uint64(1)).tolist()
+        records = self._records(start, stop)
+        if self._ring.scale > 1:
+            return self._expanded(records, start, stop).positions()
+        begins: list[int] = (records["begin"] - np.uint64(1)).tolist()
         return begins
+
+    def _expanded(self, records: Records, start: int, stop: int) -> Expansion:
+        start, stop = max(start, self.first), min(stop, self._end)
+        key = self.communicator.key
+        return Expansion(self._ring, self._number, key, records, start, max(start, stop))
+
+    def _inside(self, record: Records, seq: int) -> int:
+        """Running hash after a call in the middle of a replay, or before the first of it."""
+        table = self._ring.graphs.table(self._number)
+        (row,) = table.rows(record).tolist()
+        done = seq + 1 - int(self._strand.firsts(record)[0])
+        return table.inside(row, int(record["hash"][0]), done)
 
     def _signatures(self, records: Records) -> list[int]:
         if not len(records):
@@ -153,7 +186,7 @@ class RingLog:
         hashes = records["hash"]
         before = np.empty_like(hashes)
         before[1:] = hashes[:-1]
-        before[0] = self.fingerprint(int(records["seq"][0]) - 1)
+        before[0] = self.fingerprint(int(self._strand.firsts(records[:1])[0]) - 1)
         signatures: list[int] = (hashes - before * np.uint64(BASE)).tolist()
         return signatures
 
@@ -177,8 +210,12 @@ class RingLog:
         if not len(oldest) or oldest["seq"][0] > self.calls:
             return self._end, self._state.hash
         seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
-        if seq == 1:
+        first = int(self._strand.firsts(oldest)[0])
+        if first == 1:
             return 1, 0
+        if oldest["fixed"][0] & layout.FIXED_REPLAY:
+            known = first <= seq and self._ring.graphs.table(self._number).rows(oldest)[0] >= 0
+            return (first, self._inside(oldest, first - 1)) if known else (seq + 1, running)
         if is_signable(self._ring, oldest):
             return seq, hash_before(running, decode(self._ring, oldest, "")[0].sign())
         return seq + 1, running
@@ -198,16 +235,21 @@ class RingLog:
         seq = start
         while seq < stop:
             found = self._strand.around(seq, self.first, self.calls)
-            seqs = found["seq"]
-            low, high = np.searchsorted(seqs, np.array([seq, stop], np.uint64)).tolist()
-            wanted = np.arange(seq, seq + max(high - low, 0), dtype=np.uint64)
-            if high <= low or not np.array_equal(seqs[low:high], wanted):
+            lasts, firsts = found["seq"], self._strand.firsts(found)
+            low = int(np.searchsorted(lasts, np.uint64(seq)))
+            high = int(np.searchsorted(firsts, np.uint64(stop)))
+            # One goes on where the other ends, and the first is not too far on.
+            if (
+                high <= low
+                or firsts[low] > seq
+                or np.any(firsts[low + 1 : high] != lasts[low : high - 1] + np.uint64(1))
+            ):
                 raise DamagedFileError(
                     f"{self._ring.path} is damaged: call {seq} of "
                     f"{self.communicator.label or self.communicator.key} is not in its place"
                 )
             parts.append(found[low:high])
-            seq = int(seqs[high - 1]) + 1
+            seq = int(lasts[high - 1]) + 1
         return joined(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ncclscope.graphs import Replay
 from ncclscope.model import Call, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
@@ -36,7 +37,7 @@ def decode(
                 op=ring.text(layout.KIND_OP, op) or "?",
                 comm=key,
                 seq=seq,
-                position=begin - 1,
+                position=(begin - 1) * ring.scale,
                 dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
                 redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
                 root=None if p2p or root < 0 else root,
@@ -52,6 +53,7 @@ def decode(
                 captured=flags & layout.FLAG_CAPTURED != 0,
                 group=group or None,
                 graph=graph or None,
+                replay=Replay() if flags & layout.FLAG_REPLAYED else None,
                 signature=0 if signatures is None else signatures[place],
             )
         )

@@ -105,7 +105,7 @@ class RingSteps(_RingTrail[Step]):
         return [
             Step(
                 number=int(record["seq"]),
-                position=int(record["begin"]) - 1,
+                position=(int(record["begin"]) - 1) * self._ring.scale,
                 tokens=int(record["numel"]) - 1 if record["numel"] else None,
                 dummy=bool(record["fixed"] & layout.FIXED_DUMMY),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope.ring.image import RECORD_DTYPE, Records
 from ncclscope.ring.reader import CHUNK, Marks, RingFile, bracket, collectives
@@ -27,6 +28,14 @@ class Strand:
     @cached_property
     def _marks(self) -> Marks:
         return self._ring.marks(self._number)
+
+    def firsts(self, records: Records) -> NDArray[np.uint64]:
+        """Returns the number of the first call that each of some records stands for."""
+        lasts: NDArray[np.uint64] = records["seq"]
+        if self._ring.scale == 1:
+            return lasts
+        table = self._ring.graphs.table(self._number)
+        return lasts - table.spans(records).astype(np.uint64) + np.uint64(1)
 
     def mark(self, seq: int) -> int | None:
         """The running hash after a call that a mark stands at; None where none does."""
@@ -73,7 +82,7 @@ class Strand:
             while not len(found) and number > low:
                 number -= 1
                 found = self._ring.piece(number, self._number)
-            if len(found) and seq < found["seq"][0]:
+            if len(found) and seq < self.firsts(found[:1])[0]:
                 high = number - 1
                 place = number - step
             elif len(found) and seq <= found["seq"][-1]:

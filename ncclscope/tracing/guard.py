@@ -169,7 +169,7 @@ class Guard:
         ) -> int:
             position: int = ring_post(channel, fixed, signature, state, flags, group, graph)
             watched = known.get(channel.index)
-            if watched is not None:
+            if watched is not None and position >= 0:
                 try:
                     seq, running = channel.seq, channel.hash
                     own = watched.words
@@ -192,6 +192,29 @@ class Guard:
             return position
 
         return post
+
+    def replayed(self, channel: Channel) -> None:
+        """Compares where a communicator stands after all calls of a CUDA graph at once.
+
+        Raises:
+            PartedError: Its calls are others than the peers', and that is what was asked for.
+        """
+        watched = self._known.get(channel.index)
+        if watched is None:
+            return
+        try:
+            seq, running, own = channel.seq, channel.hash, watched.words
+            before = own[seq & _MASK]
+            own[seq & _MASK] = running
+            watched.last[0] = seq
+            if seq >= watched.search_at:
+                self._search(watched, seq)
+            if any(view[seq & _MASK] not in (running, before) for view in watched.views):
+                self._doubt(watched, seq, running, before)
+        except PartedError:
+            raise
+        except Exception as error:
+            self._end(error)
 
     # --- peers -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.tracing import callsite, guard, identity, scope
+from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.guard import Guard
 
 __all__ = ["Comm", "Template", "Tracer"]
@@ -103,11 +104,14 @@ class Tracer:
         self._closed = False
         self.post = self.ring.post
         """:meth:`RingWriter.post`, bound once: the probes' way in."""
+        self.graphs = Graphs(self)
+        self.watched: Callable[[Channel], None] | None = None
+        """Hears of replays, where calls are compared."""
         self._guard: Guard | None = None
         if mode := guard.mode():
             self._guard = guard.open_guard(self, mode)
             if self._guard is not None:
-                self.post = self._guard.post
+                self.post, self.watched = self._guard.post, self._guard.replayed
         if heartbeat:
             beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
@@ -204,12 +208,13 @@ class Tracer:
             out_sizes: What an all_to_all receives from each member; only beside ``sizes``.
             site: ``file.py:120 function``; found from the stack where absent.
             state: A :class:`~ncclscope.model.State`.
-            captured: Whether a CUDA graph is being captured.
+            captured: Whether a CUDA graph is being captured. The call then belongs to the graph
+                that :attr:`graphs` has begun, if any, and is carried out with its replays.
             graph: Identifier of that graph.
 
         Returns:
-            The record's position, for :meth:`complete`; -1 when the interpreter is too far
-            gone to record.
+            The record's position, for :meth:`complete`; -1 for a call that belongs to a graph,
+            and when the interpreter is too far gone to record.
         """
         try:
             place = None
@@ -355,6 +360,7 @@ class Tracer:
         """Lets go of the ring without a trace in it; for the child after a fork."""
         self._stop = threading.Event()
         self._lock = threading.RLock()
+        self.graphs.detach()
         if self._guard is not None:
             self._guard.detach()
         self.ring.detach()

@@ -1,0 +1,113 @@
+"""The graphs part of one ring: the calls of each CUDA graph, once."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ncclscope.ring import layout
+from ncclscope.ring.channel import Channel
+
+__all__ = ["GraphBook", "GraphCall"]
+
+_SIZES = slice(36, 40)
+"""Where packed parameters have the place of their sizes list, which is overwritten in time."""
+
+
+class GraphCall(NamedTuple):
+    """One call of a graph.
+
+    Attributes:
+        channel: The communicator it was posted on.
+        fixed: What :meth:`Interner.fixed` made of its parameters.
+        signature: What members must agree in; 0 for a send or receive.
+        group: Number of the NCCL group it was posted in, 0 outside.
+        sizes: Its sizes list, as the heap held it.
+    """
+
+    channel: Channel
+    fixed: bytes
+    signature: int
+    group: int = 0
+    sizes: tuple[int, ...] | None = None
+
+
+class GraphBook:
+    """Writes the graphs part of one ring.
+
+    Graphs of one model are alike: calls and lists of calls that are there already are not
+    written again.
+
+    Args:
+        buffer: The map of the file.
+        geometry: Where its parts are.
+    """
+
+    def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
+        self._buffer: mmap.mmap | None = buffer
+        self._geometry = geometry
+        self._lock = threading.RLock()
+        self._used = 0
+        self._numbers: dict[int, dict[bytes, int]] = {layout.GRAPH_CALL: {}, layout.GRAPH_LIST: {}}
+        size = geometry.graphs_size.to_bytes(8, "little")
+        buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
+
+    def add(self, number: int, calls: Sequence[GraphCall], time_ns: int) -> bool:
+        """Writes down what a graph holds.
+
+        Returns:
+            False when there is no room for it.
+        """
+        if len(calls) > layout.MOST_GRAPH_CALLS:
+            return False
+        with self._lock:
+            items = []
+            for call in calls:
+                place = self._number(layout.GRAPH_CALL, _packed(call))
+                if not place:
+                    return False
+                group = call.group and (call.group - 1) % 0xFFFF + 1
+                items.append(layout.GRAPH_ITEM.pack(place, group, 0))
+            place = self._number(layout.GRAPH_LIST, b"".join(items))
+            if not place:
+                return False
+            head = layout.GRAPH_HEAD.pack(number & 0xFFFFFFFF, place, time_ns)
+            return self._append(layout.GRAPH, head)
+
+    def detach(self) -> None:
+        """Lets go of the file; nothing is written any more."""
+        self._buffer = None
+        self._lock = threading.RLock()
+
+    def _number(self, kind: int, data: bytes) -> int:
+        """Returns the number of an entry, 0 when there is no room for it."""
+        numbers = self._numbers[kind]
+        known = numbers.get(data)
+        if known is None and self._append(kind, data):
+            known = numbers[data] = len(numbers) + 1
+        return known or 0
+
+    def _append(self, kind: int, data: bytes) -> bool:
+        buffer = self._buffer
+        size = -(-(layout.GRAPH_ENTRY.size + len(data)) // 8) * 8
+        if buffer is None or self._used + size > self._geometry.graphs_size:
+            return False
+        if not self._used:
+            # Before the first graph is there to be replayed: see the layout.
+            buffer[8:12] = layout.VERSION_WITH_GRAPHS.to_bytes(4, "little")
+        offset = self._geometry.graphs + self._used
+        layout.GRAPH_ENTRY.pack_into(buffer, offset, len(data), kind, 0, 0)
+        start = offset + layout.GRAPH_ENTRY.size
+        buffer[start : start + len(data)] = data
+        self._used += size
+        used = self._used.to_bytes(8, "little")
+        buffer[layout.HEADER_GRAPHS_USED : layout.HEADER_GRAPHS_USED + 8] = used
+        return True
+
+
+def _packed(call: GraphCall) -> bytes:
+    fixed = call.fixed[: _SIZES.start] + bytes(4) + call.fixed[_SIZES.stop :]
+    sizes = [size.to_bytes(8, "little", signed=True) for size in call.sizes or ()]
+    return b"".join((fixed, layout.GRAPH_SIGNATURE.pack(call.signature), *sizes))

@@ -1,0 +1,247 @@
+"""What the CUDA graphs of a ring hold, and which calls a record of a replay stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.ring import layout
+from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage
+from ncclscope.signature import BASE, MASK, extend, replayed
+
+__all__ = ["CallTable", "GraphTables", "Listed"]
+
+BASE_INVERSE = pow(BASE, -1, 1 << 64)
+_HEAD = 8 + 8 + 8 + 8
+"""Bytes of a record before the fields of FIXED."""
+_COMM = 24
+"""Place of the communicator in FIXED."""
+_ITEM = np.dtype([("call", "<u4"), ("group", "<u2"), ("zero", "<u2")])
+_CALL_SIZE = layout.FIXED.size + layout.GRAPH_SIGNATURE.size
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One graph.
+
+    Attributes:
+        number: The graph's, in its process.
+        calls: Place of its list of calls.
+        time_ns: Host clock at the end of its capture.
+    """
+
+    number: int
+    calls: int
+    time_ns: int
+
+
+class CallTable(NamedTuple):
+    """The calls of all graphs on one communicator, one list of calls behind the other.
+
+    Attributes:
+        graphs: Numbers of graphs that have calls on it, ascending.
+        counts: How many each of them has.
+        starts: Where each of them begins in what follows.
+        lags: Records that a replay of it leaves on other communicators before the one on this.
+        lengths: Calls of the graph, on whatever communicator.
+        calls: Numbers of calls among those of the ring.
+        places: Their places in the graph, from 0.
+        groups: NCCL groups they were posted in; 0 outside.
+        signatures: What members must agree in.
+        hashes: Running hash of the graph's calls on this communicator, up to and with each.
+    """
+
+    graphs: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lags: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    calls: NDArray[np.int64]
+    places: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    signatures: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+
+    def rows(self, records: Records) -> NDArray[np.int64]:
+        """Returns which graph each record is a replay of; -1 for other calls.
+
+        A replay of a graph that is not known counts as one call, as of a damaged file.
+        """
+        rows = np.full(len(records), -1, np.int64)
+        if len(self.graphs):
+            wanted = records["graph"].astype(np.int64)
+            found = np.minimum(np.searchsorted(self.graphs, wanted), len(self.graphs) - 1)
+            is_one = records["fixed"] & layout.FIXED_REPLAY != 0
+            is_one &= self.graphs[found] == wanted
+            rows[is_one] = found[is_one]
+        return rows
+
+    def spans(self, records: Records) -> NDArray[np.int64]:
+        """Returns how many calls each record stands for."""
+        rows = self.rows(records)
+        return np.where(rows >= 0, self.counts[rows], 1) if len(self.counts) else np.abs(rows)
+
+    def inside(self, row: int, after: int, count: int) -> int:
+        """Returns the running hash after the first calls of a replay.
+
+        Args:
+            row: The graph's place here.
+            after: Running hash after all of its calls.
+            count: How many of them.
+        """
+        start, size = int(self.starts[row]), int(self.counts[row])
+        whole = int(self.hashes[start + size - 1])
+        before = (after - whole) * pow(BASE_INVERSE, size, 1 << 64) & MASK
+        if not count:
+            return before
+        passed = int(self.hashes[start + count - 1])
+        return (before * pow(BASE, count, 1 << 64) + passed) & MASK
+
+
+_EMPTY = CallTable(*(np.empty(0, np.int64) for _ in range(8)), *(np.empty(0, np.uint64),) * 2)
+
+
+class GraphTables:
+    """The graphs part of a ring.
+
+    Args:
+        image: The ring. Only its graphs part is read; what is damaged there ends it.
+    """
+
+    def __init__(self, image: RingImage) -> None:
+        self._fixed: list[bytes] = []
+        self._signatures: list[int] = []
+        self._sizes: list[tuple[int, ...] | None] = []
+        self._lists: list[NDArray[np.void]] = []
+        self._tables: dict[int, CallTable] = {}
+        self._used: dict[int, list[int]] = {}
+        """By the place of a list of calls, the communicators in it."""
+        self.graphs: dict[int, Listed] = {}
+        """By their number."""
+        for kind, data in _entries(image.read_bytes(image.geometry.graphs, image.graphs_used)):
+            if not self._take(kind, data):
+                break
+
+    def _take(self, kind: int, data: bytes) -> bool:
+        if kind == layout.GRAPH_CALL and len(data) >= _CALL_SIZE and len(data) % 8 == 0:
+            (signature,) = layout.GRAPH_SIGNATURE.unpack_from(data, layout.FIXED.size)
+            sizes = tuple(np.frombuffer(data[_CALL_SIZE:], "<i8").tolist())
+            self._fixed.append(data[: layout.FIXED.size])
+            self._signatures.append(signature and replayed(signature))
+            self._sizes.append(sizes or None)
+        elif kind == layout.GRAPH_LIST and data and len(data) % _ITEM.itemsize == 0:
+            items = np.frombuffer(data, _ITEM)
+            if items["call"].min() < 1 or items["call"].max() > len(self._fixed):
+                return False
+            self._lists.append(items)
+        elif kind == layout.GRAPH and len(data) == layout.GRAPH_HEAD.size:
+            number, place, time_ns = layout.GRAPH_HEAD.unpack(data)
+            if not 0 < place <= len(self._lists) or time_ns > layout.MOST:
+                return False
+            self.graphs[number] = Listed(number, place - 1, time_ns)
+        else:
+            return False
+        return True
+
+    @cached_property
+    def _comms(self) -> NDArray[np.int64]:
+        """The communicator of each call; 0 for sends and receives, which are listed only."""
+        comms = [
+            int.from_bytes(fixed[_COMM : _COMM + 2], "little") if signature else 0
+            for fixed, signature in zip(self._fixed, self._signatures, strict=True)
+        ]
+        return np.array(comms, np.int64)
+
+    def comms(self, graph: Listed) -> list[int]:
+        """Returns the communicators of a graph's collectives, in the order of their first calls."""
+        found = self._used.get(graph.calls)
+        if found is None:
+            comms = self._comms[self._lists[graph.calls]["call"].astype(np.int64) - 1]
+            found = self._used[graph.calls] = list(dict.fromkeys(comms[comms > 0].tolist()))
+        return found
+
+    def length(self, graph: Listed) -> int:
+        """Returns how many calls a graph holds, sends and receives included."""
+        return len(self._lists[graph.calls])
+
+    def table(self, comm: int) -> CallTable:
+        """Returns the calls of all graphs on one communicator."""
+        if comm not in self._tables:
+            self._tables[comm] = self._make_table(comm)
+        return self._tables[comm]
+
+    def _make_table(self, comm: int) -> CallTable:
+        flat: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+        hashes: list[int] = []
+        starts: dict[int, tuple[int, int]] = {}
+        rows = []
+        for graph in sorted(self.graphs.values(), key=lambda graph: graph.number):
+            if graph.calls not in starts:
+                items = self._lists[graph.calls]
+                calls = items["call"].astype(np.int64) - 1
+                places = np.flatnonzero(self._comms[calls] == comm)
+                starts[graph.calls] = len(hashes), len(places)
+                flat.append((calls[places], places, items["group"].astype(np.int64)[places]))
+                running = 0
+                for call in calls[places].tolist():
+                    running = extend(running, self._signatures[call])
+                    hashes.append(running)
+            start, count = starts[graph.calls]
+            if count:
+                lag = self.comms(graph).index(comm)
+                rows.append((graph.number, count, start, lag, self.length(graph)))
+        if not rows:
+            return _EMPTY
+        calls, places, groups = (np.concatenate(column) for column in zip(*flat, strict=True))
+        signatures = np.array(self._signatures, np.uint64)[calls]
+        columns = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        return CallTable(
+            *columns, calls, places, groups, signatures, np.array(hashes, np.uint64)
+        )
+
+    def record(self, call: int) -> Records:
+        """Returns a call as a record that has nothing but its parameters."""
+        data = bytearray(layout.RECORD.size)
+        data[_HEAD : _HEAD + layout.FIXED.size] = self._fixed[call]
+        record: Records = np.frombuffer(bytes(data), RECORD_DTYPE)
+        return record
+
+    def sizes(self, call: int) -> tuple[int, ...] | None:
+        """Returns a call's sizes list."""
+        return self._sizes[call]
+
+    def signature(self, call: int) -> int:
+        """Returns what members must agree in of a call that is replayed; 0 for a transfer."""
+        return self._signatures[call]
+
+    def digests(self, names: Mapping[int, str], graph: Listed) -> dict[str, tuple[int, int]]:
+        """Returns how many calls a graph has on each communicator, and their running hash.
+
+        Args:
+            names: Keys of the communicators, by their number in the ring.
+            graph: The graph.
+        """
+        found = {}
+        for comm in self.comms(graph):
+            table = self.table(comm)
+            row = int(np.searchsorted(table.graphs, graph.number))
+            end = int(table.starts[row] + table.counts[row]) - 1
+            if comm in names:
+                found[names[comm]] = int(table.counts[row]), int(table.hashes[end])
+        return found
+
+
+def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
+    offset, head = 0, layout.GRAPH_ENTRY.size
+    while offset + head <= len(data):
+        length, kind, _, _ = layout.GRAPH_ENTRY.unpack_from(data, offset)
+        start = offset + head
+        if start + length > len(data):
+            return
+        yield kind, data[start : start + length]
+        offset = -(-(start + length) // 8) * 8

@@ -1,0 +1,244 @@
+"""Calls of a communicator one by one, where a record may stand for all calls of a CUDA graph.
+
+Only what is asked for is expanded: a ring of a million replays holds more calls than memory
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope.graphs import Graph, Replay
+from ncclscope.model import Call, State
+from ncclscope.ring import layout
+from ncclscope.ring.graph_tables import Listed
+from ncclscope.ring.image import Records, chosen
+from ncclscope.ring.reader import RingFile
+from ncclscope.sources.distinct import Distinct, distinct_records
+from ncclscope.sources.ring_calls import decode
+
+__all__ = ["Expansion", "RingGraphs"]
+
+
+class Expansion:
+    """Calls ``start`` to ``stop - 1`` of a communicator.
+
+    Args:
+        ring: The ring.
+        comm: The communicator's number in it.
+        key: Its key.
+        records: Those that stand for the calls, without a gap.
+        start: The first call.
+        stop: The one after the last.
+    """
+
+    def __init__(
+        self, ring: RingFile, comm: int, key: str, records: Records, start: int, stop: int
+    ) -> None:
+        self._ring = ring
+        self._key = key
+        self._table = ring.graphs.table(comm)
+        self._rows = self._table.rows(records)
+        self._records = records
+        self._count = max(stop - start, 0)
+        spans = self._table.spans(records)
+        if len(records):
+            # Of the first record and of the last, some calls may not be asked for.
+            skipped = start - (int(records["seq"][0]) - int(spans[0]) + 1)
+            self._which = np.repeat(np.arange(len(records)), spans)[skipped:][: self._count]
+            begins = np.cumsum(spans) - spans
+            self._inside = np.arange(skipped, skipped + self._count) - begins[self._which]
+        else:
+            self._which = self._inside = np.empty(0, np.int64)
+
+    @cached_property
+    def _replayed(self) -> NDArray[np.int64]:
+        """Calls that are part of a replay, as places in what was asked for."""
+        return np.flatnonzero(self._rows[self._which] >= 0)
+
+    @cached_property
+    def _flat(self) -> NDArray[np.int64]:
+        """For each of these, its place in the table."""
+        which = self._which[self._replayed]
+        return self._table.starts[self._rows[which]] + self._inside[self._replayed]
+
+    @cached_property
+    def _single(self) -> NDArray[np.int64]:
+        """Calls with a record of their own."""
+        return np.flatnonzero(self._rows[self._which] < 0)
+
+    def signatures(self, own: Sequence[int]) -> list[int]:
+        """Returns what members must agree in, call by call.
+
+        Args:
+            own: The same of each record, which means something for single calls.
+        """
+        found = np.array(own, np.uint64)[self._which]
+        found[self._replayed] = self._table.signatures[self._flat]
+        listed: list[int] = found.tolist()
+        return listed
+
+    def sites(self) -> list[str | None]:
+        """Returns where the calls came from."""
+        numbers = self._records["site"][self._which].astype(np.int64)
+        calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
+        sites = [int(self._ring.graphs.record(call)["site"][0]) for call in calls.tolist()]
+        numbers[self._replayed] = np.array(sites, np.int64)[places] if sites else 0
+        numbers, places = np.unique(numbers, return_inverse=True)
+        texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
+        return [texts[place] for place in places.tolist()]
+
+    def positions(self) -> list[int]:
+        """Returns their numbers in the rank's stream."""
+        listed: list[int] = self._positions().tolist()
+        return listed
+
+    def _positions(self) -> NDArray[np.int64]:
+        begins = self._records["begin"].astype(np.int64) - 1
+        if len(self._table.lags):
+            begins = begins - np.where(self._rows >= 0, self._table.lags[self._rows], 0)
+        positions: NDArray[np.int64] = begins[self._which] * self._ring.scale
+        positions[self._replayed] += self._table.places[self._flat]
+        return positions
+
+    def calls(self, own: Sequence[int]) -> list[Call]:
+        """Returns the calls.
+
+        Args:
+            own: As for :meth:`signatures`.
+        """
+        found: list[Call | None] = [None] * self._count
+        wanted = self._which[self._single]
+        singles = decode(
+            self._ring,
+            chosen_at(self._records, wanted),
+            self._key,
+            [own[place] for place in wanted.tolist()],
+        )
+        for place, call in zip(self._single.tolist(), singles, strict=True):
+            found[place] = call
+        for place, call in self._members():
+            found[place] = call
+        return [call for call in found if call is not None]
+
+    def _members(self) -> Iterator[tuple[int, Call]]:
+        """Yields the calls that are part of a replay, with their places."""
+        if not len(self._replayed):
+            return
+        records, table = self._records, self._table
+        which = self._which[self._replayed]
+        rows = self._rows[which]
+        seqs = self._seqs()[self._replayed]
+        columns = (
+            seqs,
+            self._positions()[self._replayed],
+            records["time"][which],
+            records["state"][which],
+            records["numel"][which],
+            records["graph"][which],
+            table.calls[self._flat],
+            table.places[self._flat] + 1,
+            table.lengths[rows],
+            table.groups[self._flat],
+            table.signatures[self._flat],
+        )
+        known: dict[int, Call] = {}
+        listed = zip(self._replayed.tolist(), *(c.tolist() for c in columns), strict=True)
+        for at, seq, position, when, state, number, graph, call, place, length, group, sign in listed:
+            template = known.get(call)
+            if template is None:
+                template = known[call] = self._template(call)
+            yield (
+                at,
+                replace(
+                    template,
+                    seq=seq,
+                    position=position,
+                    time_ns=when,
+                    state=State(min(state, State.COMPLETED)),
+                    group=group or None,
+                    graph=graph,
+                    signature=sign,
+                    replay=Replay(number, place, length),
+                ),
+            )
+
+    def _seqs(self) -> NDArray[np.int64]:
+        spans = self._table.spans(self._records)
+        firsts = self._records["seq"].astype(np.int64) - spans + 1
+        found: NDArray[np.int64] = firsts[self._which] + self._inside
+        return found
+
+    def _template(self, call: int) -> Call:
+        graphs = self._ring.graphs
+        (found,) = decode(self._ring, graphs.record(call), self._key)
+        sizes, out_sizes = layout.part_sizes(graphs.sizes(call))
+        return replace(found, sizes=sizes, out_sizes=out_sizes)
+
+    def distinct(self) -> Distinct:
+        """Returns the calls by what sets them apart."""
+        records = chosen_at(self._records, self._which[self._single])
+        single = distinct_records(records, lambda some: decode(self._ring, some, self._key))
+        calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
+        which = np.empty(self._count, np.int64)
+        which[self._single] = single.which
+        which[self._replayed] = places + len(single.kinds)
+        firsts = [int(np.flatnonzero(places == place)[0]) for place in range(len(calls))]
+        members = dict(self._members_at(firsts))
+        kinds = [*single.kinds, *(members[first] for first in firsts)]
+        return Distinct(kinds, which, self._positions())
+
+    def _members_at(self, places: Sequence[int]) -> Iterator[tuple[int, Call]]:
+        for place in places:
+            at = int(self._replayed[place])
+            one = self._cut(at)
+            for _, call in one._members():
+                yield place, call
+
+    def _cut(self, at: int) -> Expansion:
+        """Returns a single call of these."""
+        which = int(self._which[at])
+        record = self._records[which : which + 1]
+        seq = int(self._seqs()[at])
+        return Expansion(self._ring, int(record["comm"][0]), self._key, record, seq, seq + 1)
+
+
+def chosen_at(records: Records, places: NDArray[np.int64]) -> Records:
+    """Returns the records at some places, in order, which may be none."""
+    if len(places) == len(records):
+        return records
+    is_chosen = np.zeros(len(records), np.bool_)
+    is_chosen[places] = True
+    return chosen(records, is_chosen)
+
+
+class RingGraphs(Mapping[int, Graph]):
+    """The CUDA graphs of a ring, looked at when they are asked for.
+
+    Args:
+        ring: The ring.
+        names: Keys of its communicators, by their number.
+    """
+
+    def __init__(self, ring: RingFile, names: Mapping[int, str]) -> None:
+        self._ring = ring
+        self._names = names
+
+    @property
+    def _listed(self) -> Mapping[int, Listed]:
+        return self._ring.graphs.graphs if self._ring.scale > 1 else {}
+
+    def __getitem__(self, number: int) -> Graph:
+        graph, tables = self._listed[number], self._ring.graphs
+        return Graph(number, tables.length(graph), tables.digests(self._names, graph))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)

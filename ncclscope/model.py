@@ -104,8 +104,7 @@ class Call:
         comm: Key of the communicator.
         seq: Number on the communicator, from 1; collectives and point-to-point calls are
             counted apart.
-        position: Number in the whole stream of the rank, from 0. Where CUDA graphs were replayed
-            it has gaps, and only says what came before what.
+        position: Number in the whole stream of the rank, from 0; has gaps where graphs were replayed.
         dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
         root: Root as a rank of the communicator.

@@ -1,30 +1,97 @@
-"""The same call, captured into a CUDA graph on some ranks only."""
+"""The same call, captured into a CUDA graph or replayed from one on some ranks only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.findings import subject
+from ncclscope.analysis.findings import from_difference, subject
 from ncclscope.analysis.mismatch import ParameterMismatch
-from ncclscope.analysis.wording import call_text, comm_text, ranks_text
+from ncclscope.analysis.replays import OtherGraph
+from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, replay_text
+from ncclscope.model import Call, Finding
 
 __all__ = ["CaptureMismatch"]
 
 
 class CaptureMismatch(ParameterMismatch):
-    """One rank captured a call into a CUDA graph that its peers carried out, or the reverse."""
+    """Ranks captured, replayed or carried out what their peers did not, or replayed another graph.
+
+    A call that is captured is not carried out, one that is replayed is a part of a CUDA graph,
+    and NCCL wants all members to do the same.
+    """
 
     name = "capture_mismatch"
     parameter = "captured"
 
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields a finding for each difference in how calls came to be posted."""
+        yield from super().analyze(case)
+        for difference in case.differences:
+            found = case.other_graph(difference)
+            if found is not None and not case.is_half_of_a_swap(difference):
+                yield self._other(case, difference, found)
+
     def _summary(self, case: Case, difference: Difference) -> str:
+        odd, peer = difference.odd_call, difference.peer_call
         if not difference.odd:
             return super()._summary(case, difference)
-        did, instead = ("captured", "carried it out")
-        if not difference.odd_call.captured:
-            did, instead = ("carried out", "captured it into a CUDA graph")
+        did, instead = _way(odd), _way(peer)
+        if odd.replay is None and peer.replay is None:
+            did, instead = ("captured", "carried it out")
+            if not odd.captured:
+                did, instead = ("carried out", "captured it into a CUDA graph")
         return (
             f"{subject(case, difference)} {did} call {difference.seq} on "
-            f"{comm_text(difference.comm)}, {call_text(difference.odd_call)}; "
-            f"{ranks_text(difference.peers)} {instead}."
+            f"{comm_text(difference.comm)}, {call_text(odd)}{_which(odd)}; "
+            f"{ranks_text(difference.peers)} {instead}{_which(peer)}."
         )
+
+    def _text(self, call: Call) -> str:
+        if call.replay is not None:
+            return f"{call_text(call)}, {replay_text(call)}"
+        return super()._text(call)
+
+    def _other(self, case: Case, difference: Difference, found: OtherGraph) -> Finding:
+        odd, peer = found.odd, found.peer
+        where = f"call {odd.seq} on {comm_text(difference.comm)}"
+        sides = [
+            f"graph {block.graph}, of {plural(block.calls, 'call')} there" for block in (odd, peer)
+        ]
+        summary = (
+            f"At {where} {ranks_text(difference.peers)} replayed different CUDA graphs, "
+            f"{sides[0]}, and {sides[1]}; the records do not tell which is odd."
+        )
+        if difference.odd:
+            summary = (
+                f"{subject(case, difference)} replayed another CUDA graph from {where} on, "
+                f"{sides[0]}; {ranks_text(difference.peers)} replayed {sides[1]}."
+            )
+        ranks = ranks_text(difference.odd) if difference.odd else "one side"
+        peers = ranks_text(difference.peers) if difference.odd else "the other side"
+        known = []
+        if found.odd_has is not None:
+            known.append(f"what {peers} replayed is graph {found.odd_has} on {ranks}")
+        if found.peer_has is not None:
+            known.append(f"what {ranks} replayed is graph {found.peer_has} on {peers}")
+        return from_difference(
+            case,
+            difference,
+            kind=self.name,
+            analyzer=self.name,
+            summary=summary,
+            extent=odd.calls,
+            evidence=tuple(known),
+        )
+
+
+def _way(call: Call) -> str:
+    """Returns how a call came to be posted where other ranks replayed it, or the reverse."""
+    if call.replay is not None:
+        return "replayed"
+    return "captured" if call.captured else "posted eagerly"
+
+
+def _which(call: Call) -> str:
+    return "" if call.replay is None else f" ({replay_text(call)})"

@@ -22,6 +22,8 @@ class ExtraCall:
         for difference in case.differences:
             if not difference.odd or not difference.inserted or case.is_half_of_a_swap(difference):
                 continue
+            if case.other_graph(difference) is not None:
+                continue  # another graph, of another length
             count = difference.first.put
             yield from_difference(
                 case,

@@ -17,6 +17,7 @@ from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.order import Moment, Order
+from ncclscope.analysis.replays import OtherGraph, other_graph
 from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.step_rhythm import broke_rhythm
 from ncclscope.analysis.swaps import Swap, find_swaps
@@ -270,6 +271,17 @@ class Case:
     def is_half_of_a_swap(self, difference: Difference) -> bool:
         """Whether a difference is one side of a swap, and no finding of its own."""
         return any(difference in (swap.difference, swap.other) for swap in self.swaps)
+
+    def other_graph(self, difference: Difference) -> OtherGraph | None:
+        """Whether two sides parted because they replayed different CUDA graphs, and which."""
+        key = difference.comm.key, difference.seq, difference.odd, difference.peers
+        if key not in self._other_graphs:
+            self._other_graphs[key] = other_graph(self, difference)
+        return self._other_graphs[key]
+
+    @cached_property
+    def _other_graphs(self) -> dict[object, OtherGraph | None]:
+        return {}
 
     # --- life and death ------------------------------------------------------------------------
 

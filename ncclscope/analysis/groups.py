@@ -88,9 +88,18 @@ def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap 
 
 def _bounds(log: CallLog, seq: int) -> tuple[int, int] | None:
     """Returns the first and the last call of the group that a call stands in."""
-    group = log.call(seq).group
+    group = _group_of(log.call(seq))
     if group is None:
         return None  # as most are: no need to look at what is near
     near = log.span(max(log.first, seq - LONGEST), seq + LONGEST)
-    own = [call.seq for call in near if call.group == group]
+    own = [call.seq for call in near if _group_of(call) == group]
     return own[0], own[-1]
+
+
+def _group_of(call: Call) -> tuple[int, int, int] | None:
+    """Returns what the calls of one group share: each replay of a graph posts its groups anew."""
+    if call.group is None:
+        return None
+    if call.replay is None:
+        return call.group, 0, 0
+    return call.group, call.graph or 0, call.replay.number

@@ -26,13 +26,13 @@ PAST = 2048
 IN_STEP = 16
 """Calls before one in question that two replicas must share to be at the same place."""
 
-Habit = tuple[str, str | None, str | None, int | None]
-"""A call without its sizes, which change from step to step."""
+Habit = tuple[str, str | None, str | None, int | None, bool]
+"""A call without its sizes, which change from step to step; whether a graph replayed it."""
 
 
 def habit_of(call: Call) -> Habit:
     """Returns what of a call repeats itself."""
-    return call.op, call.dtype, call.redop, call.root
+    return call.op, call.dtype, call.redop, call.root, call.replay is not None
 
 
 What = TypeVar("What", bound=Hashable)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import PAST, expected_next
 from ncclscope.analysis.order import made_before
+from ncclscope.analysis.replays import calls_on
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank, Run
 
@@ -30,6 +31,8 @@ FURTHEST = 64
 """Calls by which sequences are tried to be off."""
 NEAR = 4096
 """Calls before the end that are read first; four times as many each time they do not do."""
+MOST = 1 << 20
+"""Calls before the end that are read at most: replays of graphs stand for any number of them."""
 AGREED = 64
 """Calls in a row that agree unshifted, before which nothing is looked for."""
 
@@ -157,17 +160,23 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
         if not len(differ):
             return None
         place = int(differ[0])
-        if start == first or place >= AGREED:
+        if start == first or place >= AGREED or near >= MOST:
             break
         near *= 4
-    exact = place > 0 or first == 1
-    for off in range(1, FURTHEST + 1):
+    exact = place > 0 or start == 1
+    for off in (*range(1, FURTHEST + 1), *_replays_at(odd, peer, start + place)):
         for left, put in ((off, 0), (0, off)):
             mine, theirs = one[place + put :], other[place + left :]
             met = min(len(mine), len(theirs))
             if met and np.array_equal(mine[:met], theirs[:met]):
                 return Shift(start + place, exact, left, put, met, odd.witness)
     return None
+
+
+def _replays_at(odd: Track, peer: Track, seq: int) -> list[int]:
+    """Returns how many calls there are in the replays that the ranks are in, where many."""
+    found = {calls_on(track.rank, track.log.call(seq)) for track in (odd, peer)}
+    return sorted(count for count in found if count > FURTHEST)
 
 
 def expected(log: CallLog, seq: int, one: str | None, other: str | None) -> str | None:

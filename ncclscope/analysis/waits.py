@@ -213,9 +213,22 @@ class Waits:
                 # A backend that does not tell: what all have posted is taken for done.
                 seq = max(self._posted_by_all(key) + 1, log.first)
                 pending = log.call(seq) if seq <= log.calls else None
+            elif pending is not None and pending.replay is not None:
+                pending = self._unjoined(key, log, pending.seq)
             if pending is not None and not _was_left(rank, pending):
                 heads.append(pending)
         return min(heads, key=lambda call: call.position, default=None)
+
+    def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
+        """The first call that is under way, where it is told of single calls when they complete.
+
+        Of a replay nothing is told: what all have posted of it is taken for done.
+        """
+        seq = max(self._posted_by_all(key) + 1, first)
+        for call in log.span(first, min(seq, log.calls + 1)):
+            if call.replay is None:
+                return call
+        return log.call(seq) if seq <= log.calls else None
 
     def _posted_by_all(self, key: str) -> int:
         """How many calls every member of a communicator has posted."""

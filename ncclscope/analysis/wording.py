@@ -13,6 +13,7 @@ __all__ = [
     "plural",
     "rank_text",
     "ranks_text",
+    "replay_text",
     "sentence",
     "shape_text",
     "site_text",
@@ -59,6 +60,23 @@ def call_text(call: Call | None) -> str:
     if call.peer is not None:
         parts.append(f"peer {call.peer}")
     return " ".join(parts)
+
+
+def replay_text(call: Call, *, numbered: bool = True) -> str:
+    """Returns ``replay 812 of graph 3, call 5 of 62``; nothing for a call posted by itself.
+
+    Args:
+        call: The call.
+        numbered: Whether it is to be told which replay it was.
+    """
+    replay = call.replay
+    if replay is None:
+        return ""
+    graph = f"graph {call.graph}" if call.graph else "a graph"
+    told = f"replayed from {graph}"
+    if numbered and replay.number:
+        told = f"replay {replay.number} of {graph}"
+    return f"{told}, call {replay.call} of {replay.calls}" if replay.call else told
 
 
 def comm_text(comm: Communicator) -> str:
@@ -114,5 +132,9 @@ def sentence(text: str) -> str:
 
 
 def site_text(call: Call) -> str:
-    """Returns `` at file.py:120 function``, or nothing where it is not known."""
-    return f" at {call.site}" if call.site else ""
+    """Returns `` at file.py:120 function``, or nothing where it is not known.
+
+    A call that a CUDA graph replayed was made there when it was captured, and it is said which.
+    """
+    told = f" at {call.site}" if call.site else ""
+    return told if call.replay is None else f"{told} ({replay_text(call)})"

@@ -156,4 +156,7 @@ def arguments_of(call: Call) -> Mapping[str, Any]:
             known[name] = str(list(value))
     if call.captured:
         known["captured"] = True
+    if call.replay is not None:
+        known["replay"] = call.replay.number
+        known["graph_call"] = call.replay.call
     return known

@@ -43,6 +43,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "captured": "boolean",
         "group": "Int64",
         "graph": "Int64",
+        "replay": "Int64",
+        "graph_call": "Int64",
         "step": "Int64",
         "signature": "UInt64",
     },
@@ -193,6 +195,8 @@ def _calls(run: Run) -> Rows:
                     call.captured,
                     _small(call.group),
                     _small(call.graph),
+                    call.replay.number if call.replay else None,
+                    call.replay.call if call.replay else None,
                     _small(steps[place - 1].number) if place else None,
                     call.signature,
                 )

@@ -74,17 +74,21 @@ class Strand:
     tells: bool = False
     last: Any = None
     _hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _seqs: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Numbers of the calls that the hashes stand after: a replay of a graph leaves some out."""
     _from: int = 0
     """First number from which on the hashes have been kept."""
 
     def extend(self, seqs: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
         """Takes in numbers and running hashes of new collectives, oldest first."""
         if not len(self._hashes):
-            self._hashes = np.zeros(KEPT, np.uint64)
+            self._hashes, self._seqs = np.zeros(KEPT, np.uint64), np.zeros(KEPT, np.uint64)
             self._hashes[self.seq & (KEPT - 1)] = self.hash
+            self._seqs[self.seq & (KEPT - 1)] = self.seq
             first = int(seqs[0])
             self._from = self.seq if first == self.seq + 1 else first
-        self._hashes[seqs[-KEPT:] & _PLACE] = hashes[-KEPT:]
+        places = seqs[-KEPT:] & _PLACE
+        self._hashes[places], self._seqs[places] = hashes[-KEPT:], seqs[-KEPT:]
         self.seq, self.hash = int(seqs[-1]), int(hashes[-1])
 
     @property
@@ -104,7 +108,8 @@ class Strand:
         if seq == 0:
             return 0
         if max(self._from, self.seq - KEPT + 1) <= seq < self.seq and len(self._hashes):
-            return int(self._hashes[seq & (KEPT - 1)]) & MASK
+            place = seq & (KEPT - 1)
+            return int(self._hashes[place]) & MASK if self._seqs[place] == seq else None
         return None
 
 

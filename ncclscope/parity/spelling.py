@@ -87,6 +87,8 @@ def spell(call: Call, comm: Communicator, rank: int, *, shapes: bool = True) -> 
         )
     if call.captured:
         parts.append("captured")
+    if call.replay is not None:
+        parts.append("replayed")
     text = " ".join(parts)
     return text if shapes else generalize(text)
 

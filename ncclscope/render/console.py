@@ -15,7 +15,14 @@ from rich.text import Text
 
 from ncclscope.analysis.table import Cell, Row
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
-from ncclscope.analysis.wording import call_text, plural, ranks_text, sentence, shape_text
+from ncclscope.analysis.wording import (
+    call_text,
+    plural,
+    ranks_text,
+    replay_text,
+    sentence,
+    shape_text,
+)
 from ncclscope.model import Call, Finding
 from ncclscope.render.blocks import (
     add_row,
@@ -254,6 +261,8 @@ def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     if call is None:
         return "-"
     text = call_text(call)
+    if call.replay is not None:
+        text += f", {replay_text(call)}" if show_site else ", replayed"
     if show_site:
         text += f", {call.state.word}"
         if call.site:

@@ -12,7 +12,7 @@ from typing import Any
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.lanes import Cell, Sheet, align_lanes, transfer_lanes
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wording import call_text, comm_text, sizes_text
+from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
 from ncclscope.logs import newest_of
 from ncclscope.model import Call, Communicator, State
 
@@ -38,7 +38,8 @@ class Calls:
     def number(self, call: Call) -> int:
         """The number of a call's operation, parameters and place in the program."""
         what = (call.op, call.redop, call.shape, call.numel, call.dtype, call.root, call.peer)
-        key = (*what, call.sizes, call.site, call.captured)
+        replay = None if call.replay is None else replay_text(call, numbered=False)
+        key = (*what, call.sizes, call.site, call.captured, replay)
         found = self._texts.get(key)
         if found is None:
             text = call_text(call)
@@ -46,6 +47,8 @@ class Calls:
                 text += f" sizes {sizes_text(call.sizes)}"
             if call.captured:
                 text += " (captured)"
+            if call.replay is not None:
+                text += f" ({replay})"
             entry = (call.op, text, call.site or "")
             found = self._numbers.setdefault(entry, len(self.entries))
             if found == len(self.entries):

@@ -103,7 +103,8 @@ class CallTable(NamedTuple):
         return (before * pow(BASE, count, 1 << 64) + passed) & MASK
 
 
-_EMPTY = CallTable(*(np.empty(0, np.int64) for _ in range(8)), *(np.empty(0, np.uint64),) * 2)
+_NONE, _NO_HASHES = np.empty(0, np.int64), np.empty(0, np.uint64)
+_EMPTY = CallTable(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NO_HASHES, _NO_HASHES)
 
 
 class GraphTables:
@@ -197,11 +198,19 @@ class GraphTables:
                 rows.append((graph.number, count, start, lag, self.length(graph)))
         if not rows:
             return _EMPTY
+        graphs, counts, begins, lags, lengths = np.array(rows, np.int64).T.copy()
         calls, places, groups = (np.concatenate(column) for column in zip(*flat, strict=True))
-        signatures = np.array(self._signatures, np.uint64)[calls]
-        columns = (np.array(column, np.int64) for column in zip(*rows, strict=True))
         return CallTable(
-            *columns, calls, places, groups, signatures, np.array(hashes, np.uint64)
+            graphs=graphs,
+            counts=counts,
+            starts=begins,
+            lags=lags,
+            lengths=lengths,
+            calls=calls,
+            places=places,
+            groups=groups,
+            signatures=np.array(self._signatures, np.uint64)[calls],
+            hashes=np.array(hashes, np.uint64),
         )
 
     def record(self, call: int) -> Records:

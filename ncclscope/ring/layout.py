@@ -55,16 +55,16 @@ offset field  type  meaning
 88     end    u64   the same as ``begin``
 ====== ====== ===== ===========================================================
 
-**Replay**: a record with FIXED_REPLAY in ``fixed``. It stands for all calls of a CUDA graph on one
-communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` how often the graph has
-been replayed by then, ``graph`` its number; the other fields are those of its last call there. A
-graph with calls on several communicators leaves a record for each, in the order of their first
-calls, one behind the other. A record with FLAG_REPLAYED and without FIXED_REPLAY is a single call of
-a replay: a send, a receive, or a call of a graph that there was no room for.
+**Replay**: a record with FIXED_REPLAY in ``fixed``. It stands for all calls of a CUDA graph on
+one communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` how often the
+graph has been replayed by then, ``graph`` its number; the other fields are those of its last
+call there. A graph with calls on several communicators leaves a record for each, in the order
+of their first calls, one behind the other. A record with FLAG_REPLAYED and without FIXED_REPLAY
+is a single call of a replay: a send, a receive, or a call of a graph that found no room.
 
-**Graph entry** (graphs): u32 length, u8 kind, u8 and u16 zero, then data, padded to 8 bytes. An entry
-exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in order of
-appearance. Nothing here is overwritten when the records go round. There are three kinds:
+**Graph entry** (graphs): u32 length, u8 kind, u8 and u16 zero, then data, padded to 8 bytes. An
+entry exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in
+order of appearance. Nothing here is overwritten when the records go round. The kinds are
 
 - GRAPH_CALL: the 48 bytes of FIXED with ``sizes`` zero, u64 signature (0 for a send or receive),
   then the sizes list as i64, where the call has one.

@@ -23,6 +23,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import BASE_INVERSE, GraphTables
 from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
+
 __all__ = [
     "BASE_INVERSE",
     "CHUNK",
@@ -41,6 +42,7 @@ _PINNED = 1 << 20
 """Records of a live ring that are copied at most: 96 MB."""
 _SLICE = 1 << 16
 _ATTEMPTS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:

@@ -26,14 +26,10 @@ from ncclscope.foreign import (
     text,
     texts,
 )
+from ncclscope.graphs import Graph
 from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
-from ncclscope.signature import (
-    MASK,
-    P2P_OPS,
-    canonical_dtype,
-    canonical_op,
-    canonical_redop,
-)
+from ncclscope.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
+from ncclscope.sources import jsonl_graphs
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.told import read_told, telling
 
@@ -79,6 +75,7 @@ def read_trace(path: Path) -> Rank:
     calls: dict[str, list[Call]] = {}
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
+    graphs: dict[int, Graph] = {}
     numbered = stated = False
     position = 0
     for line in lines:
@@ -96,6 +93,8 @@ def read_trace(path: Path) -> Rank:
             made[key] = number(line.get("calls"), MAX_SEQ)
         elif (step := integer(line.get("step"))) is not None:
             steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
+        elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
+            graphs[graph.number] = graph
     window = bool(header.get("window"))
     logs = {}
     lost = 0
@@ -122,6 +121,7 @@ def read_trace(path: Path) -> Rank:
         exited=bool(header.get("exited")),
         steps=steps,
         activities=_activities(header),
+        graphs=graphs,
         source=str(path),
         details={
             "format": "jsonl",
@@ -176,6 +176,8 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             if log.calls and log.first > log.calls and last is None:
                 about["calls"] = log.calls  # no line of a call says so
             _write_line(file, about)
+        for graph in rank.graphs.values():
+            _write_line(file, jsonl_graphs.line_of(graph))
         for call in calls:
             while steps and steps[-1].position <= call.position:
                 _write_line(file, _step_line(steps.pop()))
@@ -225,6 +227,8 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
         line["group"] = call.group
     if call.graph is not None:
         line["graph"] = call.graph
+    if call.replay is not None:
+        line |= jsonl_graphs.fields_of(call.replay)
     if call.op not in P2P_OPS and call.signature != call.sign():
         line["signature"] = call.signature  # what was signed of it is gone, or never was here
     return line
@@ -339,6 +343,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         captured=bool(line.get("captured")),
         group=integer(line.get("group")),
         graph=integer(line.get("graph")),
+        replay=jsonl_graphs.read_replay(line),
     )
     signature = integer(line.get("signature")) or 0
     if not 0 < signature <= MASK or op in P2P_OPS:

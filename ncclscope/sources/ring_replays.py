@@ -149,7 +149,20 @@ class Expansion:
         )
         known: dict[int, Call] = {}
         listed = zip(self._replayed.tolist(), *(c.tolist() for c in columns), strict=True)
-        for at, seq, position, when, state, number, graph, call, place, length, group, sign in listed:
+        for (
+            at,
+            seq,
+            position,
+            when,
+            state,
+            number,
+            graph,
+            call,
+            place,
+            length,
+            group,
+            sign,
+        ) in listed:
             template = known.get(call)
             if template is None:
                 template = known[call] = self._template(call)

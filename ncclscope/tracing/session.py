@@ -18,7 +18,7 @@ from ncclscope.ring import layout
 from ncclscope.tracing import identity
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["current", "directory", "enabled", "generation", "on_reset", "warn_once"]
+__all__ = ["current", "directory", "enabled", "generation", "on_reset", "opened", "warn_once"]
 
 log = logging.getLogger("ncclscope")
 
@@ -71,6 +71,11 @@ def current() -> Tracer | None:
         if ring.moved and not ring.pointed:
             warn_once("session", f"the ring is {ring.path}, not in {where}: {ring.moved}")
         return _tracer
+
+
+def opened() -> Tracer | None:
+    """Returns this process's tracer where there is one by now, making none."""
+    return _tracer
 
 
 def warn_once(topic: str, message: str) -> None:

@@ -55,7 +55,7 @@ def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creatio
     comm = above.tracer.communicator(
         key=f"{key}{CREATION_SUFFIX}", label=label, ranks=members, backend=_meeting(parent, above)
     )
-    handle = Handle(above.tracer, comm)
+    handle = Handle(above.tracer, comm, waits=True)
     parameters = ("new_group", None, str(backend), None, None, None, None, tuple(ranks))
     return handle, recording.record(handle, parameters, sys._getframe(1))
 

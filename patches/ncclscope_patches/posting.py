@@ -97,7 +97,9 @@ def _posting(
                     if template[2] and not handle.ring.holds_sizes(template[0]):
                         template = learn(handle, key, code)
                     capturing = recording.is_capturing
-                    flags = layout.FLAG_CAPTURED if capturing is not None and capturing() else 0
+                    flags = 0
+                    if capturing is not None and not handle.waits and capturing():
+                        flags = layout.FLAG_CAPTURED  # what is on the host alone is carried out
                     if template[1]:
                         if flags or groups:
                             position = handle.post(

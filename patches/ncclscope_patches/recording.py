@@ -158,7 +158,7 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
         frame: Where to begin to look for the line of the program that made the call.
 
     Returns:
-        The position of the record.
+        The position of the record; -1 for a call that became a part of a CUDA graph.
     """
     found = _locate(frame) or NOWHERE
     key = (parameters, found[0], found[1])
@@ -166,7 +166,9 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
     fixed, signed, has_sizes = template
     if has_sizes and not handle.ring.holds_sizes(fixed):
         fixed, signed, _ = learn(handle, key, found[2])
-    flags = layout.FLAG_CAPTURED if is_capturing is not None and is_capturing() else 0
+    flags = 0
+    if is_capturing is not None and not handle.waits and is_capturing():
+        flags = layout.FLAG_CAPTURED  # what is on the host alone is carried out
     group = scope.group_number() if _groups else 0
     if signed:
         return handle.post(handle.channel, fixed, signed, 0, flags, group)

@@ -25,6 +25,7 @@ _OWN = (
     "ncclscope_patches.functional:FunctionalProbe",
     "ncclscope_patches.pynccl:PyNcclProbe",
     "ncclscope_patches.cpu_shm:CpuShmProbe",
+    "ncclscope_patches.cuda_graphs:CudaGraphProbe",
     "ncclscope_patches.dynamo:DynamoSkip",
     "ncclscope_patches.uneven:UnevenProbe",
     "ncclscope_patches.vllm_groups:VllmCommunicatorNames",

@@ -1,0 +1,58 @@
+"""CUDA graphs and their replays in trace JSONL.
+
+A graph is a line of its own, ``{"graph": 3, "calls": 62, "parts": {"KEY": [62, DIGEST]}}``; what
+it replays stands in the lines of the calls: ``"graph": 3, "replay": 812, "graph_call": 5,
+"graph_calls": 62``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ncclscope.foreign import integer, integers, number, text
+from ncclscope.graphs import Graph, Replay
+from ncclscope.signature import MASK
+
+__all__ = ["MOST", "fields_of", "line_of", "read", "read_replay"]
+
+MOST = 1 << 16
+"""Graphs of one process that are read."""
+_LARGEST = 1 << 62
+_MOST_PARTS = 1 << 10
+
+
+def line_of(graph: Graph) -> dict[str, Any]:
+    """Returns the line of a graph."""
+    parts = {key: list(part) for key, part in graph.parts.items()}
+    return {"graph": graph.number, "calls": graph.length, "parts": parts}
+
+
+def read(line: Mapping[str, Any]) -> Graph | None:
+    """Returns the graph of a line; None where the line is none of a graph."""
+    place, parts = integer(line.get("graph")), line.get("parts")
+    if place is None or not isinstance(parts, dict) or len(parts) > _MOST_PARTS:
+        return None
+    found = {}
+    for name, part in parts.items():
+        key, numbers = text(name), integers(part)
+        if key is not None and numbers is not None and len(numbers) == 2:
+            found[key] = numbers[0], numbers[1] & MASK
+    return Graph(place, number(line.get("calls"), _LARGEST), found)
+
+
+def fields_of(replay: Replay) -> dict[str, int]:
+    """Returns what a call's line has more when it was replayed."""
+    return {
+        "replay": replay.number,
+        "graph_call": replay.call,
+        "graph_calls": replay.calls,
+    }
+
+
+def read_replay(line: Mapping[str, Any]) -> Replay | None:
+    """Returns the replay that a call's line speaks of; None where it does not."""
+    if integer(line.get("replay")) is None:
+        return None
+    names = ("replay", "graph_call", "graph_calls")
+    return Replay(*(number(line.get(name), _LARGEST) for name in names))

@@ -1,0 +1,97 @@
+"""Records what is captured into CUDA graphs, and each replay.
+
+All of torch's graphs are captured and replayed through ``torch.cuda.CUDAGraph``: by
+``torch.cuda.graph``, by ``make_graphed_callables``, by the graph trees of torch.compile, and by
+vLLM's wrappers, whole or in pieces. Nothing runs on the host while a graph is replayed, so that
+this is the only place where its collectives can be told of.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ncclscope.tracing import session
+from ncclscope.tracing.graphs import Capture, Graph
+from ncclscope.tracing.tracer import Tracer
+from ncclscope_patches.probe import Patch
+
+__all__ = ["CudaGraphProbe"]
+
+_Captured = tuple[Any, Tracer, Capture]
+
+
+class CudaGraphProbe(Patch):
+    """Notes when a graph begins and ends to be captured, and when it is replayed.
+
+    A graph whose capture failed is forgotten, as is one that is gone. Graphs without
+    collectives leave no trace, and their replays cost one look into a table.
+    """
+
+    name = "cuda_graphs"
+    target = "torch.cuda.graphs"
+    supports = "torch 2.4 to 2.13"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, tuple[Tracer, Capture]] = {}
+        self._graphs: dict[int, Graph] = {}
+        """By the identity of torch's object."""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        session.on_reset(self._forget_all)
+
+    def install(self, module: Any) -> None:
+        cls = module.CUDAGraph
+        self.replace(cls, "capture_begin", after=self._begin)
+        self.replace(cls, "capture_end", self._leave, self._end)
+        self.replace(cls, "replay", self._replay)
+        self.replace(cls, "reset", self._forget)
+
+    def _begin(self, token: Any, _result: Any) -> None:
+        graph = token[0][0]
+        self._forget(token[0], {})
+        tracer = session.opened()  # a process without communicators needs no ring
+        if tracer is not None:
+            self._open[id(graph)] = tracer, tracer.graphs.begin()
+
+    def _leave(self, args: tuple[Any, ...], _kwargs: Any) -> _Captured | None:
+        """Ends the capture, be it that torch finds it to have failed."""
+        found = self._open.pop(id(args[0]), None)
+        if found is None:
+            return None
+        tracer, capture = found
+        tracer.graphs.leave(capture)
+        return args[0], tracer, capture
+
+    def _end(self, token: _Captured, _result: Any) -> None:
+        graph, tracer, capture = token
+        recorded = tracer.graphs.end(capture)
+        if not recorded.number:
+            return
+        number, graphs, alive = id(graph), self._graphs, self._alive
+
+        # An identity is given out again, so an entry must not outlive its graph.
+        def forget(_reference: weakref.ref[Any]) -> None:
+            graphs.pop(number, None)
+            alive.pop(number, None)
+
+        alive[number] = weakref.ref(graph, forget)
+        graphs[number] = recorded
+
+    def _replay(self, args: tuple[Any, ...], _kwargs: Any) -> None:
+        recorded = self._graphs.get(id(args[0]))
+        if recorded is not None:
+            recorded.replay()
+
+    def _forget(self, args: tuple[Any, ...], _kwargs: Any) -> None:
+        number = id(args[0])
+        self._graphs.pop(number, None)
+        self._alive.pop(number, None)
+        found = self._open.pop(number, None)
+        if found is not None:
+            found[0].graphs.leave(found[1])
+
+    def _forget_all(self) -> None:
+        self._open.clear()
+        self._graphs.clear()
+        self._alive.clear()

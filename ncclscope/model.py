@@ -104,7 +104,7 @@ class Call:
         comm: Key of the communicator.
         seq: Number on the communicator, from 1; collectives and point-to-point calls are
             counted apart.
-        position: Number in the whole stream of the rank, from 0; has gaps where graphs were replayed.
+        position: Number in the whole stream of the rank, from 0; with gaps among replays.
         dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
         root: Root as a rank of the communicator.
@@ -125,7 +125,7 @@ class Call:
         group: Number of the NCCL group (ncclGroupStart) it was posted in; None outside.
         graph: Number of the CUDA graph it was captured into, or replayed from.
         signature: What the members must agree in, see :mod:`ncclscope.signature`.
-        replay: Which replay of ``graph`` carried it out; None for a call that was posted.
+        replay: Which replay of ``graph`` it is part of; None for a call that was posted.
     """
 
     op: str

@@ -37,7 +37,7 @@ class CaptureMismatch(ParameterMismatch):
         odd, peer = difference.odd_call, difference.peer_call
         if not difference.odd:
             return super()._summary(case, difference)
-        did, instead = _way(odd), _way(peer)
+        did, instead = _way(odd, ""), _way(peer, " it")
         if odd.replay is None and peer.replay is None:
             did, instead = ("captured", "carried it out")
             if not odd.captured:
@@ -86,11 +86,11 @@ class CaptureMismatch(ParameterMismatch):
         )
 
 
-def _way(call: Call) -> str:
+def _way(call: Call, what: str) -> str:
     """Returns how a call came to be posted where other ranks replayed it, or the reverse."""
     if call.replay is not None:
-        return "replayed"
-    return "captured" if call.captured else "posted eagerly"
+        return f"replayed{what}"
+    return f"captured{what}" if call.captured else f"posted{what} eagerly"
 
 
 def _which(call: Call) -> str:

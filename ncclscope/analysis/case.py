@@ -17,7 +17,7 @@ from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.order import Moment, Order
-from ncclscope.analysis.replays import OtherGraph, other_graph
+from ncclscope.analysis.replays import OtherGraph, other_graph, replay_edits
 from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.step_rhythm import broke_rhythm
 from ncclscope.analysis.swaps import Swap, find_swaps
@@ -185,16 +185,18 @@ class Case:
     def _difference(
         self, parting: Parting, odd: tuple[int, ...], peers: tuple[int, ...], basis: str
     ) -> Difference:
-        odd_log = max((self._log(parting, rank) for rank in odd), key=lambda log: log.calls)
-        peer_log = max((self._log(parting, rank) for rank in peers), key=lambda log: log.calls)
-        found = compare(odd_log, peer_log, parting.seq)
+        sides = [max(ranks, key=lambda n: self._log(parting, n).calls) for ranks in (odd, peers)]
+        odd_log, peer_log = (self._log(parting, number) for number in sides)
+        one, other = ((self.run.by_rank[n], self._log(parting, n)) for n in sides)
+        whole = replay_edits(one, other, parting.seq)
+        found = whole or compare(odd_log, peer_log, parting.seq)
         if not found:  # they differ in what has been overwritten
             found = [Edit(0, 1, 0, 1, 0)]
         edit = found[0]
         alone = len(found) == 1 and edit.put == edit.left == 1 and not edit.met
-        if alone:
-            one, other = odd_log.call(parting.seq), peer_log.call(parting.seq)
-            if follows(peer_log, parting.seq + 1, one, other) == habit_of(one):
+        if alone and not whole:
+            calls = odd_log.call(parting.seq), peer_log.call(parting.seq)
+            if follows(peer_log, parting.seq + 1, *calls) == habit_of(calls[0]):
                 # All stopped here, but what the odd rank posted is what its peers post next.
                 found = [Edit(0, 0, 0, 1, 0)]
         if (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ncclscope.analysis.edits import Edit
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Rank
 
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
     from ncclscope.analysis.difference import Difference
 
-__all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph"]
+__all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph", "replay_edits"]
+
+LOOKAHEAD = 4096
+"""Calls after a replay that are compared, to tell whether it was left out."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,10 @@ def block_at(rank: Rank, log: CallLog, seq: int) -> Block | None:
 def other_graph(case: Case, difference: Difference) -> OtherGraph | None:
     """Finds whether two sides parted because they replayed different graphs.
 
-    Both began to replay at the same call, and one of them has the other's graph as well: that
-    it replayed the wrong one, or the others did. Where neither has the other's, the same graph
-    was captured differently, and what differs is the call. Nor does it count into how many
-    graphs the same calls were cut.
+    Both began to replay at the same call, and one of them has the other's graph as well, under
+    another number. Where neither has the other's, or the numbers are the same, one graph was
+    captured differently, and what differs is the call. It does not count into how many graphs
+    the same calls were cut.
     """
     if difference.witness:
         return None
@@ -105,6 +109,8 @@ def other_graph(case: Case, difference: Difference) -> OtherGraph | None:
         mine, theirs = block_at(*odd, start), block_at(*peer, start)
         if mine is None or theirs is None or mine.content == theirs.content:
             continue
+        if mine.graph == theirs.graph:
+            continue  # the same one, as all count them in the same order, captured differently
         if mine.seq != start or theirs.seq != start:
             continue
         if difference.seq > start + min(mine.calls, theirs.calls):
@@ -114,6 +120,52 @@ def other_graph(case: Case, difference: Difference) -> OtherGraph | None:
         if found.odd_has is not None or found.peer_has is not None:
             return found
     return None
+
+
+def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int) -> list[Edit]:
+    """Returns how two ranks differ where what differs is a replay as a whole.
+
+    Replays are long and alike. Call by call it looks cheaper to have each replay one off than
+    to have one of them left out.
+
+    Args:
+        odd: The one rank and its calls.
+        peer: The other.
+        seq: The first call that differs.
+
+    Returns:
+        Nothing where the calls themselves are to be compared.
+    """
+    mine, theirs = block_at(*odd, seq), block_at(*peer, seq)
+    if mine and theirs and (mine.seq, mine.calls) == (theirs.seq, theirs.calls):
+        # As many calls in each, none of them left out: captured in another order.
+        return [Edit(0, 1, 0, 1, 0)] if mine.seq < seq or _as_many(mine, odd, peer) else []
+    for block, put, left in ((theirs, 0, 1), (mine, 1, 0)):
+        if block is None or block.seq != seq:
+            continue
+        put, left = put * block.calls, left * block.calls
+        own = odd[1].signatures(seq + put, min(odd[1].calls + 1, seq + put + LOOKAHEAD))
+        other = peer[1].signatures(seq + left, min(peer[1].calls + 1, seq + left + LOOKAHEAD))
+        met = min(len(own), len(other))
+        alike = _but_replayed(odd[1].call(seq), peer[1].call(seq))
+        if met > (block.calls if alike else 0) and list(own[:met]) == list(other[:met]):
+            return [Edit(0, put, 0, left, met)]
+    return []
+
+
+def _as_many(block: Block, odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> bool:
+    """Whether two replays from one call on hold the same calls, in whatever order."""
+    end = block.seq + block.calls
+    contents = [sorted(log.signatures(block.seq, end)) for _, log in (odd, peer)]
+    return contents[0] == contents[1]
+
+
+def _but_replayed(one: Call, other: Call) -> bool:
+    """Whether two calls are the same but for that a graph replayed one of them."""
+    return (one.replay is None) != (other.replay is None) and all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("op", "dtype", "redop", "root", "numel")
+    )
 
 
 def _side(case: Case, difference: Difference, posted: Call) -> tuple[Rank, CallLog] | None:

@@ -75,7 +75,8 @@ def _heading(verdict: Verdict) -> Text:
     parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
     if hosts:
         parts.append(plural(hosts, "host"))
-    parts.append(f"{plural(sum(rank.records for rank in run.ranks), 'call')} kept")
+    noun = "record" if any(rank.graphs for rank in run.ranks) else "call"
+    parts.append(f"{plural(sum(rank.records for rank in run.ranks), noun)} kept")
     parts.append(f"{lost} overwritten" if lost else "none overwritten")
     return Text(f"{' '.join(run.sources)}  {', '.join(parts)}", style="dim")
 

@@ -255,3 +255,6 @@ class RingGraphs(Mapping[int, Graph]):
 
     def __len__(self) -> int:
         return len(self._listed)
+
+    def __bool__(self) -> bool:
+        return self._ring.scale > 1  # without looking at them

@@ -1,0 +1,274 @@
+"""CUDA graphs: replays line up like calls, and ranks that replay something else are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from ncclscope.tracing.graphs import Graph
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+Layer = tuple[str, dict[str, Any]]
+
+LAYERS = 31
+
+
+def layers(tokens: int, count: int = LAYERS) -> list[Layer]:
+    """The calls of so many layers: two all-reduces each, of so many tokens."""
+    return [
+        ("all_reduce", {"shape": (tokens, 8), "site": f"layer.py:{10 + half} forward"})
+        for _ in range(count)
+        for half in range(2)
+    ]
+
+
+def capture(
+    cluster: Cluster, rank: int, calls: Iterable[Layer], members: Iterable[int] | None = None
+) -> Graph:
+    """Captures calls into a graph on one rank."""
+    graphs = cluster.tracers[rank].graphs
+    begun = graphs.begin()
+    for op, fields in calls:
+        cluster.post([rank], "tp:0", op, members=members, captured=True, done=False, **fields)
+    return graphs.end(begun)
+
+
+def replay(graphs: Iterable[Graph], times: int = 1) -> None:
+    for graph in graphs:
+        for _ in range(times):
+            graph.replay()
+
+
+def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[Graph]]:
+    """Captures a graph for each number of tokens on all ranks, as an engine does when it starts."""
+    return [[capture(cluster, rank, layers(size)) for size in sizes] for rank in cluster.everybody]
+
+
+def test_replays_that_agree(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8, 16)
+    for size in (0, 1, 1, 0):
+        replay(own[size] for own in graphs)
+        cluster.post(cluster.everybody, "tp:0", shape=(100, 8), done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "ok"
+    (log,) = verdict.run.ranks[2].logs.values()
+    assert log.calls == 4 * (2 * LAYERS + 1)
+    call = log.call(2 * LAYERS + 1 + 5)
+    assert (call.graph, call.replay) == (2, graphs_place(1, 5))
+    assert verdict.run.ranks[2].records == 8
+
+
+def graphs_place(number: int, call: int, calls: int = 2 * LAYERS) -> Any:
+    from ncclscope.graphs import Replay
+
+    return Replay(number, call, calls)
+
+
+def test_a_graph_that_is_never_replayed_posts_nothing(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    capture(cluster, 1, layers(8))
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "ok"
+    assert [log.calls for rank in verdict.run.ranks for log in rank.logs.values()] == [5, 5]
+
+
+@pytest.mark.parametrize("diverging", [0, 2])
+def test_a_rank_that_replays_another_graph(cluster_of: ClusterOf, diverging: int) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8, 16)
+    replay((own[0] for own in graphs), times=3)
+    for rank, own in enumerate(graphs):
+        replay([own[1 if rank == diverging else 0]])
+
+    verdict = cluster.verdict()
+
+    cause = verdict.cause
+    assert verdict.status == "diverged"
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("capture_mismatch", (diverging,))
+    assert cause.seq == 3 * 2 * LAYERS + 1
+    assert cause.confidence == "certain"
+    assert "replayed another CUDA graph from call 187 on" in cause.summary
+    assert "graph 2, of 62 calls there" in cause.summary
+    assert f"graph 2 on rank {diverging}" not in cause.evidence[-1]
+    assert any(f"is graph 1 on rank {diverging}" in fact for fact in cause.evidence)
+    assert [finding.kind for finding in verdict.findings] == ["capture_mismatch"]
+
+
+def test_a_graph_that_begins_like_that_of_the_peers(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = [
+        [capture(cluster, rank, layers(8, count)) for count in (LAYERS, LAYERS - 1)]
+        for rank in cluster.everybody
+    ]
+    for rank, own in enumerate(graphs):
+        replay([own[1 if rank == 3 else 0]])
+    cluster.post(cluster.everybody, "tp:0", shape=(100, 8), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("capture_mismatch", (3,))
+    assert cause.seq == 2 * LAYERS - 1
+    assert "replayed another CUDA graph from call 1 on" in cause.summary
+
+
+def test_a_rank_that_posts_eagerly_what_its_peers_replay(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    replay((own[0] for own in graphs), times=2)
+    replay(own[0] for own in graphs[:3])
+    for op, fields in layers(8):
+        cluster.post([3], "tp:0", op, done=False, **fields)
+
+    verdict = cluster.verdict()
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("capture_mismatch", (3,), 125)
+    assert "posted eagerly call 125" in cause.summary
+    assert "ranks 0-2 replayed it (replay 3 of graph 1, call 1 of 62)" in cause.summary
+    assert [finding.kind for finding in verdict.findings] == ["capture_mismatch"]
+
+
+def test_a_rank_that_replays_what_its_peers_post(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    for op, fields in layers(8):
+        cluster.post(range(3), "tp:0", op, done=False, **fields)
+    replay(graphs[3])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("capture_mismatch", (3,), 1)
+    assert "(replay 1 of graph 1, call 1 of 62); ranks 0-2 posted it eagerly." in cause.summary
+
+
+def test_graphs_of_other_numbers_with_the_same_calls(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    graphs = []
+    for rank in cluster.everybody:
+        sizes = (8, 16) if rank else (16, 8)
+        own = {size: capture(cluster, rank, layers(size)) for size in sizes}
+        graphs.append(own)
+    for size in (8, 16, 8):
+        replay(own[size] for own in graphs)
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "ok"
+    assert {own[8].number for own in graphs} == {1, 2}
+
+
+def test_pieces_on_one_rank_and_the_whole_on_others(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    pieces = [capture(cluster, 0, layers(8, 1)) for _ in range(LAYERS)]
+    whole = [capture(cluster, rank, layers(8)) for rank in (1, 2)]
+    for _ in range(3):
+        replay(pieces)
+        replay(whole)
+
+    assert cluster.verdict().status == "ok"
+
+    replay(whole)
+    replay(pieces[:7])
+    verdict = cluster.verdict()
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (0,))
+    assert verdict.cause.seq == 3 * 2 * LAYERS + 15
+
+
+def test_a_swap_inside_a_captured_graph(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    calls = [("all_gather", {"shape": (2, 8)}), ("all_reduce", {"shape": (8, 8)})] * 4
+    replay((capture(cluster, rank, calls) for rank in cluster.everybody), times=5)
+    graphs = []
+    for rank in cluster.everybody:
+        own = list(calls)
+        if rank == 2:
+            own[4:6] = own[5], own[4]
+        graphs.append(capture(cluster, rank, own))
+    replay(graphs)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("op_mismatch", (2,), 45)
+    assert any("replay 1 of graph 2, call 5 of 8" in fact for fact in cause.evidence)
+
+
+def test_a_rank_one_replay_behind(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    replay((own[0] for own in graphs), times=20)
+    replay(own[0] for own in graphs[:3])
+
+    verdict = cluster.verdict()
+
+    cause = verdict.cause
+    assert verdict.status == "hung"
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))
+    assert cause.seq == 20 * 62 + 1
+
+
+def test_a_rank_that_skips_a_replay_and_goes_on(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    for step in range(6):
+        for rank, own in enumerate(graphs):
+            if (rank, step) != (1, 4):
+                replay(own)
+        cluster.post(cluster.everybody, "tp:0", shape=(100 + step, 8), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 62)
+    assert cause.seq == 4 * 63 + 1
+
+
+def test_a_pair_without_a_majority(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    graphs = decode_graphs(cluster, 8, 16)
+    replay(own[0] for own in graphs)
+    replay([graphs[0][0], graphs[1][1]])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("capture_mismatch", ())
+    assert cause.candidate_ranks == (0, 1)
+    assert cause.confidence == "ambiguous"
+
+
+def test_replays_are_not_told_of_and_do_not_stall(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history()  # of these it is told that they completed
+    graphs = decode_graphs(cluster, 8)
+    replay((own[0] for own in graphs), times=3)
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_a_call_that_does_not_complete_behind_replays(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(2)
+    cluster.history()
+    graphs = decode_graphs(cluster, 8)
+    replay((own[0] for own in graphs), times=3)
+    cluster.post(cluster.everybody, "tp:0", shape=(100, 8), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.seq) == ("stalled", 5 + 3 * 62 + 1)

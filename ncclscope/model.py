@@ -102,8 +102,7 @@ class Call:
     Attributes:
         op: Canonical name, torch spelling (``all_reduce``, ``all_gatherv``, ``send``).
         comm: Key of the communicator.
-        seq: Number on the communicator, from 1; collectives and point-to-point calls are
-            counted apart.
+        seq: Number on the communicator, from 1; point-to-point calls are counted apart.
         position: Number in the whole stream of the rank, from 0; with gaps among replays.
         dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
@@ -115,8 +114,7 @@ class Call:
         sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
             global ranks of the members of a ``new_group``; None where there are none or they
             have been overwritten.
-        out_sizes: What an all_to_all receives from each member, in the unit of ``sizes``;
-            None where it was not recorded.
+        out_sizes: What an all_to_all receives from each member, like ``sizes``, if recorded.
         out_shape: Shape of the output, where it was recorded.
         site: Where the call came from: ``file.py:120 function``.
         time_ns: Host clock at posting, nanoseconds since 1970.

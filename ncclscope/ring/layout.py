@@ -255,7 +255,7 @@ class Geometry:
             strings_size=_pages(max(16 * PAGE, min(64 * PAGE, capacity * 8))),
             heap_size=_pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
             marks=max(128, capacity // MARK_EVERY * 2),
-            graphs_size=_pages(max(4 * PAGE, min(128 * PAGE, capacity * 8))),
+            graphs_size=_pages(max(16 * PAGE, min(128 * PAGE, capacity * 8))),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,11 @@ __all__ = ["Part", "parts_of", "post_replay"]
 
 _RECORD = struct.Struct("<QQQQQ40s8sQ")
 """A record with ``numel``, which is the number of the replay, apart from what repeats."""
-_FLAGS = 23
-"""Where packed parameters without ``numel`` have their flags."""
+_FLAGS, _SIZES = 23, slice(28, 32)
+"""Where packed parameters without ``numel`` have their flags, and the place of a sizes list."""
 _pack_replay = _RECORD.pack_into
+_powers = [1]
+"""Those of BASE, as far as they have been needed."""
 _time_ns = time.time_ns
 
 
@@ -36,42 +38,36 @@ class Part:
 
     Attributes:
         channel: The communicator.
-        count: How many they are.
-        power: ``BASE ** count``.
-        digest: Their own running hash, from zero.
-        fixed: Packed parameters of the last of them, without ``numel``.
-        moment: Packed graph number and flags.
+        packed: What it takes to record a replay: the communicator, how many calls they are,
+            ``BASE`` to the power of that, their own running hash from zero, and what repeats of
+            the record: packed parameters of the last of them, without ``numel``, and packed
+            graph number and flags.
     """
 
-    __slots__ = ("_signatures", "channel", "count", "digest", "fixed", "moment", "power")
+    __slots__ = ("_hashes", "channel", "packed")
 
     def __init__(self, channel: Channel, calls: Sequence[GraphCall], number: int) -> None:
-        signatures = [replayed(call.signature) for call in calls]
-        self._signatures = signatures
-        self.channel = channel
-        self.count = len(calls)
-        self.power = pow(BASE, len(calls), 1 << 64)
-        self.digest = 0
-        for signature in signatures:
-            self.digest = extend(self.digest, signature)
+        signatures = (replayed(call.signature) for call in calls)
+        self._hashes = list(accumulate(signatures, extend, initial=0))
+        while len(_powers) <= len(calls):
+            _powers.append(_powers[-1] * BASE & MASK)
         fixed = bytearray(calls[-1].fixed[8:])
         fixed[_FLAGS] |= layout.FIXED_REPLAY
         if calls[-1].sizes is not None:
-            fixed[28:32] = bytes(4)  # it is in the graphs part
-        self.fixed = bytes(fixed)
-        self.moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
+            fixed[_SIZES] = bytes(4)  # they are in the graphs part
+        moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
+        power, digest = _powers[len(calls)], self._hashes[-1]
+        self.channel = channel
+        self.packed = channel, len(calls), power, digest, bytes(fixed), moment
 
-    def marks(self, before: int, running: int) -> Iterator[tuple[int, int]]:
-        """Yields the numbers of calls that marks stand at, and the running hashes after them.
+    def after(self, running: int, count: int) -> int:
+        """Returns the running hash after the first calls of a replay.
 
         Args:
-            before: Calls on the communicator before this replay.
             running: Running hash before it.
+            count: How many of its calls.
         """
-        hashes = accumulate(self._signatures, extend, initial=running)
-        for seq, passed in enumerate(hashes, before):
-            if seq > before and not seq % layout.MARK_EVERY:
-                yield seq, passed
+        return (running * _powers[count] + self._hashes[count]) & MASK
 
 
 def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
@@ -96,31 +92,32 @@ def post_replay(writer: RingWriter, parts: Sequence[Part], number: int) -> int:
     """
     first = -1
     now = _time_ns()
+    pack, buffer, base, capacity = _pack_replay, writer._buffer, writer._base, writer.capacity
     for part in parts:
-        channel = part.channel
+        channel, count, power, digest, fixed, moment = part.packed
         while True:
             before = channel.hash
             # As in RingWriter.post(): what follows may let in signal handlers.
-            running = (before * part.power + part.digest) & MASK
+            running = (before * power + digest) & MASK
             if channel.hash is before:
                 # From here until the record is stored, no call and no jump.
                 position = writer.position
                 begin = position + 1
                 made = channel.seq
-                seq = made + part.count
+                seq = made + count
                 writer.position = begin
                 channel.seq = seq
                 channel.hash = running
-                _pack_replay(
-                    writer._buffer,
-                    writer._base + position % writer.capacity * 96,
+                pack(
+                    buffer,
+                    base + position % capacity * 96,
                     begin,
                     now,
                     running,
                     seq,
                     number,
-                    part.fixed,
-                    part.moment,
+                    fixed,
+                    moment,
                     begin,
                 )
                 # ---
@@ -128,8 +125,8 @@ def post_replay(writer: RingWriter, parts: Sequence[Part], number: int) -> int:
         if first < 0:
             first = position
         if made >> 10 != seq >> 10:
-            for place, passed in part.marks(made, before):
-                writer._mark(channel.index, position, place, passed)
+            for place in range((made | 1023) + 1, seq + 1, 1024):
+                writer._mark(channel.index, position, place, part.after(before, place - made))
         if not begin & writer._table_mask:
             writer._write_table()
     return first

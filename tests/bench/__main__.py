@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import diagnosis, dispatch, gloo, guard, rings, watching
+from tests.bench import diagnosis, dispatch, gloo, guard, replays, rings, watching
 from tests.bench.timing import Rounds, Sample
 
 RING_BYTES = 7_200_000
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less than half a minute")
     parser.add_argument(
         "--only",
-        choices=("records", "diagnose", "watch", "guard", "dispatch", "latency"),
+        choices=("records", "diagnose", "watch", "guard", "dispatch", "latency", "replay"),
         help="one part of it",
     )
     parser.add_argument("--dir", type=Path, help="where to put rings (default: TMPDIR)")
@@ -99,6 +99,7 @@ def main() -> None:
             "watch": add_looks,
             "guard": add_guard,
             "dispatch": add_dispatch,
+            "replay": add_replays,
             "latency": add_latencies,
         }
         for part, add in parts.items():
@@ -247,6 +248,16 @@ def add_dispatch(table: Table, directory: Path, effort: Effort) -> None:
             table.add_row(words, least, median, f"{one.median / plain.median:.2f}")
 
 
+def add_replays(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what it costs to record that a CUDA graph is replayed."""
+    say("replays")
+    found = replays.measure(directory, rounds=effort.rounds, count=200)
+    one = found.pop(replays.ONE)
+    add_header(table, "one replay of a CUDA graph, ns", "least", "median", "of one record")
+    for title, sample in found.items():
+        add_sample(table, title, sample, one)
+
+
 def add_latencies(table: Table, directory: Path, effort: Effort) -> None:
     """Adds how long a divergence goes unreported."""
     found = []
@@ -281,9 +292,9 @@ def add_header(table: Table, *cells: str) -> None:
     table.add_row(*cells, style="bold")
 
 
-def add_sample(table: Table, title: str, sample: Sample, recorder: Sample | None = None) -> None:
-    """Adds a line of nanoseconds, compared with what Flight Recorder adds."""
-    beside = f"{sample.least / recorder.least:.2f}" if recorder else ""
+def add_sample(table: Table, title: str, sample: Sample, other: Sample | None = None) -> None:
+    """Adds a line of nanoseconds, compared with what another takes, such as Flight Recorder."""
+    beside = f"{sample.least / other.least:.2f}" if other else ""
     table.add_row(title, f"{sample.least:,.0f}", f"{sample.median:,.0f}", beside)
 
 

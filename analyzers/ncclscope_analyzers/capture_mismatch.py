@@ -56,17 +56,16 @@ class CaptureMismatch(ParameterMismatch):
     def _other(self, case: Case, difference: Difference, found: OtherGraph) -> Finding:
         odd, peer = found.odd, found.peer
         where = f"call {odd.seq} on {comm_text(difference.comm)}"
-        sides = [
-            f"graph {block.graph}, of {plural(block.calls, 'call')} there" for block in (odd, peer)
-        ]
+        sides = [f"graph {block.graph}, of {plural(block.calls, 'call')}" for block in (odd, peer)]
         summary = (
             f"At {where} {ranks_text(difference.peers)} replayed different CUDA graphs, "
             f"{sides[0]}, and {sides[1]}; the records do not tell which is odd."
         )
         if difference.odd:
             summary = (
-                f"{subject(case, difference)} replayed another CUDA graph from {where} on, "
-                f"{sides[0]}; {ranks_text(difference.peers)} replayed {sides[1]}."
+                f"{subject(case, difference)} replayed another CUDA graph than its peers as "
+                f"{where} and those after it: {sides[0]}; {ranks_text(difference.peers)} replayed "
+                f"{sides[1]}."
             )
         ranks = ranks_text(difference.odd) if difference.odd else "one side"
         peers = ranks_text(difference.peers) if difference.odd else "the other side"

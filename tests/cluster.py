@@ -10,6 +10,7 @@ from typing import Any
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import CREATION_SUFFIX, Run
 from ncclscope.sources import open_run
+from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = ["Cluster"]
@@ -87,6 +88,16 @@ class Cluster:
             place = self.tracers[rank].record(comm, op, **parameters)
             if done:
                 self.tracers[rank].complete(place)
+
+    def capture(
+        self, rank: int, calls: Iterable[tuple[str, dict[str, Any]]], label: str = "tp:0"
+    ) -> Graph:
+        """Captures calls, given as for :meth:`post`, into a CUDA graph on one rank."""
+        graphs = self.tracers[rank].graphs
+        begun = graphs.begin()
+        for op, fields in calls:
+            self.post([rank], label, op, captured=True, done=False, **fields)
+        return graphs.end(begun)
 
     def history(self, label: str = "tp:0", count: int = 5, **parameters: Any) -> None:
         """Posts calls that all ranks agree in, each with a size of its own."""

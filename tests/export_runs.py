@@ -96,6 +96,19 @@ def _captured(cluster: Cluster) -> None:
     cluster.post([3], "tp:0", done=False)
 
 
+def _replayed(cluster: Cluster) -> None:
+    cluster.history()
+    calls = [("all_reduce", {"shape": (rows, 2)}) for rows in (1, 2, 3)]
+    graphs = [cluster.capture(rank, calls) for rank in range(4)]
+    for _ in range(3):
+        for graph in graphs:
+            graph.replay()
+    for graph in graphs[1:]:
+        graph.replay()
+    for op, fields in calls:
+        cluster.post([0], "tp:0", op, done=False, **fields)
+
+
 SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "calm": _calm,
     "wrong_op": _wrong_op,
@@ -110,6 +123,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "sizes": _sizes,
     "transfers": _transfers,
     "captured": _captured,
+    "replayed": _replayed,
 }
 
 

@@ -19,7 +19,7 @@ from tests.dumps import Job, history
 from tests.export_runs import SCENARIOS, prepare
 
 # Of these nothing is in a dump: reduction, root, capture into a graph.
-UNSEEN = {"wrong_redop", "wrong_root", "captured"}
+UNSEEN = {"wrong_redop", "wrong_root", "captured", "replayed"}
 
 
 def gist(run: Run) -> tuple[object, ...]:

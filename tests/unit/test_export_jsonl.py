@@ -11,6 +11,7 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run
 from ncclscope.sources import open_run
+from tests.cluster import Cluster
 from tests.dumps import Job, history
 from tests.export_runs import SCENARIOS, prepare
 
@@ -34,6 +35,27 @@ def test_rings_say_the_same_as_the_trace_made_of_them(tmp_path: Path, name: str)
 
     assert found == told(run)
     assert (found["verdict"] is None) == (name == "calm")
+
+
+def test_which_graphs_there_are_is_told_by_the_trace(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    graphs = [
+        [
+            cluster.capture(rank, [("all_reduce", {"shape": (rows, n)}) for n in range(1, 20)])
+            for rows in (8, 16)
+        ]
+        for rank in range(4)
+    ]
+    for rank, own in enumerate(graphs):
+        own[0].replay()
+        own[rank == 2].replay()
+    run = cluster.run()
+
+    back = again(run, tmp_path / "trace")
+
+    assert [dict(rank.graphs) for rank in back.ranks] == [dict(rank.graphs) for rank in run.ranks]
+    assert told(back) == told(run)
+    assert told(back)["verdict"]["kind"] == "capture_mismatch"
 
 
 @pytest.mark.parametrize("timed_out", [False, True])

@@ -25,17 +25,6 @@ def layers(tokens: int, count: int = LAYERS) -> list[Layer]:
     ]
 
 
-def capture(
-    cluster: Cluster, rank: int, calls: Iterable[Layer], members: Iterable[int] | None = None
-) -> Graph:
-    """Captures calls into a graph on one rank."""
-    graphs = cluster.tracers[rank].graphs
-    begun = graphs.begin()
-    for op, fields in calls:
-        cluster.post([rank], "tp:0", op, members=members, captured=True, done=False, **fields)
-    return graphs.end(begun)
-
-
 def replay(graphs: Iterable[Graph], times: int = 1) -> None:
     for graph in graphs:
         for _ in range(times):
@@ -44,7 +33,7 @@ def replay(graphs: Iterable[Graph], times: int = 1) -> None:
 
 def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[Graph]]:
     """Captures a graph for each number of tokens on all ranks, as an engine does when it starts."""
-    return [[capture(cluster, rank, layers(size)) for size in sizes] for rank in cluster.everybody]
+    return [[cluster.capture(rank, layers(size)) for size in sizes] for rank in cluster.everybody]
 
 
 def test_replays_that_agree(cluster_of: ClusterOf) -> None:
@@ -73,7 +62,7 @@ def graphs_place(number: int, call: int, calls: int = 2 * LAYERS) -> Any:
 def test_a_graph_that_is_never_replayed_posts_nothing(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     cluster.history()
-    capture(cluster, 1, layers(8))
+    cluster.capture(1, layers(8))
 
     verdict = cluster.verdict()
 
@@ -107,7 +96,7 @@ def test_a_rank_that_replays_another_graph(cluster_of: ClusterOf, diverging: int
 def test_a_graph_that_begins_like_that_of_the_peers(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     graphs = [
-        [capture(cluster, rank, layers(8, count)) for count in (LAYERS, LAYERS - 1)]
+        [cluster.capture(rank, layers(8, count)) for count in (LAYERS, LAYERS - 1)]
         for rank in cluster.everybody
     ]
     for rank, own in enumerate(graphs):
@@ -159,7 +148,7 @@ def test_graphs_of_other_numbers_with_the_same_calls(cluster_of: ClusterOf) -> N
     graphs = []
     for rank in cluster.everybody:
         sizes = (8, 16) if rank else (16, 8)
-        own = {size: capture(cluster, rank, layers(size)) for size in sizes}
+        own = {size: cluster.capture(rank, layers(size)) for size in sizes}
         graphs.append(own)
     for size in (8, 16, 8):
         replay(own[size] for own in graphs)
@@ -172,8 +161,8 @@ def test_graphs_of_other_numbers_with_the_same_calls(cluster_of: ClusterOf) -> N
 
 def test_pieces_on_one_rank_and_the_whole_on_others(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
-    pieces = [capture(cluster, 0, layers(8, 1)) for _ in range(LAYERS)]
-    whole = [capture(cluster, rank, layers(8)) for rank in (1, 2)]
+    pieces = [cluster.capture(0, layers(8, 1)) for _ in range(LAYERS)]
+    whole = [cluster.capture(rank, layers(8)) for rank in (1, 2)]
     for _ in range(3):
         replay(pieces)
         replay(whole)
@@ -191,13 +180,13 @@ def test_pieces_on_one_rank_and_the_whole_on_others(cluster_of: ClusterOf) -> No
 def test_a_swap_inside_a_captured_graph(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     calls = [("all_gather", {"shape": (2, 8)}), ("all_reduce", {"shape": (8, 8)})] * 4
-    replay((capture(cluster, rank, calls) for rank in cluster.everybody), times=5)
+    replay((cluster.capture(rank, calls) for rank in cluster.everybody), times=5)
     graphs = []
     for rank in cluster.everybody:
         own = list(calls)
         if rank == 2:
             own[4:6] = own[5], own[4]
-        graphs.append(capture(cluster, rank, own))
+        graphs.append(cluster.capture(rank, own))
     replay(graphs)
 
     cause = cluster.verdict().cause

@@ -18,6 +18,10 @@ from ncclscope.sources.distinct import distinct_calls, group_calls
 __all__ = ["Lines", "Section", "Stream", "Vocabulary", "sections"]
 
 
+MOST_REPLAYED = 1 << 23
+"""Calls of one rank that are compared one by one where graphs replayed some of them: 1 GB."""
+
+
 class Vocabulary:
     """Numbers for texts, so that long sequences are compared as numbers."""
 
@@ -46,6 +50,9 @@ class Stream:
     Args:
         rank: Whose they are.
         p2p: Whether sends and receives count.
+
+    Raises:
+        InputError: They are more than can be compared one by one.
     """
 
     def __init__(self, rank: Rank, *, p2p: bool = True) -> None:
@@ -55,6 +62,7 @@ class Stream:
             }
             rank = replace(rank, logs=logs)
         self.rank = rank
+        _check_size(rank)
         self._logs = list(rank.logs.values())
         found = [distinct_calls(log) for log in self._logs]
         self._own = len(found)
@@ -190,6 +198,17 @@ def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Sectio
         lines = tuple(Stream(rank).lines(words, shapes=shapes))
         found.setdefault(lines, []).append(rank.rank)
     return [Section(lines, tuple(ranks)) for lines, ranks in found.items()]
+
+
+def _check_size(rank: Rank) -> None:
+    """A record of a replay stands for any number of calls: memory may not hold them all."""
+    kept = sum(log.calls + 1 - log.first for log in rank.logs.values())
+    if rank.graphs and kept > MOST_REPLAYED:
+        raise InputError(
+            f"rank {rank.rank} kept {kept:,} calls, those that CUDA graphs replayed included: "
+            f"more than {MOST_REPLAYED:,} are not compared one by one",
+            "`ncclscope diagnose` compares any number; fewer are kept with NCCLSCOPE_RECORDS",
+        )
 
 
 def _check_whole(ranks: Iterable[Rank]) -> None:

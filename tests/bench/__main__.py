@@ -21,7 +21,7 @@ from rich.table import Table
 from tests.bench import diagnosis, dispatch, gloo, guard, replays, rings, watching
 from tests.bench.timing import Rounds, Sample
 
-RING_BYTES = 7_200_000
+RING_BYTES = 7_700_000
 RECORD_BYTES = 96
 SPARSE_RECORDS = 50_000
 """Those that a sparse ring has at most."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Call, Rank
-from ncclscope.errors import DamagedFileError
+from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.parity import sequence
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
@@ -310,8 +311,9 @@ def test_a_ring_from_before_there_were_graphs(rings: Path) -> None:
     assert [call.position for call in log.span(1, 9)] == list(range(8))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_damage_to_the_graphs_is_an_error_or_nothing(rings: Path, seed: int) -> None:
+@pytest.mark.parametrize("part", ["graphs", "records"])
+@pytest.mark.parametrize("seed", range(15))
+def test_damage_is_an_error_or_nothing(rings: Path, seed: int, part: str) -> None:
     chance = random.Random(seed)
     program = program_in(rings)
     graphs = [program.capture(keys, rows) for rows, keys in enumerate(GRAPHS[:4], 1)]
@@ -319,8 +321,11 @@ def test_damage_to_the_graphs_is_an_error_or_nothing(rings: Path, seed: int) -> 
     ring = program.tracer.ring
     path = rings / "damaged.ring"
     data = bytearray(Path(program.tracer.path).read_bytes())
+    start, size = ring.geometry.graphs, ring.graphs._used
+    if part == "records":
+        start, size = ring.geometry.records, ring.position * layout.RECORD.size
     for _ in range(chance.choice((1, 20))):
-        data[ring.geometry.graphs + chance.randrange(ring.graphs._used)] = chance.randrange(256)
+        data[start + chance.randrange(size)] = chance.randrange(256)
     path.write_bytes(data)
 
     try:
@@ -332,6 +337,21 @@ def test_damage_to_the_graphs_is_an_error_or_nothing(rings: Path, seed: int) -> 
         assert all(graph.length for graph in rank.graphs.values())
     except DamagedFileError:
         pass
+
+
+def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = program_in(rings)
+    graph = program.capture("A" * 40, 1)
+    for _ in range(3):
+        program.replay(graph)
+    rank = read_ring(Path(program.tracer.path))
+    assert len(sequence.Stream(rank).calls) == 120
+    monkeypatch.setattr(sequence, "MOST_REPLAYED", 119)
+
+    with pytest.raises(InputError, match="rank 0 kept 120 calls"):
+        sequence.Stream(rank)
 
 
 def test_millions_of_replayed_calls_are_compared_without_expanding_them(rings: Path) -> None:

@@ -227,6 +227,39 @@ def test_a_rank_that_skips_a_replay_and_goes_on(cluster_of: ClusterOf) -> None:
     assert cause.seq == 4 * 63 + 1
 
 
+def test_a_rank_that_replays_once_more_and_goes_on(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    for step in range(6):
+        for rank, own in enumerate(graphs):
+            replay(own, times=2 if (rank, step) == (2, 3) else 1)
+        cluster.post(cluster.everybody, "tp:0", shape=(100 + step, 8), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == ("extra_call", (2,), 62)
+    assert cause.seq == 4 * 63
+
+
+def test_a_long_replay_that_is_left_out_among_equal_calls(cluster_of: ClusterOf) -> None:
+    """All calls are equal in what members must agree in; the lines they come from tell."""
+    cluster = cluster_of(4)
+    calls = [("all_reduce", {"shape": (8, 8), "site": f"layer.py:{n} f"}) for n in range(150)]
+    graphs = [cluster.capture(rank, calls) for rank in cluster.everybody]
+    for step in range(8):
+        for rank, graph in enumerate(graphs):
+            if (rank, step) != (1, 5):
+                graph.replay()
+            cluster.tracers[rank].step(step)
+        cluster.post(cluster.everybody, "tp:0", shape=(8, 8), site="head.py:1 f", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 150)
+
+
 def test_a_pair_without_a_majority(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     graphs = decode_graphs(cluster, 8, 16)

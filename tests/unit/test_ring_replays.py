@@ -98,7 +98,9 @@ def check(program: Program, rank: Rank, chance: random.Random) -> None:
         for signature, _ in wanted:
             hashes.append(extend(hashes[-1], signature))
         numbers = range(log.first - 1, log.calls + 1)
-        for seq in [numbers[0], *chance.sample(numbers, min(200, len(numbers))), numbers[-1]]:
+        some = chance.sample(numbers, min(200, len(numbers)))
+        marked = numbers[-numbers[0] % layout.MARK_EVERY :: layout.MARK_EVERY]
+        for seq in [numbers[0], *some, *marked, numbers[-1]]:
             assert log.fingerprint(seq) == hashes[seq]
         kept = wanted[log.first - 1 :]
         calls = list(log.span(log.first, log.calls + 1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope.tracing import scope
 from ncclscope.tracing.graphs import Graph
 from tests.cluster import Cluster
 
@@ -258,6 +259,29 @@ def test_a_long_replay_that_is_left_out_among_equal_calls(cluster_of: ClusterOf)
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 150)
+
+
+def test_an_order_inside_of_an_nccl_group_that_is_replayed(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3)
+    graphs = []
+    for rank in cluster.everybody:
+        begun = cluster.tracers[rank].graphs.begin()
+        rows = (1, 2, 3) if rank != 1 else (1, 3, 2)
+        scope.enter_group()
+        for count in rows:
+            cluster.post([rank], "tp:0", shape=(count, 2), captured=True, done=False)
+        scope.leave_group()
+        graphs.append(cluster.tracers[rank].graphs.end(begun))
+    replay(graphs, times=2)
+
+    findings = cluster.verdict().findings
+
+    assert [(found.kind, found.role, found.seq) for found in findings] == [
+        ("group_order", "latent", 2),
+        ("group_order", "latent", 5),
+    ]
+    assert all(found.diverging_ranks == (1,) for found in findings)
+    assert "3 calls" in findings[0].summary
 
 
 def test_a_pair_without_a_majority(cluster_of: ClusterOf) -> None:

@@ -349,7 +349,9 @@ def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
     for _ in range(3):
         program.replay(graph)
     rank = read_ring(Path(program.tracer.path))
-    assert len(sequence.Stream(rank).calls) == 120
+    stream = sequence.Stream(rank)
+    assert len(stream.calls) == 120
+    assert stream.spell(stream.call(1)).endswith("] replayed")
     monkeypatch.setattr(sequence, "MOST_REPLAYED", 119)
 
     with pytest.raises(InputError, match="rank 0 kept 120 calls"):

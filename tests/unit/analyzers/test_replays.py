@@ -246,19 +246,49 @@ def test_a_rank_that_replays_once_more_and_goes_on(cluster_of: ClusterOf) -> Non
 def test_a_long_replay_that_is_left_out_among_equal_calls(cluster_of: ClusterOf) -> None:
     """All calls are equal in what members must agree in; the lines they come from tell."""
     cluster = cluster_of(4)
-    calls = [("all_reduce", {"shape": (8, 8), "site": f"layer.py:{n} f"}) for n in range(150)]
-    graphs = [cluster.capture(rank, calls) for rank in cluster.everybody]
+    halves = [
+        [("all_reduce", {"shape": (8, 8), "site": f"{name}.py:{n} f"}) for n in range(150)]
+        for name in ("encoder", "decoder")
+    ]
+    graphs = [[cluster.capture(rank, half) for half in halves] for rank in cluster.everybody]
     for step in range(8):
-        for rank, graph in enumerate(graphs):
+        for rank, (encoder, decoder) in enumerate(graphs):
+            encoder.replay()
             if (rank, step) != (1, 5):
-                graph.replay()
-            cluster.tracers[rank].step(step)
-        cluster.post(cluster.everybody, "tp:0", shape=(8, 8), site="head.py:1 f", done=False)
+                decoder.replay()
 
     cause = cluster.verdict().cause
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.extent) == ("missing_call", (1,), 150)
+    assert cause.seq == 11 * 150 + 1
+
+
+def test_pieces_of_which_one_is_another_than_in_the_whole(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    held = layers(8, 4), layers(8, 1) + layers(16, 3), layers(8, 8)
+    graphs = [[cluster.capture(rank, calls) for calls in held] for rank in cluster.everybody]
+    for rank, (piece, wrong, whole) in enumerate(graphs):
+        replay([piece, wrong] if rank == 3 else [whole])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    # It began with what the whole begins with: the first call that differs is what is told.
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("size_mismatch", (3,), 11)
+
+
+def test_one_eager_call_that_equals_one_behind_the_replay(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = decode_graphs(cluster, 8)
+    replay(own[0] for own in graphs[:3])
+    op, fields = layers(8)[0]
+    cluster.post(cluster.everybody, "tp:0", op, done=False, **fields)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("capture_mismatch", (3,), 1)
 
 
 def test_an_order_inside_of_an_nccl_group_that_is_replayed(cluster_of: ClusterOf) -> None:

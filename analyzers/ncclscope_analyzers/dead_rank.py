@@ -9,7 +9,7 @@ from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
-    plural,
+    made_text,
     rank_text,
     ranks_text,
     sentence,
@@ -132,7 +132,7 @@ class DeadRank:
             last = rank.last_call()
             if last is not None:
                 evidence.append(
-                    f"it made {plural(rank.records + rank.lost, 'call')}, the last "
+                    f"it made {made_text([rank])}, the last "
                     f"{call_text(last)} on {case.run.communicators[last.comm].label}"
                 )
         return Finding(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ncclscope.model import Call, Communicator, Run
+from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.signature import CREATION_OPS
 
 __all__ = [
     "call_text",
     "comm_text",
+    "kept_text",
+    "made_text",
     "plural",
     "rank_text",
     "ranks_text",
@@ -83,6 +85,24 @@ def comm_text(comm: Communicator) -> str:
     """Returns the communicator's name for a person: ``tp:0 of ranks 4-7``."""
     name = comm.label or f"communicator {comm.key[:12]}"
     return f"{name} of {ranks_text(comm.ranks)}" if comm.ranks else name
+
+
+def made_text(ranks: Iterable[Rank]) -> str:
+    """Returns ``17 calls``: all that were recorded, the overwritten ones included."""
+    made = 0
+    for rank in ranks:
+        if rank.graphs:  # a record of a replay stands for many
+            made += sum(log.calls for log in rank.logs.values())
+            made += sum(len(sent) for sent in rank.p2p.values())
+        else:
+            made += rank.records + rank.lost
+    return plural(made, "call")
+
+
+def kept_text(ranks: Sequence[Rank]) -> str:
+    """Returns ``17 calls kept``; of ranks that replayed graphs ``17 records kept``."""
+    noun = "record" if any(rank.graphs for rank in ranks) else "call"
+    return f"{plural(sum(rank.records for rank in ranks), noun)} kept"
 
 
 def plural(count: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from ncclscope.analysis.table import Cell, Row
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import (
     call_text,
+    kept_text,
     plural,
     ranks_text,
     replay_text,
@@ -75,8 +76,7 @@ def _heading(verdict: Verdict) -> Text:
     parts = [f"{len(run.ranks)} of {plural(run.expected, 'rank')} read"]
     if hosts:
         parts.append(plural(hosts, "host"))
-    noun = "record" if any(rank.graphs for rank in run.ranks) else "call"
-    parts.append(f"{plural(sum(rank.records for rank in run.ranks), noun)} kept")
+    parts.append(kept_text(run.ranks))
     parts.append(f"{lost} overwritten" if lost else "none overwritten")
     return Text(f"{' '.join(run.sources)}  {', '.join(parts)}", style="dim")
 

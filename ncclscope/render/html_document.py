@@ -16,6 +16,7 @@ from ncclscope.analysis.wait_groups import WaitPicture, draw_waits
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
+    kept_text,
     plural,
     ranks_text,
     sentence,
@@ -75,7 +76,7 @@ def _input(verdict: Verdict) -> list[str]:
         parts.append(plural(hosts, "host"))
     if _is_recorded(verdict):
         lost = sum(rank.lost for rank in run.ranks)
-        parts.append(f"{plural(sum(rank.records for rank in run.ranks), 'call')} kept")
+        parts.append(kept_text(run.ranks))
         parts.append(f"{lost} overwritten" if lost else "none overwritten")
     times = [call.time_ns for rank in run.ranks if (call := rank.last_call()) and call.time_ns]
     if times:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.analysis.wording import made_text, plural, ranks_text
 from ncclscope.parity.hunks import rows
 from ncclscope.parity.report import Mismatch, Report
 from ncclscope.render.console import render_verdict
@@ -28,11 +28,10 @@ def render_report(report: Report, width: int) -> RenderableType:
     if report.agree:
         run = report.verdict.run
         lost = sum(rank.lost for rank in run.ranks)
-        calls = sum(rank.records for rank in run.ranks) + lost
         parts.append(
             Text(
                 f"{plural(len(run.ranks), 'rank')} agree{'s' * (len(run.ranks) == 1)}, "
-                f"{plural(calls, 'call')}" + (f", {lost} of them overwritten" if lost else ""),
+                f"{made_text(run.ranks)}" + (f", {lost} of them overwritten" if lost else ""),
                 style="green",
             )
         )

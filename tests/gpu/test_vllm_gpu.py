@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope import open_run
 from tests.gpu.asking import ask, keep
-from tests.gpu.deployment import SHAPE, options
+from tests.gpu.deployment import SHAPE, on_gpus, options
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -40,6 +41,15 @@ def test_traced_workers_answer_the_same_and_agree(tmp_path: Path, eager: bool) -
         assert _answers(server) == expected
         status, document = traced.diagnose()
         pids = server.worker_pids()
+    if not eager and on_gpus():
+        replays = [
+            call.replay.number
+            for rank in open_run(traced.rings).ranks
+            for log in rank.logs.values()
+            for call in log.span(max(log.first, log.calls - 1000), log.calls + 1)
+            if call.replay is not None
+        ]
+        assert max(replays, default=0) > 1
 
     assert (status, document["status"]) == (0, "ok")
     ranks = SHAPE[0] * SHAPE[1]

@@ -54,7 +54,7 @@ class GraphBook:
         size = geometry.graphs_size.to_bytes(8, "little")
         buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
 
-    def add(self, number: int, calls: Sequence[GraphCall], time_ns: int) -> bool:
+    def add(self, number: int, calls: Sequence[GraphCall]) -> bool:
         """Writes down what a graph holds.
 
         Returns:
@@ -73,7 +73,7 @@ class GraphBook:
             place = self._number(layout.GRAPH_LIST, b"".join(items))
             if not place:
                 return False
-            head = layout.GRAPH_HEAD.pack(number & 0xFFFFFFFF, place, time_ns)
+            head = layout.GRAPH_HEAD.pack(number & 0xFFFFFFFF, place)
             return self._append(layout.GRAPH, head)
 
     def detach(self) -> None:

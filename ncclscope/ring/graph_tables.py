@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage
-from ncclscope.signature import BASE, MASK, extend, replayed
+from ncclscope.signature import BASE, MASK, replayed
 
-__all__ = ["CallTable", "GraphTables", "Listed"]
+__all__ = ["CallTable", "GraphTables", "Listed", "read_graphs"]
 
 BASE_INVERSE = pow(BASE, -1, 1 << 64)
 _HEAD = 8 + 8 + 8 + 8
@@ -22,6 +22,9 @@ _HEAD = 8 + 8 + 8 + 8
 _COMM = 24
 """Place of the communicator in FIXED."""
 _ITEM = np.dtype([("call", "<u4"), ("group", "<u2"), ("zero", "<u2")])
+_powers: dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] = {}
+"""By number of calls: powers of BASE, and of what undoes it."""
+_POWERS_KEPT = 256
 _CALL_SIZE = layout.FIXED.size + layout.GRAPH_SIGNATURE.size
 
 
@@ -32,12 +35,10 @@ class Listed:
     Attributes:
         number: The graph's, in its process.
         calls: Place of its list of calls.
-        time_ns: Host clock at the end of its capture.
     """
 
     number: int
     calls: int
-    time_ns: int
 
 
 class CallTable(NamedTuple):
@@ -108,13 +109,13 @@ _EMPTY = CallTable(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NO_H
 
 
 class GraphTables:
-    """The graphs part of a ring.
+    """The graphs part of a ring; made by :func:`read_graphs`.
 
     Args:
-        image: The ring. Only its graphs part is read; what is damaged there ends it.
+        data: Its bytes, as far as they are used. What is damaged there ends it.
     """
 
-    def __init__(self, image: RingImage) -> None:
+    def __init__(self, data: bytes) -> None:
         self._fixed: list[bytes] = []
         self._signatures: list[int] = []
         self._sizes: list[tuple[int, ...] | None] = []
@@ -124,8 +125,8 @@ class GraphTables:
         """By the place of a list of calls, the communicators in it."""
         self.graphs: dict[int, Listed] = {}
         """By their number."""
-        for kind, data in _entries(image.read_bytes(image.geometry.graphs, image.graphs_used)):
-            if not self._take(kind, data):
+        for kind, entry in _entries(data):
+            if not self._take(kind, entry):
                 break
 
     def _take(self, kind: int, data: bytes) -> bool:
@@ -141,10 +142,10 @@ class GraphTables:
                 return False
             self._lists.append(items)
         elif kind == layout.GRAPH and len(data) == layout.GRAPH_HEAD.size:
-            number, place, time_ns = layout.GRAPH_HEAD.unpack(data)
-            if not 0 < place <= len(self._lists) or time_ns > layout.MOST:
+            number, place = layout.GRAPH_HEAD.unpack(data)
+            if not 0 < place <= len(self._lists):
                 return False
-            self.graphs[number] = Listed(number, place - 1, time_ns)
+            self.graphs[number] = Listed(number, place - 1)
         else:
             return False
         return True
@@ -178,7 +179,9 @@ class GraphTables:
 
     def _make_table(self, comm: int) -> CallTable:
         flat: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
-        hashes: list[int] = []
+        hashes: list[NDArray[np.uint64]] = []
+        signed = np.array(self._signatures, np.uint64)
+        made = 0
         starts: dict[int, tuple[int, int]] = {}
         rows = []
         for graph in sorted(self.graphs.values(), key=lambda graph: graph.number):
@@ -186,12 +189,10 @@ class GraphTables:
                 items = self._lists[graph.calls]
                 calls = items["call"].astype(np.int64) - 1
                 places = np.flatnonzero(self._comms[calls] == comm)
-                starts[graph.calls] = len(hashes), len(places)
+                starts[graph.calls] = made, len(places)
                 flat.append((calls[places], places, items["group"].astype(np.int64)[places]))
-                running = 0
-                for call in calls[places].tolist():
-                    running = extend(running, self._signatures[call])
-                    hashes.append(running)
+                hashes.append(_running(signed[calls[places]]))
+                made += len(places)
             start, count = starts[graph.calls]
             if count:
                 lag = self.comms(graph).index(comm)
@@ -209,8 +210,8 @@ class GraphTables:
             calls=calls,
             places=places,
             groups=groups,
-            signatures=np.array(self._signatures, np.uint64)[calls],
-            hashes=np.array(hashes, np.uint64),
+            signatures=signed[calls],
+            hashes=np.concatenate(hashes),
         )
 
     def record(self, call: int) -> Records:
@@ -243,6 +244,32 @@ class GraphTables:
             if comm in names:
                 found[names[comm]] = int(table.counts[row]), int(table.hashes[end])
         return found
+
+
+def read_graphs(image: RingImage) -> GraphTables:
+    """Returns what the CUDA graphs of a ring hold; ranks that run one program share it."""
+    return _tables_of(image.read_bytes(image.geometry.graphs, image.graphs_used))
+
+
+@lru_cache(maxsize=32)
+def _tables_of(data: bytes) -> GraphTables:
+    return GraphTables(data)
+
+
+def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns the running hash after each of some calls, from zero; all modulo 2 ** 64."""
+    size = len(signatures)
+    if size not in _powers:
+        if len(_powers) >= _POWERS_KEPT:
+            _powers.clear()
+        _powers[size] = _row(BASE, size), _row(BASE_INVERSE, size)
+    powers, inverses = _powers[size]
+    hashes: NDArray[np.uint64] = np.cumsum(signatures * inverses, dtype=np.uint64) * powers
+    return hashes
+
+
+def _row(base: int, size: int) -> NDArray[np.uint64]:
+    return np.cumprod(np.full(size, base, np.uint64), dtype=np.uint64)
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -69,7 +69,7 @@ order of appearance. Nothing here is overwritten when the records go round. The 
 - GRAPH_CALL: the 48 bytes of FIXED with ``sizes`` zero, u64 signature (0 for a send or receive),
   then the sizes list as i64, where the call has one.
 - GRAPH_LIST: for each call of a graph u32 number of its GRAPH_CALL, u16 NCCL group, u16 zero.
-- GRAPH: u32 number of the graph, u32 number of its GRAPH_LIST, u64 time at the end of its capture.
+- GRAPH: u32 number of the graph, u32 number of its GRAPH_LIST.
 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
@@ -191,7 +191,7 @@ GRAPH_ENTRY = TEXT_ENTRY
 GRAPH_CALL, GRAPH_LIST, GRAPH = range(1, 4)
 GRAPH_SIGNATURE = struct.Struct("<Q")
 GRAPH_ITEM = struct.Struct("<IHH")
-GRAPH_HEAD = struct.Struct("<IIQ")
+GRAPH_HEAD = struct.Struct("<II")
 MOST_GRAPH_CALLS = 1 << 16
 """Calls of one graph. A longer one is recorded call by call, each time it is replayed."""
 

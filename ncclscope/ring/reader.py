@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.ring import layout
-from ncclscope.ring.graph_tables import BASE_INVERSE, GraphTables
+from ncclscope.ring.graph_tables import BASE_INVERSE, GraphTables, read_graphs
 from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
 
 __all__ = [
@@ -153,7 +153,7 @@ class RingFile(RingImage):
     @cached_property
     def graphs(self) -> GraphTables:
         """What its CUDA graphs hold; read when it is asked for."""
-        return GraphTables(self)
+        return read_graphs(self)
 
     # --- records ---------------------------------------------------------------------------
 

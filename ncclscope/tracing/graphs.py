@@ -13,7 +13,6 @@ whole. ::
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -129,7 +128,7 @@ class Graphs:
         with self._lock:
             self._count += 1
             number = self._count
-        kept = self._tracer.ring.graphs.add(number, capture.calls, time.time_ns())
+        kept = self._tracer.ring.graphs.add(number, capture.calls)
         return Graph(self._tracer, number, capture.calls, kept)
 
     def detach(self) -> None:

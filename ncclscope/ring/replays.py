@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "parts_of", "post_replay"]
 
-_RECORD = struct.Struct("<QQQQQ40s8sQ")
+_RECORD = struct.Struct("<QQQQQ48sQ")
 """A record with ``numel``, which is the number of the replay, apart from what repeats."""
 _FLAGS, _SIZES = 23, slice(28, 32)
 """Where packed parameters without ``numel`` have their flags, and the place of a sizes list."""
@@ -58,7 +58,7 @@ class Part:
         moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
         power, digest = _powers[len(calls)], self._hashes[-1]
         self.channel = channel
-        self.packed = channel, len(calls), power, digest, bytes(fixed), moment
+        self.packed = channel, len(calls), power, digest, bytes(fixed) + moment
 
     def after(self, running: int, count: int) -> int:
         """Returns the running hash after the first calls of a replay.
@@ -94,7 +94,7 @@ def post_replay(writer: RingWriter, parts: Sequence[Part], number: int) -> int:
     now = _time_ns()
     pack, buffer, base, capacity = _pack_replay, writer._buffer, writer._base, writer.capacity
     for part in parts:
-        channel, count, power, digest, fixed, moment = part.packed
+        channel, count, power, digest, repeats = part.packed
         while True:
             before = channel.hash
             # As in RingWriter.post(): what follows may let in signal handlers.
@@ -116,8 +116,7 @@ def post_replay(writer: RingWriter, parts: Sequence[Part], number: int) -> int:
                     running,
                     seq,
                     number,
-                    fixed,
-                    moment,
+                    repeats,
                     begin,
                 )
                 # ---

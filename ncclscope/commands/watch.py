@@ -17,11 +17,10 @@ from ncclscope.tracing import session
 if TYPE_CHECKING:
     from ncclscope.live.actions import Actions
     from ncclscope.live.watch import Look, Watcher
+    from ncclscope.render.output import Output
 
 __all__ = ["WatchCommand"]
 
-_REDRAWN = 0.25
-"""Seconds between two pictures: an eye sees no more."""
 _FILED = 1.0
 """Seconds between two text files."""
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
@@ -47,6 +46,11 @@ class WatchCommand:
             "--until-divergence",
             action="store_true",
             help="end with status 1 at the first divergence or hang",
+        )
+        parser.add_argument(
+            "--plain",
+            action="store_true",
+            help="a line whenever the status changes, also on a terminal",
         )
         parser.add_argument(
             "--stall",
@@ -97,13 +101,11 @@ class WatchCommand:
         watcher = Watcher(directory, stall=arguments.stall)
         if arguments.once:
             return _once(watcher, arguments)
-        if not arguments.json and sys.stdout.isatty():
-            output: Output = _Table(directory)
-        else:
-            output = _Lines(arguments.json)
-        # A supervisor ends it so; the terminal is to have its cursor back.
-        signal.signal(signal.SIGTERM, _end)
-        with output:
+        # A supervisor ends it so, or a line that goes down; the terminal is to be as it was.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _end)
+        with _output(watcher, arguments) as output:
             return _watch(watcher, output, actions, arguments)
 
 
@@ -120,11 +122,30 @@ def _watch(
             _file(arguments.textfile, look, troubles)
         output.show(look)
         if look.news:
-            for line in actions.act(look).said:
-                _say(line)
+            _act(actions, look, output)
         if look.in_trouble and arguments.until_divergence:
             return 1
-        time.sleep(max(0.0, arguments.interval - (time.monotonic() - began)))
+        if not output.wait(arguments.interval - (time.monotonic() - began)):
+            return int(output.in_trouble)
+
+
+def _act(actions: Actions, look: Look, output: Output) -> None:
+    # What a command prints is not to be printed over a picture.
+    with output.away() if actions.command else contextlib.nullcontext():
+        said = actions.act(look).said
+    for line in said:
+        output.say(line)
+
+
+def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
+    from ncclscope.render.output import Lines
+    from ncclscope.render.tui.terminal import is_usable
+
+    if arguments.json or arguments.plain or not is_usable():
+        return Lines(as_json=arguments.json)
+    from ncclscope.render.tui.view import LiveView
+
+    return LiveView(watcher)
 
 
 def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
@@ -149,65 +170,6 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     if arguments.textfile is not None:
         _file(arguments.textfile, look, int(look.in_trouble))
     return verdict.exit_status
-
-
-class Output(contextlib.AbstractContextManager["Output"]):
-    """Where looks are shown."""
-
-    def show(self, look: Look) -> None:
-        """Shows one."""
-        raise NotImplementedError
-
-    def __exit__(self, *_exception: object) -> None:
-        return None
-
-
-class _Lines(Output):
-    """A line whenever the status changes, for programs and logs."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-
-    def show(self, look: Look) -> None:
-        from ncclscope.render.watch import one_line
-
-        if not look.changed or look.verdict is None:
-            return
-        if self._as_json:
-            _print({**look.verdict.to_dict(), "activity": look.activity, "time_ns": time.time_ns()})
-        else:
-            print(time.strftime("%H:%M:%S"), one_line(look), flush=True)
-
-
-class _Table(Output):
-    """A table that is drawn again and again, for a person."""
-
-    def __init__(self, directory: Path) -> None:
-        from rich.live import Live
-
-        from ncclscope.render.terminal import stdout_console
-
-        self._console = stdout_console()
-        self._live = Live(console=self._console, auto_refresh=False, screen=False)
-        self._directory = str(directory)
-        self._drawn_at = 0.0
-
-    def __enter__(self) -> _Table:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._live.__exit__(*exception)
-
-    def show(self, look: Look) -> None:
-        from ncclscope.render.watch import render_look
-
-        now = time.monotonic()
-        if not look.changed and now - self._drawn_at < _REDRAWN:
-            return
-        self._drawn_at = now
-        width, height = self._console.size
-        self._live.update(render_look(look, width, height, self._directory), refresh=True)
 
 
 def _directory(arguments: argparse.Namespace) -> Path:
@@ -246,7 +208,3 @@ def _print(document: dict[str, Any]) -> None:
     json.dump(document, sys.stdout)
     sys.stdout.write("\n")
     sys.stdout.flush()
-
-
-def _say(text: str) -> None:
-    print(f"ncclscope: {text}", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
 from ncclscope.signature import stretch
-from ncclscope.sources import assemble
+from ncclscope.sources import assemble, open_run
 from ncclscope.sources.ring import read_ring
 
 __all__ = ["Look", "Watcher"]
@@ -49,6 +49,9 @@ class Look:
         now: When, by the watcher's clock.
         changed: Whether the status is another than at the look before.
         news: Whether trouble has begun with this look.
+        stuck: Rings of processes inside of a call in which nothing happens for too long.
+        over_for: Seconds since the last of all processes was seen to have ended; None while
+            one runs, and where there is none.
     """
 
     status: str
@@ -58,6 +61,8 @@ class Look:
     now: float
     changed: bool
     news: bool
+    stuck: frozenset[Path] = frozenset()
+    over_for: float | None = None
 
     @property
     def in_trouble(self) -> bool:
@@ -100,6 +105,8 @@ class Watcher:
         self._settled: object = None
         self._group: tuple[object, float] | None = None
         self._shown: object = None
+        self._stuck_now: list[Words] = []
+        self._over: tuple[set[Path], float] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -114,6 +121,7 @@ class Watcher:
         living, past = current(list(self._rings.words.values()))
         self._seen.update(words.path for words in living)
         was_in_trouble = self._trouble is not None
+        self._stuck_now = []
         if living:
             self._examine(living, moved, now)
             activity = "running" if moved or self._inside(living) else "idle"
@@ -132,7 +140,26 @@ class Watcher:
             now=now,
             changed=changed and verdict is not None,
             news=self._trouble is not None and not was_in_trouble,
+            stuck=frozenset(words.path for words in self._stuck_now),
+            over_for=self._over_for(past if activity == "over" else (), now),
         )
+
+    def last_word(self) -> Verdict:
+        """Returns what is to be said of processes that have ended, seen running or not.
+
+        Raises:
+            InputError: What they left cannot be read.
+        """
+        return self._trouble or self._verdict or diagnose(open_run(self.directory))
+
+    def _over_for(self, past: Iterable[Words], now: float) -> float | None:
+        """How long all that there is has been over: others may come, and begin it anew."""
+        gone = {words.path for words in past}
+        if not gone:
+            self._over = None
+        elif self._over is None or not gone <= self._over[0]:
+            self._over = gone, now
+        return None if self._over is None else now - self._over[1]
 
     # --- when to ask -------------------------------------------------------------------------
 
@@ -143,7 +170,7 @@ class Watcher:
             self._verdict = None
         who = tuple(sorted((words.path, words.rank, words.over) for words in living))
         parted = self._compare(living, moved)
-        stuck = self._stuck(living, now)
+        self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
         self._examined = who
         if self._trouble is not None:

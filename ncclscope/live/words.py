@@ -16,12 +16,13 @@ import numpy as np
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import MAX_RANKS, integer, number, text
-from ncclscope.model import Communicator, State
+from ncclscope.model import Call, Communicator, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, whole
 from ncclscope.ring.reader import ChannelState, RingFile
 from ncclscope.signature import MASK
 from ncclscope.sources.ring import RingLog, communicators, is_alive
+from ncclscope.sources.ring_calls import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -322,6 +323,32 @@ class Words:
             time_ns=int(record["time"]),
             state=State(min(int(record["state"]), State.COMPLETED)),
         )
+
+    def newest(self, count: int, key: str | None = None) -> list[Call]:
+        """Reads the newest calls from the ring, oldest first.
+
+        Args:
+            count: How many at most.
+            key: Of the communicator; all when absent, sends and receives included.
+
+        Returns:
+            Those that are found among the last thousands of records.
+        """
+        found: list[Call] = []
+        stop, oldest = self.head, max(0, self.head - min(self._capacity, _LONGEST_READ))
+        while stop > oldest and len(found) < count:
+            start = max(oldest, stop - max(_FIRST_READ, 2 * count))
+            records = self._ring.read_stable(start, stop)
+            keys = [self._names.get(index) for index in records["comm"].tolist()]
+            is_call = (records["fixed"] & layout.FIXED_STEP == 0).tolist()
+            calls = [
+                decode(self._ring, records[place : place + 1], own)[0]
+                for place, own in enumerate(keys)
+                if own is not None and is_call[place] and key in (None, own)
+            ]
+            found = calls + found
+            stop = start
+        return found[max(0, len(found) - count) :]
 
     def hash_at(self, key: str, seq: int) -> int | None:
         """Returns the running hash after a call on a communicator.

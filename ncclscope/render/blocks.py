@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ncclscope.analysis.wording import ranks_text
+from ncclscope.foreign import printable
 from ncclscope.model import Finding
 
 __all__ = [
@@ -53,7 +54,7 @@ def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
     title.append(f"· {cause.kind.replace('_', ' ')} ")
     title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
     return Panel(
-        Text(cause.summary),
+        Text(printable(cause.summary)),
         title=title,
         title_align="left",
         subtitle=f" {' · '.join(filter(None, (cause.confidence, more)))} ",

@@ -15,6 +15,7 @@ from ncclscope.live.watch import Look
 from ncclscope.live.words import Words
 from ncclscope.model import State
 from ncclscope.render.blocks import COLOURS, cause_panel, status_panel
+from ncclscope.render.tui.standing import farthest
 
 __all__ = ["one_line", "render_look"]
 
@@ -49,7 +50,7 @@ def one_line(look: Look) -> str:
     """Returns a status in a line, for a log."""
     said = f"{look.status}: {plural(len(look.ranks), 'rank')}, {look.activity}"
     cause = look.verdict.cause if look.verdict is not None else None
-    return f"{look.status}: {cause.summary}" if cause is not None else said
+    return f"{look.status}: {printable(cause.summary)}" if cause is not None else said
 
 
 def _heading(look: Look, source: str) -> Text:
@@ -71,7 +72,7 @@ def _heading(look: Look, source: str) -> Text:
             parts.append(look.activity)
     text.append(", ".join(parts))
     if source:
-        text.append(f"  {source}", style="dim")
+        text.append(f"  {printable(source)}", style="dim")
     return text
 
 
@@ -87,12 +88,12 @@ def _most_telling(look: Look, most: int) -> list[Words]:
     """Returns the ranks that fit, in order; of more, those that differ, lag or stand still."""
     if len(look.ranks) <= most:
         return list(look.ranks)
-    farthest = _farthest(look.ranks)
+    heads = farthest(look.ranks)
     cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
     odd = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
 
     def weight(words: Words) -> tuple[bool, int, float]:
-        lag = sum(farthest[key] - strand.seq for key, strand in words.strands.items())
+        lag = sum(heads[key] - strand.seq for key, strand in words.strands.items())
         return words.rank not in odd, -lag, words.moved_at
 
     chosen = {words.path for words in sorted(look.ranks, key=weight)[:most]}
@@ -108,13 +109,13 @@ def _wide(look: Look, shown: Sequence[Words], labels: Sequence[str]) -> Table:
         table.add_column("lag", justify="right", no_wrap=True, min_width=4)
         table.add_column("last call", no_wrap=True, overflow="ellipsis")
     table.add_column("quiet", justify="right", no_wrap=True)
-    farthest = _farthest(look.ranks)
+    heads = farthest(look.ranks)
     for words in shown:
         cells = dict(_named(words))
         row = [_rank(words), str(words.pid or "")]
         for label in labels:
             key = cells.get(label)
-            row += ["", "", ""] if key is None else _cell(words, key, farthest)
+            row += ["", "", ""] if key is None else _cell(words, key, heads)
         row.append(_quiet(look, words))
         table.add_row(*map(Text, row), style=_style(look, words))
     return table
@@ -129,13 +130,13 @@ def _narrow(look: Look, shown: Sequence[Words]) -> Table:
     table.add_column("lag", justify="right", no_wrap=True, min_width=4)
     table.add_column("last call", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("quiet", justify="right", no_wrap=True)
-    farthest = _farthest(look.ranks)
+    heads = farthest(look.ranks)
     for words in shown:
         style = _style(look, words)
         name = [_rank(words), str(words.pid or "")]
         quiet = _quiet(look, words)
         for label, key in _named(words):
-            row = [*name, label, *_cell(words, key, farthest), quiet]
+            row = [*name, label, *_cell(words, key, heads), quiet]
             table.add_row(*map(Text, row), style=style)
             name, quiet = ["", ""], ""
         if name[1]:
@@ -157,9 +158,9 @@ def _named(words: Words) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
-def _cell(words: Words, key: str, farthest: dict[str, int]) -> list[str]:
+def _cell(words: Words, key: str, heads: dict[str, int]) -> list[str]:
     strand = words.strands[key]
-    lag = farthest[key] - strand.seq
+    lag = heads[key] - strand.seq
     behind = f"\N{MINUS SIGN}{lag}" if lag else ""
     last = words.last(key)
     if last is None:
@@ -186,14 +187,6 @@ def _style(look: Look, words: Words) -> str:
 
 def _rank(words: Words) -> str:
     return str(words.rank) if words.rank >= 0 else "-"
-
-
-def _farthest(ranks: Iterable[Words]) -> dict[str, int]:
-    farthest: dict[str, int] = {}
-    for words in ranks:
-        for key, strand in words.strands.items():
-            farthest[key] = max(farthest.get(key, 0), strand.seq)
-    return farthest
 
 
 def _labels(ranks: Iterable[Words]) -> list[str]:

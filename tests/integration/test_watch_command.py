@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +16,7 @@ import pytest
 
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
+from tests.emulator import Emulator
 from tests.programs import ROOT
 from tests.rings import tracer_in
 
@@ -205,10 +199,14 @@ def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_the_table_on_a_terminal(rings: Path, columns: int) -> None:
+def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
     pair(rings, parted=True)
 
-    screen = last_screen(columns, rings)
+    with Emulator([*NCCLSCOPE, "watch", rings], columns, 40) as terminal:
+        terminal.wait_for("DIVERGED", "q quit")
+        terminal.press("\x03")
+        assert terminal.end() == 130
+        screen = terminal.screen
 
     lines = screen.splitlines()
     assert max(map(len, lines)) <= columns
@@ -216,36 +214,4 @@ def test_the_table_on_a_terminal(rings: Path, columns: int) -> None:
     assert "size mismatch" in screen
     assert re.search(r"^ +0 +\d+ .*3 +all_reduce \[2,4\]", screen, re.M)
     assert f"ncclscope diagnose {rings}" in screen
-
-
-def last_screen(columns: int, rings: Path) -> str:
-    """Runs a watch on a terminal, ends it with Ctrl-C, returns what is left on the screen."""
-    pid, terminal = pty.fork()
-    if not pid:
-        os.environ.update(TERM="xterm-256color", PYTHONPATH=str(ROOT))
-        os.environ.pop("COLUMNS", None)
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        os.execv(sys.executable, [*NCCLSCOPE, "watch", str(rings)])
-    received = b""
-    deadline = time.monotonic() + 60
-    interrupted = False
-    try:
-        while time.monotonic() < deadline:
-            ready, _, _ = select.select([terminal], [], [], 0.2)
-            if ready:
-                try:
-                    received += os.read(terminal, 65536)
-                except OSError:  # the other side is gone
-                    break
-            elif not interrupted and b"diagnose" in received:
-                os.write(terminal, b"\x03")
-                interrupted = True
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(terminal)
-    text = received.decode()
-    assert text.rstrip().endswith("interrupted")
-    assert "\x1b[?25h" in text  # the cursor is back
-    frame = re.split(r"(?:\x1b\[1A\x1b\[2K)+", text)[-1]
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", frame)
+    assert screen.rstrip().endswith("interrupted")

@@ -1,0 +1,114 @@
+"""What is known of a divergence or a hang: the sentence, both sequences, and how it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from ncclscope.analysis.verdict import Neighbourhood, Verdict
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text
+from ncclscope.foreign import printable
+from ncclscope.model import Call, Finding
+from ncclscope.render.blocks import knowledge
+from ncclscope.render.tui.lists import WIDE
+from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
+
+__all__ = ["divergence_lines"]
+
+_NARROW_GROUPS, _WIDE_GROUPS = 2, 4
+"""Groups of ranks that stand beside each other."""
+_ABSENT = "-"
+
+
+def divergence_lines(verdict: Verdict | None, told: str, width: int) -> list[Line]:
+    """Returns the pane.
+
+    Args:
+        verdict: With a cause, or there is none.
+        told: Where it comes from, or what there is to say without a cause.
+        width: Cells of a line.
+    """
+    cause = verdict.cause if verdict is not None else None
+    if verdict is None or cause is None:
+        return drawn(Text(told, style="dim"), width)
+    who = cause.diverging_ranks or cause.candidate_ranks
+    sure = [cause.confidence, cause.kind.replace("_", " ")]
+    if who:
+        sure.append(f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}")
+    lines = drawn(Text(cause.summary, style="bold"), width)
+    lines += drawn(Text(" · ".join(filter(None, (*sure, told))), style="red"), width)
+    if verdict.neighbourhood is not None:
+        lines += [[], *_side_by_side(_sides(verdict.neighbourhood, cause, width), cause, width)]
+    return lines + drawn(knowledge(cause), width)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Sequences beside each other.
+
+    Attributes:
+        names: Whose they are.
+        rows: A call of each, or None where one has no counterpart.
+        hidden: Ranks that are left out.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[Call | None, ...], ...]
+    hidden: tuple[int, ...] = ()
+
+
+def _sides(near: Neighbourhood, cause: Finding, width: int) -> _Sides:
+    if cause.aligned and cause.comm is not None:
+        odd = cause.diverging_ranks or cause.candidate_ranks[-1:]
+        peers = [rank for rank in cause.comm.ranks if rank not in odd]
+        return _Sides((ranks_text(peers), ranks_text(odd)), tuple(cause.aligned))
+    columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank, calls in sorted(near.calls.items()):
+        alike = tuple((seq, call.signature) for seq, call in calls.items())
+        columns.setdefault(alike, []).append(rank)
+    # Those that diverge stand last, and are never left out.
+    groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    most = _WIDE_GROUPS if width >= WIDE else _NARROW_GROUPS
+    shown = groups if len(groups) <= most else [*groups[: most - 1], groups[-1]]
+    seqs = sorted({seq for calls in near.calls.values() for seq in calls})
+    rows = tuple(tuple(near.calls[ranks[0]].get(seq) for ranks in shown) for seq in seqs)
+    hidden = tuple(rank for ranks in groups if ranks not in shown for rank in ranks)
+    return _Sides(tuple(ranks_text(ranks) for ranks in shown), rows, hidden)
+
+
+def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:
+    assert cause.comm is not None
+    cells = (width - 2) // max(1, len(sides.names)) - 2
+    columns = [Column(" ")]
+    columns += [Column(name, least=cells, most=cells) for name in sides.names]
+    by_site = _told_by_site(cause)
+    rows: list[list[Span]] = []
+    for calls in sides.rows:
+        here = any(call is not None and call.seq == cause.seq for call in calls)
+        differs = len({call and call.signature for call in calls}) > 1
+        style = "red" if differs else ""
+        mark = ">" if here and (differs or not cause.aligned) else ""
+        sites = [call.site if call is not None else None for call in calls]
+        # Where nothing else tells calls apart, their places do.
+        is_elsewhere = by_site and len(set(sites)) > 1
+        shows_sites = bool(mark) or is_elsewhere
+        rows.append([(mark, "bold red"), *((_text(call), style) for call in calls)])
+        if shows_sites and any(sites):
+            rows.append([("", ""), *((f"  at {site}" if site else "", "dim") for site in sites)])
+    heading, lines = table(columns, rows, width)
+    about: Line = [("on ", "dim"), (printable(comm_text(cause.comm)), "")]
+    if sides.hidden:
+        lines.append([(f"  not shown: {ranks_text(sides.hidden)}", "dim")])
+    return [about, heading, *lines]
+
+
+def _text(call: Call | None) -> str:
+    return _ABSENT if call is None else f"#{call.seq} {call_text(call)}"
+
+
+def _told_by_site(cause: Finding) -> bool:
+    """Whether equal calls are told apart by the lines they came from."""
+    if cause.odd is None or cause.peers is None:
+        return False
+    return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site

@@ -1,0 +1,131 @@
+"""What has happened while somebody watched, and when."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.foreign import printable
+from ncclscope.live.watch import Look
+from ncclscope.live.words import Words
+from ncclscope.render.blocks import duration
+from ncclscope.render.watch import one_line
+
+__all__ = ["Event", "Events"]
+
+_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened.
+
+    Attributes:
+        time: Seconds since 1970.
+        text: What.
+        style: How it is shown.
+    """
+
+    time: float
+    text: str
+    style: str = ""
+
+    @property
+    def clock(self) -> str:
+        """When, as a person would say it."""
+        return time.strftime("%H:%M:%S", time.localtime(self.time))
+
+
+class Events:
+    """Finds out what has happened from one look to the next.
+
+    Args:
+        wall: Seconds since 1970.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._kept: deque[Event] = deque(maxlen=_KEPT)
+        self._known: dict[Path, Words] = {}
+        self._ended: set[Path] = set()
+        self._stuck: dict[Path, float] = {}
+        self._was_in_trouble = False
+        self._activity = ""
+
+    @property
+    def kept(self) -> int:
+        """How many there are to be seen."""
+        return len(self._kept)
+
+    def newest(self, count: int, before: int = 0) -> list[Event]:
+        """Returns events, oldest first.
+
+        Args:
+            count: How many at most.
+            before: How many newer ones to leave out.
+        """
+        kept = list(self._kept)
+        stop = max(0, len(kept) - before)
+        return kept[max(0, stop - count) : stop]
+
+    def add(self, text: str, style: str = "") -> None:
+        """Notes something that was not found out from a look."""
+        self._kept.append(Event(self._wall(), printable(text), style))
+
+    def note(self, look: Look) -> None:
+        """Notes what is different from the look before."""
+        here = {words.path: words for words in look.ranks}
+        if look.activity == "over" and not self._activity:
+            self._add_ranks(here, here, "had ended before this watch began")
+            self._ended, self._known = set(here), here
+        self._add_ranks(here.keys() - self._known.keys(), here, "appeared")
+        self._add_ranks(self._known.keys() - here.keys(), self._known, "gone: no longer counted")
+        self._note_ends(here)
+        self._note_stalls(look, here)
+        self._known = here
+        if look.activity == "over" and self._activity not in ("", "over"):
+            self.add("all processes have ended")
+        self._activity = look.activity
+        if look.in_trouble and (look.changed or not self._was_in_trouble):
+            self.add(one_line(look), "bold red")
+        elif self._was_in_trouble and not look.in_trouble:
+            self.add(f"the trouble is over: {one_line(look)}", "green")
+        self._was_in_trouble = look.in_trouble
+
+    def _note_ends(self, here: dict[Path, Words]) -> None:
+        ended = {path for path, words in here.items() if words.over}
+        new = ended - self._ended
+        self._ended = ended
+        orderly = {path for path in new if here[path].exited}
+        self._add_ranks(orderly, here, "ended in order")
+        self._add_ranks(new - orderly, here, "ended without a word: killed, or crashed", "yellow")
+
+    def _note_stalls(self, look: Look, here: dict[Path, Words]) -> None:
+        new = look.stuck - self._stuck.keys()
+        if new:
+            seconds = duration(min(look.now - here[path].moved_at for path in new if path in here))
+            self._add_ranks(new, here, f"stalled: inside of a call for {seconds}", "yellow")
+        moved = {
+            path: words.moved_at - self._stuck[path]
+            for path in self._stuck.keys() - look.stuck
+            if (words := here.get(path)) is not None and not words.over
+        }
+        if moved:
+            self._add_ranks(moved, here, f"resumed after {duration(max(moved.values()))}", "green")
+        self._stuck = {path: here[path].moved_at for path in look.stuck if path in here}
+
+    def _add_ranks(
+        self, paths: Iterable[Path], among: dict[Path, Words], what: str, style: str = ""
+    ) -> None:
+        found = [among[path] for path in paths if path in among]
+        ranks = [words.rank for words in found if words.rank >= 0]
+        others = len(found) - len(ranks)
+        who = [ranks_text(ranks)] if ranks else []
+        who += [plural(others, "other process" if others == 1 else "other processe")] * (others > 0)
+        if who:
+            pid = f", pid {found[0].pid}" if len(found) == 1 and found[0].pid else ""
+            self.add(f"{' and '.join(who)} {what}{pid}", style)

@@ -1,0 +1,315 @@
+"""What stands on the screen: a head, a list, a pane below it, and what the keys do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.foreign import printable
+from ncclscope.live.watch import Look
+from ncclscope.render.blocks import COLOURS, duration
+from ncclscope.render.tui import details
+from ncclscope.render.tui.board import Board
+from ncclscope.render.tui.divergence import divergence_lines
+from ncclscope.render.tui.events import Event, Events
+from ncclscope.render.tui.lists import comm_lines, rank_lines
+from ncclscope.render.tui.recent import RecentCalls
+from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
+from ncclscope.render.tui.standing import (
+    MARKS,
+    CommStanding,
+    RankStanding,
+    comm_label,
+    comm_standings,
+    rank_standings,
+)
+
+__all__ = ["Picture"]
+
+_TALL = 40
+"""Lines from which the log has a place of its own."""
+_LOGGED = 5
+_FRAME = 6
+"""Lines of a picture that are no list and no pane: two of head, two rules, headings, keys."""
+_LEAST_LIST = 3
+_ORDER = [*MARKS]
+_STILL = 2.0
+"""Seconds without progress on any rank that are worth a word."""
+
+
+class Picture:
+    """Composes pictures of a job, as the person in front of them has chosen.
+
+    Args:
+        source: The directory that is watched.
+        events: What has happened so far.
+        has_keys: Whether there are keys to choose with.
+    """
+
+    def __init__(self, source: str, events: Events, *, has_keys: bool = True) -> None:
+        self.board = Board()
+        self.told = ""
+        self._source = printable(source)
+        self._events = events
+        self._has_keys = has_keys
+        self._recent = RecentCalls()
+        self._rows: Sequence[RankStanding | CommStanding] = ()
+        self._pages = (1, 1)
+        self._drawn: tuple[Verdict | None, str, int] | None = None
+        self._divergence: list[Line] = []
+
+    def press(self, key: str) -> None:
+        """Answers a key."""
+        self.board.press(
+            key,
+            [_name(row) for row in self._rows],
+            [row.name if isinstance(row, RankStanding) else "" for row in self._rows],
+            [row.mark not in ("", "x") for row in self._rows],
+            self._pages,
+        )
+
+    def turn_to(self, look: Look) -> None:
+        """Shows what has been waited for: trouble that has just begun."""
+        cause = look.verdict.cause if look.verdict is not None else None
+        self.board.show("divergence")
+        if cause is None:
+            return
+        odd = cause.diverging_ranks or cause.candidate_ranks
+        named = [words.path for words in look.ranks if words.rank in odd[:1]]
+        if named:
+            self.board.picked["ranks"] = named[-1]
+        if cause.comm is not None:
+            self.board.picked["comms"] = cause.comm.key
+
+    def lines(self, look: Look, width: int, height: int, wall: float) -> list[Line]:
+        """Returns the picture.
+
+        Args:
+            look: What is known of the job.
+            width: Cells of a line.
+            height: Lines.
+            wall: Seconds since 1970 when it was looked at.
+        """
+        board = self.board
+        rows = self._rows = self._list(look, wall)
+        is_tall = height >= _TALL and board.lower != "log" and not board.is_full
+        room = max(2, height - (4 if board.is_full else _FRAME) - (_LOGGED + 1) * is_tall)
+        upper = 0 if board.is_full else self._upper(room, len(rows))
+        self._pages = upper, room - upper
+        lines = [self._head(look, width, wall), self._second(look, width)]
+        if not board.is_full:
+            lines += self._listed(rows, upper, width)
+        title, below = self._below(look, width, room - upper)
+        lines.append(rule(title, width))
+        lines += [*below, *[[]] * room][: room - upper]
+        if is_tall:
+            logged = details.event_lines(self._events.newest(_LOGGED), width)
+            lines += [rule([("LOG", "bold")], width), *logged, *[[]] * (_LOGGED - len(logged))]
+        return [*lines[: height - 1], self._foot(width)]
+
+    # --- above -------------------------------------------------------------------------------
+
+    def _head(self, look: Look, width: int, wall: float) -> Line:
+        status = look.status
+        word = {"waiting": "waiting", "over": "over"}.get(look.activity, status).upper()
+        if look.in_trouble:
+            word = status.upper()
+        style = f"bold {COLOURS[status]}{' reverse' * look.in_trouble}"
+        about = _about(look, wall)
+        clock = time.strftime("%H:%M:%S", time.localtime(wall))
+        left: Line = [(f" {word} ", style), (f" {about}  ", "")]
+        room = width - len(word) - len(about) - len(clock) - 7
+        if room > 8:
+            # Of a path its end says more.
+            path = self._source
+            left.append((path if len(path) <= room else f"…{path[1 - room :]}", "dim"))
+        return aligned_right(left, [(f"{clock} ", "dim")], width)
+
+    def _second(self, look: Look, width: int) -> Line:
+        cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+        if cause is not None and self.board.lower != "divergence":
+            return [(cropped(f" {printable(cause.summary)}", width), "red")]
+        if cause is not None:
+            return [(cropped(f" all of it: ncclscope diagnose {self._source}", width), "dim")]
+        newest: list[Event] = self._events.newest(1)
+        if look.activity == "waiting":
+            return [(" no ring yet: is the job started with `ncclscope run`?", "dim")]
+        return [(cropped(f" {event.clock} {event.text}", width), "dim") for event in newest]
+
+    def _list(self, look: Look, wall: float) -> Sequence[RankStanding | CommStanding]:
+        rows: Sequence[RankStanding | CommStanding]
+        rows = rank_standings(look) if self.board.upper == "ranks" else comm_standings(look, wall)
+        if not self.board.worst_first:
+            return rows
+        last = len(_ORDER)
+        return sorted(rows, key=lambda row: _ORDER.index(row.mark) if row.mark else last)
+
+    def _upper(self, room: int, count: int) -> int:
+        """Returns how many lines the list has of those that there are for both panes."""
+        below = {"divergence": room * 2 // 3, "help": room}.get(self.board.lower, room // 2)
+        return max(min(count, max(room - below, _LEAST_LIST)), 1)
+
+    def _listed(
+        self, rows: Sequence[RankStanding | CommStanding], height: int, width: int
+    ) -> list[Line]:
+        board = self.board
+        at = board.place([_name(row) for row in rows])
+        top = min(board.top[board.upper], max(0, len(rows) - height))
+        top = board.top[board.upper] = min(max(top, at - height + 1), at)
+        shown = rows[top : top + height]
+        ranks = [row for row in shown if isinstance(row, RankStanding)]
+        comms = [row for row in shown if isinstance(row, CommStanding)]
+        if board.upper == "ranks":
+            heading, lines = rank_lines(ranks, at - top, width)
+        else:
+            heading, lines = comm_lines(comms, at - top, width)
+        title: Line = [("RANKS" if board.upper == "ranks" else "COMMUNICATORS", "bold")]
+        if len(shown) < len(rows):
+            title.append((f" {top + 1}-{top + len(shown)} of {len(rows)}", ""))
+        if board.worst_first:
+            title.append((", worst first", ""))
+        title += _marked(rows, width - 40)
+        other = "tab: communicators" if board.upper == "ranks" else "tab: ranks"
+        missing: list[Line] = [[]] * (height - len(lines))
+        return [rule(title, width, other if self._has_keys else ""), heading, *lines, *missing]
+
+    # --- below -------------------------------------------------------------------------------
+
+    def _below(self, look: Look, width: int, height: int) -> tuple[Line, list[Line]]:
+        board = self.board
+        if board.lower == "help":
+            title: Line = [("KEYS AND MARKS", "bold")]
+            return title, self._scrolled(details.help_lines(self._has_keys), height)
+        if board.lower == "log":
+            board.scroll = min(board.scroll, max(0, self._events.kept - height))
+            found = self._events.newest(height, board.scroll)
+            return [("LOG", "bold"), *_more(board.scroll)], details.event_lines(found, width)
+        if board.lower == "divergence":
+            lines = self._scrolled(self._divergence_lines(look, width), height)
+            left = len(self._divergence) - board.scroll - len(lines)
+            more: Line = [(f" {plural(left, 'line')} more: space", "dim")] if left > 0 else []
+            name = look.status.upper() if look.in_trouble else "DIVERGENCE"
+            return [(name, "bold red" if look.in_trouble else "bold"), *more], lines
+        return self._calls(look, width, height)
+
+    def _calls(self, look: Look, width: int, height: int) -> tuple[Line, list[Line]]:
+        if not self._rows:
+            return [("LAST CALLS", "bold")], []
+        row = self._rows[self.board.place([_name(row) for row in self._rows])]
+        back = self.board.scroll
+        count = max(1, height - 1)
+        words, key = (row.words, None) if isinstance(row, RankStanding) else (row.leader, row.key)
+        calls = self._recent.of(words, count + back, key, look.now)
+        if back:
+            back = self.board.scroll = min(back, max(0, len(calls) - count))
+            calls = calls[: len(calls) - back]
+        calls = calls[max(0, len(calls) - count) :]
+        if isinstance(row, CommStanding):
+            title: Line = [(comm_label(row.comm).upper(), "bold")]
+            backend = f", {printable(row.comm.backend)}" if row.comm.backend else ""
+            title.append((f" {ranks_text(row.comm.ranks)}{backend}: last calls", ""))
+            lines = details.comm_calls(row, calls, width)
+        else:
+            title = [(f"RANK {row.name}".upper(), "bold"), (f"{_who(row)}: last calls", "")]
+            lines = details.rank_calls(row, calls, width)
+        return [*title, *_more(back)], lines
+
+    def _divergence_lines(self, look: Look, width: int) -> list[Line]:
+        told = self.told
+        verdict = look.verdict if look.in_trouble else None
+        if verdict is None:
+            told = f"No divergence and no hang has been found. {told}".strip()
+        about = verdict, told, width
+        if self._drawn != about:
+            self._drawn = about
+            self._divergence = divergence_lines(verdict, told, width)
+        return self._divergence
+
+    def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
+        start = self.board.scroll = min(self.board.scroll, max(0, len(lines) - height))
+        return lines[start : start + height]
+
+    def _foot(self, width: int) -> Line:
+        if not self._has_keys:
+            return [(cropped(" no keys: stdin is no terminal; Ctrl-C ends", width - 1), "dim")]
+        if self.board.typed:
+            return [(f" rank {self.board.typed}", "bold")]
+        line: Line = []
+        for key, what in _FOOT:
+            if sum(len(text) for text, _ in line) + len(key) + len(what) + 3 >= width:
+                break
+            line += [(f" {key}", "bold"), (f" {what} ", "dim")]
+        return line
+
+
+_FOOT = (
+    ("q", "quit"),
+    ("?", "help"),
+    ("jk", "pick"),
+    ("tab", "comms"),
+    ("enter", "calls"),
+    ("d", "divergence"),
+    ("l", "log"),
+    ("n", "next marked"),
+    ("f", "full"),
+    ("s", "worst first"),
+    ("space b", "scroll"),
+)
+
+
+def _name(row: RankStanding | CommStanding) -> Hashable:
+    return row.path if isinstance(row, RankStanding) else row.key
+
+
+def _about(look: Look, wall: float) -> str:
+    """Who takes part, and for how long already."""
+    run = look.verdict.run if look.verdict is not None else None
+    if look.activity == "waiting":
+        return "for a ring to appear"
+    expected = run.expected if run is not None else 0
+    ranks = len({words.rank for words in look.ranks if words.rank >= 0})
+    parts = [f"{ranks} of {plural(max(expected, ranks), 'rank')}"]
+    if look.activity == "over":
+        parts.append("all have ended")
+        return ", ".join(parts)
+    if look.in_trouble:
+        still = min(
+            (look.now - words.moved_at for words in look.ranks if not words.over), default=0
+        )
+        parts.append(f"nothing moves for {duration(still)}" if still >= _STILL else "still moving")
+    else:
+        parts.append(look.activity)
+    began = min((words.started_ns for words in look.ranks if words.started_ns), default=0)
+    if began:
+        parts.append(f"up {duration(max(0.0, wall - began / 1e9))}")
+    return ", ".join(parts)
+
+
+def _who(row: RankStanding) -> str:
+    parts = [f" pid {row.words.pid}"] if row.words.pid else []
+    if row.words.host:
+        parts.append(printable(row.words.host))
+    if row.labels:
+        parts.append(row.labels)
+    return ", ".join(parts)
+
+
+def _marked(rows: Sequence[RankStanding | CommStanding], room: int) -> Line:
+    """Who should be looked at, where not all can be seen at once."""
+    line: Line = []
+    for mark, (_, style) in MARKS.items():
+        found = [row for row in rows if row.mark == mark]
+        if not mark or not found or len(found) == len(rows):
+            continue
+        numbers = [row.words.rank for row in found if isinstance(row, RankStanding)]
+        labels = [comm_label(row.comm) for row in found if isinstance(row, CommStanding)]
+        names = dict.fromkeys(labels)
+        text = ranks_text(numbers).partition(" ")[2] if numbers else " ".join(names)
+        line.append((cropped(f"  {mark} {text}", room), style))
+    return line
+
+
+def _more(back: int) -> Line:
+    return [(f", {plural(back, 'newer one')}: space" if back else ", older: b", "dim")]

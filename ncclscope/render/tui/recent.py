@@ -1,0 +1,43 @@
+"""Calls for the lower pane, read from rings when somebody looks at them and not before."""
+
+from __future__ import annotations
+
+from ncclscope.errors import NcclscopeError
+from ncclscope.live.words import Words
+from ncclscope.model import Call
+
+__all__ = ["RecentCalls"]
+
+_AGAIN = 1.0
+"""Seconds between two readings of a rank that moves while somebody looks at it."""
+
+
+class RecentCalls:
+    """The last calls of one process, kept until another is asked for or it has moved."""
+
+    def __init__(self) -> None:
+        self._about: object = None
+        self._state: object = None
+        self._read_at = 0.0
+        self._calls: list[Call] = []
+
+    def of(self, words: Words, count: int, key: str | None, now: float) -> list[Call]:
+        """Returns the last calls, oldest first; none where they cannot be read.
+
+        Args:
+            words: The process.
+            count: How many at most.
+            key: Of the communicator; all when absent.
+            now: The clock of whoever looks.
+        """
+        about = words.path, count, key
+        if about == self._about and (
+            words.signature == self._state or now - self._read_at < _AGAIN
+        ):
+            return self._calls
+        self._about, self._state, self._read_at = about, words.signature, now
+        try:
+            self._calls = words.newest(count, key)
+        except (NcclscopeError, OSError):
+            self._calls = []
+        return self._calls

@@ -1,0 +1,223 @@
+"""What the live view makes of looks: standings, events, last calls, the end of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclscope import open_run
+from ncclscope.render.tui.board import Board
+from ncclscope.render.tui.events import Events
+from ncclscope.render.tui.picture import Picture
+from ncclscope.render.tui.recent import RecentCalls
+from ncclscope.render.tui.standing import comm_standings, rank_standings
+from tests.unit.test_watch import STALL, Job
+
+
+@pytest.fixture
+def job(rings: Path) -> Job:
+    return Job(rings, 3)
+
+
+def said(events: Events) -> list[str]:
+    return [event.text for event in events.newest(100)]
+
+
+def test_a_stall_and_its_end_are_events(job: Job) -> None:
+    events = Events(wall=lambda: 0.0)
+    job.start()
+    job.post()
+    events.note(job.look())
+    position = {
+        rank: job.tracers[rank].record(
+            job.tracers[rank].communicator("tp:0/(0, 1, 2)", "tp:0", range(3), "gloo"),
+            "barrier",
+        )
+        for rank in (0, 2)
+    }
+    events.note(job.look())
+    events.note(job.look(STALL + 1))
+    assert said(events)[:2] == [
+        "ranks 0-2 appeared",
+        "ranks 0 2 stalled: inside of a call for 11 s",
+    ]
+    assert said(events)[2].startswith("hung: Rank 1 ")
+
+    job.post(1, op="barrier", shape=None, dtype=None, redop=None, site=None)
+    for rank, done in position.items():
+        job.tracers[rank].complete(done)
+    events.note(job.look(5.0))
+
+    assert said(events)[3:] == [
+        "ranks 0 2 resumed after 16 s",
+        "the trouble is over: ok: 3 ranks, running",
+    ]
+
+
+def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
+    events = Events(wall=lambda: 0.0)
+    job.start()
+    job.post()
+    for _ in range(3):
+        events.note(job.look())
+    job.tracers[1].close()
+    events.note(job.look(2.0))
+    job.tracers[0].close()
+    job.tracers[2].close()
+    for _ in range(3):
+        events.note(job.look(2.0))
+
+    assert [text for text in said(events) if "ended" in text] == [
+        f"rank 1 ended in order, pid {os.getpid()}",
+        "ranks 0 2 ended in order",
+        "all processes have ended",
+    ]
+
+
+def test_what_was_over_before_is_said_so(job: Job) -> None:
+    job.start()
+    job.post()
+    for tracer in job.tracers.values():
+        tracer.close()
+    events = Events(wall=lambda: 0.0)
+    events.note(job.look())
+
+    assert said(events) == ["ranks 0-2 had ended before this watch began"]
+
+
+def test_marks_say_who_is_behind_and_who_stands(job: Job) -> None:
+    job.start()
+    job.post()
+    job.post(0, 2, done=False)
+    look = job.look()
+    assert [one.mark for one in rank_standings(look)] == ["", "", ""]
+
+    look = job.look(2.0)
+    assert [(one.mark, one.lag) for one in rank_standings(look)] == [("", 0), ("<", 1), ("", 0)]
+    (comm,) = comm_standings(look, time.time() + 2.0)
+    assert (comm.mark, comm.lags, comm.inside, comm.calls) == ("<", {1: 1}, (0, 2), 2)
+
+    look = job.look(STALL)
+    assert [one.mark for one in rank_standings(look)] == ["*", "!", "*"]
+    assert [one.is_inside for one in rank_standings(look)] == [True, False, True]
+    assert comm_standings(look, 0.0)[0].mark == "!"
+
+
+def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
+    job.start()
+    job.post()
+    job.post(comm="world")
+    job.post(0, 2)
+    job.post(0, 2, comm="world")
+    job.post(0, 2, comm="world")
+    job.post(1)
+
+    look = job.look(2.0)
+
+    standing = rank_standings(look)[1]
+    assert standing.words.strands[standing.key].comm.label == "world"
+    assert standing.lag == 2
+
+
+def test_last_calls_are_those_that_were_recorded(job: Job) -> None:
+    job.start()
+    for number in range(300):
+        job.post(comm="tp:0" if number % 100 else "world", shape=(number, 2))
+    look = job.look()
+    recorded = open_run(job.directory).by_rank[1]
+    words = look.ranks[1]
+
+    for key, log in recorded.logs.items():
+        assert [call.seq for call in words.newest(10, key)] == [
+            call.seq for call in log.span(max(1, log.calls - 9), log.calls + 1)
+        ]
+    newest = words.newest(40)
+    assert [call.shape for call in newest] == [(number, 2) for number in range(260, 300)]
+    assert len(words.newest(10_000)) == 300
+    assert words.newest(5, "no such communicator") == []
+
+
+def test_rings_are_read_when_somebody_looks_and_something_is_new(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.start()
+    job.post()
+    picture = Picture("DIR", Events())
+    words = job.look().ranks[0]
+    read = []
+    newest = type(words).newest
+    monkeypatch.setattr(
+        type(words), "newest", lambda self, *given: read.append(given) or newest(self, *given)
+    )
+
+    def draw(seconds: float) -> str:
+        lines = picture.lines(job.look(seconds), 80, 24, 0.0)
+        return "\n".join("".join(text for text, _ in line) for line in lines)
+
+    for _ in range(3):
+        assert "#1 " in draw(0.1)
+    assert len(read) == 1, "nothing is new"
+    job.post()
+    assert "#2 " not in draw(0.1)
+    assert "#2 " in draw(1.0)
+    assert len(read) == 2, "once a second at most"
+    picture.press("l")
+    job.post()
+    draw(5.0)
+    assert len(read) == 2, "nobody looks at them"
+    assert RecentCalls().of(words, 3, None, 0.0)[-1].seq == 3
+
+
+def test_every_picture_fits_the_terminal(job: Job) -> None:
+    job.start()
+    for number in range(30):
+        job.post(comm=f"a name that is rather long {number % 7}")
+    job.post(odd := 1, shape=(9, 9))
+    job.post(0, 2)
+    look = job.look()
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert odd in look.verdict.cause.diverging_ranks
+    for has_keys in (True, False):
+        picture = Picture("/a/directory/with/a/long/name", Events(), has_keys=has_keys)
+        for width, height in ((80, 24), (200, 50), (20, 4), (40, 10), (132, 43), (500, 200)):
+            for key in ("enter", "d", "l", "?", "tab", "f", "f", "s", "b", "space", "n"):
+                picture.press(key)
+                assert len(picture.lines(look, width, height, 0.0)) == height
+
+
+def test_a_choice_stays_where_the_order_changes() -> None:
+    board = Board()
+    names, numbers = ["a", "b", "c"], ["0", "1", "12"]
+
+    def press(*keys: str, order: list[str] = names, marked: tuple[bool, ...] = (False,) * 3) -> str:
+        for key in keys:
+            board.press(key, order, numbers, marked, (2, 5))
+        return order[board.place(order)]
+
+    assert press("j") == "b"
+    assert press(order=["c", "b", "a"]) == "b"
+    assert press("1", "2") == "c"
+    assert press("G", "k") == "b"
+    assert press("n", marked=(True, False, False)) == "a"
+    assert press("7") == "a", "there is no such rank"
+    assert board.place(["x"]) == 0
+
+
+def test_how_long_a_job_has_been_over(job: Job) -> None:
+    assert job.look().over_for is None
+    job.start()
+    job.post()
+    assert job.look(1.0).over_for is None
+    for tracer in job.tracers.values():
+        tracer.close()
+
+    assert job.look(2.0).over_for == 0
+    assert job.look(3.0).over_for == pytest.approx(3.0)
+
+    job.tracers.clear()
+    job.start()
+    assert job.look(2.0).over_for is None

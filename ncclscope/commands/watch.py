@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,12 @@ __all__ = ["WatchCommand"]
 
 _FILED = 1.0
 """Seconds between two text files."""
+_STATUSES = {
+    "ok": "the ranks agree",
+    "incomplete": "ranks are missing, the others agree",
+    "diverged": "the ranks differ",
+    "hung": "ranks waited in vain",
+}
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
@@ -45,7 +52,8 @@ class WatchCommand:
         parser.add_argument(
             "--until-divergence",
             action="store_true",
-            help="end with status 1 at the first divergence or hang",
+            help="end with status 1 at the first divergence or hang; when all processes have ended "
+            "for --stall seconds, with the status of what they left",
         )
         parser.add_argument(
             "--plain",
@@ -123,8 +131,11 @@ def _watch(
         output.show(look)
         if look.news:
             _act(actions, look, output)
-        if look.in_trouble and arguments.until_divergence:
-            return 1
+        if arguments.until_divergence:
+            if look.in_trouble:
+                return 1
+            if look.over_for is not None and look.over_for >= arguments.stall:
+                return _conclude(watcher, look, output)
         if not output.wait(arguments.interval - (time.monotonic() - began)):
             return int(output.in_trouble)
 
@@ -135,6 +146,17 @@ def _act(actions: Actions, look: Look, output: Output) -> None:
         said = actions.act(look).said
     for line in said:
         output.say(line)
+
+
+def _conclude(watcher: Watcher, look: Look, output: Output) -> int:
+    """Ends a wait for what can no longer come, with what is to be said of what was left."""
+    verdict = watcher.last_word()
+    if look.verdict is None:  # it had ended before anybody looked
+        output.show(replace(look, verdict=verdict, status=verdict.status, changed=True))
+    count = len(look.ranks)
+    who = "1 process has" if count == 1 else f"{count} processes have"
+    output.say(f"nothing runs any more: {who} ended; {_STATUSES[verdict.status]}")
+    return verdict.exit_status
 
 
 def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:

@@ -215,3 +215,55 @@ def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
     assert re.search(r"^ +0 +\d+ .*3 +all_reduce \[2,4\]", screen, re.M)
     assert f"ncclscope diagnose {rings}" in screen
     assert screen.rstrip().endswith("interrupted")
+
+
+@pytest.mark.parametrize(
+    ("parted", "status", "said"),
+    [(False, 0, "ok: 2 ranks, over"), (True, 1, "diverged: .* call 2 ")],
+)
+def test_until_divergence_ends_when_nothing_runs_any_more(
+    rings: Path, parted: bool, status: int, said: str
+) -> None:
+    leave(rings, parted=parted)
+
+    done = run_watch(rings, "--until-divergence", "--stall", 0.5)
+
+    assert done.returncode == status
+    (line,) = done.stdout.splitlines()
+    assert re.match(rf"\d\d:\d\d:\d\d {said}", line)
+    words = "the ranks differ" if parted else "the ranks agree"
+    assert done.stderr == f"ncclscope: nothing runs any more: 2 processes have ended; {words}\n"
+
+
+def test_its_last_document_is_that_of_what_was_left(rings: Path) -> None:
+    leave(rings, parted=True)
+
+    done = run_watch(rings, "--until-divergence", "--json", "--stall", 0.1)
+
+    (document,) = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, document["status"], document["activity"]) == (1, "diverged", "over")
+    assert document["verdict"]["kind"] == "size_mismatch"
+
+
+def test_until_divergence_ends_with_the_job_that_it_has_seen(rings: Path) -> None:
+    command = [sys.executable, "-c", LIVING.replace("parted=True", "parted=False"), str(rings)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        with watching(rings, "--until-divergence", "--json", "--stall", 0.5) as watch:
+            assert watch.stdout is not None
+            assert json.loads(watch.stdout.readline())["status"] == "ok"
+            assert watch.poll() is None
+            job.kill()
+            said, complained = watch.communicate(timeout=60)
+
+    assert (watch.returncode, said) == (0, "")
+    assert "2 processes have ended; the ranks agree" in complained
+
+
+def leave(rings: Path, *, parted: bool) -> None:
+    """Leaves the rings of two ranks that have ended."""
+    source = GONE.replace("parted=True", f"parted={parted}")
+    subprocess.run([sys.executable, "-c", source, str(rings)], cwd=ROOT, check=True)

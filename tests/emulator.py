@@ -132,7 +132,7 @@ class Emulator:
     def end(self) -> int:
         """Reads until the program has ended; returns its status."""
         self._read(lambda: self.process.poll() is not None, "its end")
-        while self._receive(0.0):
+        while self.receive(0.0):
             pass
         return self.process.wait(PATIENCE)
 
@@ -161,10 +161,11 @@ class Emulator:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"{wanted} never came:\n{self.screen}"
-            self._receive(0.1)
+            self.receive(0.1)
         return self.screen
 
-    def _receive(self, seconds: float) -> bool:
+    def receive(self, seconds: float) -> bool:
+        """Takes in what the program writes within so many seconds; whether there was any."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         if not ready:
             return False

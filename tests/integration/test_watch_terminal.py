@@ -130,7 +130,7 @@ def test_keys_pick_a_rank_or_a_communicator_and_its_last_calls_are_shown(
         terminal.wait_for("WORLD ranks 0-4, gloo", shows(ranks.last(0, "world", 5)))
 
         terminal.press("?")
-        terminal.wait_for("KEYS AND MARKS", "pick a rank or a communicator")
+        terminal.wait_for("KEYS AND MARKS", "pick a rank or communicator")
         terminal.press("l")
         terminal.wait_for(
             r"LOG", lambda screen: "ranks 0-4 appeared" in " ".join(rows(screen, "LOG"))
@@ -150,7 +150,7 @@ def test_older_calls_are_a_key_away(rings: Path) -> None:
         shown = len([line for line in rows(screen, "RANK 0") if "#" in line])
         terminal.press("b")
         calls = open_run(rings).by_rank[0].logs["k/tp"].span(60 - 2 * shown, 60 - shown)
-        terminal.wait_for("newer ones: space", shows(list(calls)[2:]))
+        terminal.wait_for("newer lines: space", shows(list(calls)[2:]))
         assert "#60 " not in terminal.screen
         terminal.press(" ")
         terminal.wait_for("#60 ", "older: b")
@@ -168,7 +168,7 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
         Laboratory(program, rings) as laboratory,
     ):
         for _ in laboratory.watch(stall_after=60):
-            terminal._receive(0.05)
+            terminal.receive(0.05)
             if f" {status} " in terminal.screen:
                 break
         kind = program.planted()["kind"].replace("_", " ")
@@ -193,6 +193,25 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     # The last word stays where the shell goes on.
     assert f"{status} · " in terminal.screen
     assert f"ncclscope diagnose {rings}" in terminal.screen
+
+
+def test_a_rank_that_is_killed_stands_out_at_once(rings: Path) -> None:
+    program = Program(tp=4, dp=1, fault="killed_rank", seed=1)
+    (odd,) = program.planted()["diverging_ranks"]
+    with (
+        Emulator([*WATCH, rings, "--stall", 3600]) as terminal,
+        Laboratory(program, rings) as laboratory,
+    ):
+        for _ in laboratory.watch(stall_after=60):
+            terminal.receive(0.05)
+            if f"X {odd}" in terminal.screen:
+                break
+        terminal.press("l")
+        terminal.wait_for(
+            f"rank {odd} ended without a word", "1 ended", f"X {odd}", lambda s: "LOG" in s
+        )
+        row = terminal.line(f"X     {odd} ")
+        assert row.endswith("ended")
 
 
 def quit_by_key(terminal: Emulator) -> None:

@@ -23,7 +23,7 @@ def job(rings: Path) -> Job:
 
 
 def said(events: Events) -> list[str]:
-    return [event.text for event in events.newest(100)]
+    return [event.text for event in events.all]
 
 
 def test_a_stall_and_its_end_are_events(job: Job) -> None:

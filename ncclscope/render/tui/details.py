@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
@@ -88,45 +90,55 @@ def _clock(time_ns: int | None) -> str:
         return ""  # a time that no clock has shown
 
 
-def event_lines(events: Sequence[Event], width: int) -> list[Line]:
-    """Returns a line for each event."""
-    return [
-        [(f"{event.clock}  ", "dim"), (cropped(event.text, width - 10), event.style)]
-        for event in events
-    ]
-
-
-def help_lines(has_keys: bool) -> list[Line]:
-    """Returns what keys and marks mean."""
+def event_lines(events: Sequence[Event], width: int, *, folded: bool = False) -> list[Line]:
+    """Returns a line for each event; ``folded`` several, where one does not hold it."""
+    room = max(width - 10, 10)
     lines: list[Line] = []
-    if not has_keys:
-        lines.append([("stdin is no terminal: there are no keys, Ctrl-C ends", "yellow")])
-    for keys, meaning in _HELP:
-        lines.append([(f"{keys:<18}", "bold"), (meaning, "")])
-    lines.append([("", "")])
-    for mark, (meaning, style) in MARKS.items():
-        if mark:
-            lines.append([(f"{mark:<18}", style), (meaning, "")])
-    lines += [
-        [(f"{'lag':<18}", "bold"), ("calls behind the peer that has come farthest", "")],
-        [(f"{'in it':<18}", "bold"), ("the call is posted and not known to have completed", "")],
-        [(f"{'quiet':<18}", "bold"), ("how long nothing has happened", "")],
-    ]
+    for event in events:
+        texts = textwrap.wrap(event.text, room) if folded else [cropped(event.text, room)]
+        for number, text in enumerate(texts):
+            clock = f"{event.clock}  " if not number else " " * 10
+            lines.append([(clock, "dim"), (text, event.style)])
     return lines
 
 
-_HELP = (
-    ("up down, k j", "pick a rank or a communicator"),
+def help_lines(width: int, *, has_keys: bool) -> list[Line]:
+    """Returns what keys and marks mean, beside each other where there is room."""
+    keys: list[Line] = [[(f"{key:<10}", "bold"), (what, "")] for key, what in _KEYS]
+    marks: list[Line] = [[(f"{mark:<7}", style), (what, "")] for mark, (what, style) in _MARKED]
+    marks += [[], *([(f"{word:<7}", "bold"), (what, "")] for word, what in _WORDS)]
+    above: list[Line] = []
+    if not has_keys:
+        above.append([("stdin is no terminal: there are no keys, Ctrl-C ends", "yellow")])
+    if width < 2 * _HELP_CELLS:
+        return [*above, *keys, [], *marks]
+    beside: list[Line] = []
+    nothing: Line = []
+    for left, right in zip_longest(keys, marks, fillvalue=nothing):
+        room = _HELP_CELLS - sum(len(text) for text, _ in left)
+        beside.append([*left, (" " * room, ""), *right])
+    return [*above, *beside]
+
+
+_HELP_CELLS = 40
+_KEYS = (
+    ("up down", "pick a rank or communicator"),
+    ("k j", "the same"),
     ("digits", "pick the rank of that number"),
-    ("n", "pick the next one with a mark"),
-    ("tab, r c", "ranks or communicators above"),
-    ("enter", "its last calls below"),
-    ("d", "the divergence or hang below"),
-    ("l", "the log of events below"),
-    ("space b", "scroll the lower pane on, and back"),
-    ("f", "the lower pane alone, and back"),
-    ("s", "those with a mark first, and back"),
-    ("page up/down, g G", "move by a page, to the first, to the last"),
-    ("Ctrl-L", "draw all anew"),
-    ("q", "end; status 1 in trouble, else 0"),
+    ("n", "pick the next with a mark"),
+    ("tab", "communicators, or ranks"),
+    ("enter", "its last calls"),
+    ("d", "the divergence or hang"),
+    ("l", "the log of events"),
+    ("space b", "scroll the lower pane"),
+    ("f", "the lower pane alone, or not"),
+    ("s", "those with a mark first, or not"),
+    ("PgUp PgDn", "a page; g G first, last"),
+    ("q", "end: status 1 in trouble"),
+)
+_MARKED = [(mark, about) for mark, about in MARKS.items() if mark]
+_WORDS = (
+    ("lag", "calls behind the farthest peer"),
+    ("in it", "posted, not known to be done"),
+    ("quiet", "time without any progress"),
 )

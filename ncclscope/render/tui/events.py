@@ -57,20 +57,9 @@ class Events:
         self._activity = ""
 
     @property
-    def kept(self) -> int:
-        """How many there are to be seen."""
-        return len(self._kept)
-
-    def newest(self, count: int, before: int = 0) -> list[Event]:
-        """Returns events, oldest first.
-
-        Args:
-            count: How many at most.
-            before: How many newer ones to leave out.
-        """
-        kept = list(self._kept)
-        stop = max(0, len(kept) - before)
-        return kept[max(0, stop - count) : stop]
+    def all(self) -> list[Event]:
+        """What has happened, oldest first; of very much, the newest."""
+        return list(self._kept)
 
     def add(self, text: str, style: str = "") -> None:
         """Notes something that was not found out from a look."""

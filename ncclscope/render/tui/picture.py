@@ -13,7 +13,7 @@ from ncclscope.render.blocks import COLOURS, duration
 from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.divergence import divergence_lines
-from ncclscope.render.tui.events import Event, Events
+from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.lists import comm_lines, rank_lines
 from ncclscope.render.tui.recent import RecentCalls
 from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
@@ -105,7 +105,7 @@ class Picture:
         lines.append(rule(title, width))
         lines += [*below, *[[]] * room][: room - upper]
         if is_tall:
-            logged = details.event_lines(self._events.newest(_LOGGED), width)
+            logged = details.event_lines(self._events.all[-_LOGGED:], width)
             lines += [rule([("LOG", "bold")], width), *logged, *[[]] * (_LOGGED - len(logged))]
         return [*lines[: height - 1], self._foot(width)]
 
@@ -133,10 +133,12 @@ class Picture:
             return [(cropped(f" {printable(cause.summary)}", width), "red")]
         if cause is not None:
             return [(cropped(f" all of it: ncclscope diagnose {self._source}", width), "dim")]
-        newest: list[Event] = self._events.newest(1)
         if look.activity == "waiting":
             return [(" no ring yet: is the job started with `ncclscope run`?", "dim")]
-        return [(cropped(f" {event.clock} {event.text}", width), "dim") for event in newest]
+        return [
+            (cropped(f" {event.clock} {event.text}", width), "dim")
+            for event in self._events.all[-1:]
+        ]
 
     def _list(self, look: Look, wall: float) -> Sequence[RankStanding | CommStanding]:
         rows: Sequence[RankStanding | CommStanding]
@@ -181,11 +183,14 @@ class Picture:
         board = self.board
         if board.lower == "help":
             title: Line = [("KEYS AND MARKS", "bold")]
-            return title, self._scrolled(details.help_lines(self._has_keys), height)
+            lines = details.help_lines(width, has_keys=self._has_keys)
+            return title, self._scrolled(lines, height)
         if board.lower == "log":
-            board.scroll = min(board.scroll, max(0, self._events.kept - height))
-            found = self._events.newest(height, board.scroll)
-            return [("LOG", "bold"), *_more(board.scroll)], details.event_lines(found, width)
+            lines = details.event_lines(self._events.all, width, folded=True)
+            back = board.scroll = min(board.scroll, max(0, len(lines) - height))
+            stop = len(lines) - back
+            start = max(0, stop - height)
+            return [("LOG", "bold"), *_more(back, has_older=start > 0)], lines[start:stop]
         if board.lower == "divergence":
             lines = self._scrolled(self._divergence_lines(look, width), height)
             left = len(self._divergence) - board.scroll - len(lines)
@@ -205,6 +210,7 @@ class Picture:
         if back:
             back = self.board.scroll = min(back, max(0, len(calls) - count))
             calls = calls[: len(calls) - back]
+        has_older = len(calls) >= count and calls[0].position > 0
         calls = calls[max(0, len(calls) - count) :]
         if isinstance(row, CommStanding):
             title: Line = [(comm_label(row.comm).upper(), "bold")]
@@ -214,13 +220,23 @@ class Picture:
         else:
             title = [(f"RANK {row.name}".upper(), "bold"), (f"{_who(row)}: last calls", "")]
             lines = details.rank_calls(row, calls, width)
-        return [*title, *_more(back)], lines
+        return [*title, *_more(back, has_older=has_older)], lines
 
     def _divergence_lines(self, look: Look, width: int) -> list[Line]:
         told = self.told
         verdict = look.verdict if look.in_trouble else None
         if verdict is None:
-            told = f"No divergence and no hang has been found. {told}".strip()
+            shared = {key for words in look.ranks for key, one in words.strands.items() if one.seq}
+            where = (
+                f"on {plural(len(shared), 'communicator')}" if shared else "as soon as they come"
+            )
+            told = " ".join(
+                (
+                    "No divergence and no hang has been found.",
+                    *filter(None, [told]),
+                    f"Ranks are compared call by call, {where}.",
+                )
+            )
         about = verdict, told, width
         if self._drawn != about:
             self._drawn = about
@@ -238,6 +254,8 @@ class Picture:
             return [(f" rank {self.board.typed}", "bold")]
         line: Line = []
         for key, what in _FOOT:
+            if key == "tab" and self.board.upper == "comms":
+                what = "ranks"
             if sum(len(text) for text, _ in line) + len(key) + len(what) + 3 >= width:
                 break
             line += [(f" {key}", "bold"), (f" {what} ", "dim")]
@@ -272,8 +290,8 @@ def _about(look: Look, wall: float) -> str:
     ranks = len({words.rank for words in look.ranks if words.rank >= 0})
     parts = [f"{ranks} of {plural(max(expected, ranks), 'rank')}"]
     if look.activity == "over":
-        parts.append("all have ended")
-        return ", ".join(parts)
+        agree = " and agree" if look.status == "ok" else ""
+        return f"{parts[0]}, all have ended{agree}"
     if look.in_trouble:
         still = min(
             (look.now - words.moved_at for words in look.ranks if not words.over), default=0
@@ -281,6 +299,9 @@ def _about(look: Look, wall: float) -> str:
         parts.append(f"nothing moves for {duration(still)}" if still >= _STILL else "still moving")
     else:
         parts.append(look.activity)
+    ended = sum(words.over for words in look.ranks)
+    if ended:
+        parts.append(f"{ended} ended")
     began = min((words.started_ns for words in look.ranks if words.started_ns), default=0)
     if began:
         parts.append(f"up {duration(max(0.0, wall - began / 1e9))}")
@@ -311,5 +332,7 @@ def _marked(rows: Sequence[RankStanding | CommStanding], room: int) -> Line:
     return line
 
 
-def _more(back: int) -> Line:
-    return [(f", {plural(back, 'newer one')}: space" if back else ", older: b", "dim")]
+def _more(back: int, *, has_older: bool) -> Line:
+    """Which way there is more than what is shown."""
+    parts = [f"{plural(back, 'newer line')}: space"] * (back > 0) + ["older: b"] * has_older
+    return [(f", {', '.join(parts)}", "dim")] if parts else []

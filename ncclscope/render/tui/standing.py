@@ -23,10 +23,11 @@ __all__ = [
 
 MARKS = {
     "!": ("named by the verdict", "bold red"),
-    "?": ("one of those that the verdict names", "red"),
-    "*": ("stalled: inside of a call, without progress", "yellow"),
+    "?": ("one of those that it names", "red"),
+    "X": ("killed or crashed, others run", "yellow"),
+    "*": ("stalled inside of a call", "yellow"),
     "<": ("behind its peers, and still", "yellow"),
-    "x": ("its process has ended", "dim"),
+    "x": ("ended", "dim"),
     "": ("", ""),
 }
 """What stands before a rank or a communicator: its meaning and its style, the worst first."""
@@ -151,7 +152,7 @@ def _rank_standing(
     elif cause is not None and words.rank in cause.candidate_ranks:
         mark = "?"
     elif words.over:
-        mark = "x"
+        mark = "x" if words.exited or look.activity == "over" else "X"
     elif words.path in look.stuck:
         mark = "*"
     else:

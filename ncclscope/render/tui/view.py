@@ -122,7 +122,7 @@ class LiveView(Output):
     def _with_last_word(self, look: Look) -> Look:
         """Adds what is to be said of a job that had ended before the watch began."""
         if look.activity != "over" or look.verdict is not None:
-            self._last_word = None
+            self._last_word, self._picture.told = None, ""
             return look
         if self._last_word is None or self._last_word.ranks != look.ranks:
             try:

@@ -220,6 +220,8 @@ class Picture:
         else:
             title = [(f"RANK {row.name}".upper(), "bold"), (f"{_who(row)}: last calls", "")]
             lines = details.rank_calls(row, calls, width)
+        if not calls:
+            lines.append([("none among the newest records of its ring", "dim")])
         return [*title, *_more(back, has_older=has_older)], lines
 
     def _divergence_lines(self, look: Look, width: int) -> list[Line]:

@@ -49,7 +49,8 @@ def is_usable() -> bool:
 def _is_ours(descriptor: int) -> bool:
     """Whether we are in the foreground of a terminal, where it has such a thing."""
     try:
-        return os.tcgetpgrp(descriptor) == os.getpgrp()
+        # 0 is a group of another container's: no shell of ours has put us into the background.
+        return os.tcgetpgrp(descriptor) in (0, os.getpgrp())
     except OSError:
         return True  # nobody's: there is no shell that could have put us into the background
 

@@ -21,7 +21,7 @@ from tests.programs import ROOT
 
 __all__ = ["Emulator"]
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 _LEADER = """
 import fcntl, os, sys, termios
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)

@@ -202,7 +202,7 @@ def check_named(title: str, costs: Sequence[diagnosis.Cost]) -> None:
 
 
 def add_looks(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what a look at a living job costs the machine that it runs on."""
+    """Adds what looks at a living job cost the machine that it runs on, and pictures of them."""
     title = f"watch, {watching.RANKS} ranks"
     add_header(table, title, "us a look", "median", "of a core, 10 a second")
     for calls in (0, 100, 1000):
@@ -215,6 +215,20 @@ def add_looks(table: Table, directory: Path, effort: Effort) -> None:
             f"{min(taken) * 1e6:,.0f}",
             f"{statistics.median(taken) * 1e6:,.0f}",
             f"{statistics.mean(taken) * 10:.2%}",
+        )
+    title = "its live view, all ranks move"
+    add_header(table, title, "us a picture", "bytes", "of a core, 2 a second")
+    for columns, lines in watching.SIZES:
+        say(f"pictures of {columns} x {lines}")
+        folder = directory / f"pictures-{columns}"
+        drawn = watching.pictures(folder, (columns, lines), rounds=effort.turns)
+        shutil.rmtree(folder)
+        seconds = [one for one, _ in drawn]
+        table.add_row(
+            f"{columns} x {lines}",
+            f"{statistics.median(seconds) * 1e6:,.0f}",
+            f"{statistics.median(size for _, size in drawn):,.0f}",
+            f"{statistics.mean(seconds) * 2:.2%}",
         )
 
 

@@ -17,12 +17,17 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.live.watch import Watcher
 from ncclscope.model import Finding, Run
+from ncclscope.render.tui.events import Events
+from ncclscope.render.tui.painter import Painter
+from ncclscope.render.tui.picture import Picture
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["FAULTS", "RANKS", "Latency", "latencies", "looks"]
+__all__ = ["FAULTS", "RANKS", "SIZES", "Latency", "latencies", "looks", "pictures"]
 
 RANKS = 8
 FAULTS = ("wrong_op", "wrong_size", "skipped_call", "extra_call", "divergent_dispatch")
+SIZES = ((80, 24), (200, 50))
+"""Columns and lines of terminals that a live view is measured on."""
 _PATIENCE = 30.0
 """Seconds after which a divergence that nobody has reported counts as not found."""
 
@@ -55,6 +60,34 @@ def looks(directory: Path, *, calls: int, rounds: int) -> list[float]:
         if look.status != "ok":
             raise SystemExit(f"a job in order is {look.status}")
     return taken
+
+
+def pictures(directory: Path, size: tuple[int, int], *, rounds: int) -> list[tuple[float, int]]:
+    """Measures pictures of ranks that have made calls since the one before.
+
+    Args:
+        directory: Where the rings go.
+        size: Columns and lines.
+        rounds: How many pictures.
+
+    Returns:
+        Of each the seconds of processor time, and the bytes that a terminal would be sent.
+    """
+    tracers = [
+        Tracer(directory, rank=rank, world_size=RANKS, heartbeat=False) for rank in range(RANKS)
+    ]
+    comms = [tracer.communicator("tp", "tp:0", range(RANKS)) for tracer in tracers]
+    watcher, painter = Watcher(directory), Painter()
+    picture = Picture(str(directory), Events())
+    taken = []
+    for number in range(rounds):
+        for tracer, comm in zip(tracers, comms, strict=True):
+            tracer.complete(tracer.record(comm, "all_reduce", shape=(15, 2), dtype="int8"))
+        look = watcher.look()
+        start = time.process_time()
+        sent = painter.paint(picture.lines(look, *size, float(number)), *size)
+        taken.append((time.process_time() - start, len(sent)))
+    return taken[1:]  # the first is drawn whole
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The answer stands in the frame. Below it each block says how it is known, *recor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -35,6 +35,7 @@ from ncclscope.render.blocks import (
     section,
     status_panel,
 )
+from ncclscope.render.sides import aligned_sides
 
 __all__ = ["print_verdict", "render_verdict", "verdict_panel"]
 
@@ -189,17 +190,16 @@ def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -
 def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     where = near.comm.label or near.comm.key[:12]
     heading = section(f"around call {near.seq} on {where}", "recorded")
-    if cause.aligned:
-        return Group(heading, _aligned(cause, width))
+    if (sides := aligned_sides(near, cause)) is not None:
+        return Group(heading, _aligned(cause, *sides, width))
     return Group(heading, _rank_by_rank(near, cause, width))
 
 
-def _aligned(cause: Finding, width: int) -> RenderableType:
+def _aligned(
+    cause: Finding, peers: Sequence[int], odd: Sequence[int], width: int
+) -> RenderableType:
     """Two columns, equal calls in one line."""
-    assert cause.comm is not None
     assert cause.seq is not None
-    odd = cause.diverging_ranks or cause.candidate_ranks[-1:]
-    peers = [rank for rank in cause.comm.ranks if rank not in odd]
     table = plain_table()
     table.add_column("", justify="right", no_wrap=True)
     table.add_column(ranks_text(peers), overflow="fold", ratio=1)

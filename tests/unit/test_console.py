@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.render.console import print_verdict
+from ncclscope.render.tui.divergence import divergence_lines
 from tests.cluster import Cluster
 
 
@@ -51,6 +53,31 @@ def test_the_answer_stands_in_the_frame(skipped: Verdict, width: int) -> None:
     assert "DIVERGED · missing call · rank 2" in screen
     assert "Rank 2 (node-0, pid 1002) skipped 1 call on tp:0 of ranks 0-3" in frame
     assert "no progress for 60 s" in screen
+
+
+def test_where_two_stand_against_two_each_side_is_named_by_what_it_posted(
+    cluster_of: Callable[[int], Cluster],
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history(count=4)
+    for rank in cluster.everybody:
+        shape = (8, 2) if rank in (1, 3) else (9, 2)
+        cluster.post([rank], "tp:0", shape=shape, done=False)
+    verdict = cluster.verdict()
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+
+    for screen in (
+        _screen(verdict, 160),
+        "\n".join("".join(t for t, _ in line) for line in divergence_lines(verdict, "", 160)),
+    ):
+        lines = screen.splitlines()
+        sides = next(
+            found for line in lines if len(found := re.findall(r"ranks (\d \d)", line)) == 2
+        )
+        first = next(line for line in lines if line.strip().startswith(">"))
+        posted = dict(zip(sides, re.findall(r"\[\d,2\]", first), strict=True))
+        assert posted == {"0 2": "[9,2]", "1 3": "[8,2]"}
 
 
 def test_equal_calls_stand_in_one_line(skipped: Verdict) -> None:

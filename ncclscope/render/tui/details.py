@@ -10,7 +10,7 @@ from itertools import zip_longest
 from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
 from ncclscope.render.tui.events import Event
-from ncclscope.render.tui.lists import WIDE
+from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
 from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
 
@@ -59,9 +59,7 @@ def comm_calls(standing: CommStanding, calls: Sequence[Call], width: int) -> lis
 def _call_cells(call: Call, width: int, *, tells: bool) -> list[Span]:
     state = call.state.word if tells else ""
     style = "yellow" if tells and call.state is not State.COMPLETED else ""
-    site = call.site or ""
-    if width < WIDE:  # of a place the name of the file and the line say most
-        site = site.rpartition("/")[2]
+    site = place_text(call.site or "", width)
     cells: list[Span] = [(call_text(call), ""), (state, style), (site, "dim")]
     if width >= WIDE:
         cells.insert(0, (_clock(call.time_ns), "dim"))

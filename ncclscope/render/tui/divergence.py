@@ -11,7 +11,8 @@ from ncclscope.analysis.wording import call_text, comm_text, ranks_text
 from ncclscope.foreign import printable
 from ncclscope.model import Call, Finding
 from ncclscope.render.blocks import knowledge
-from ncclscope.render.tui.lists import WIDE
+from ncclscope.render.sides import aligned_sides
+from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 
 __all__ = ["divergence_lines"]
@@ -51,18 +52,18 @@ class _Sides:
         names: Whose they are.
         rows: A call of each, or None where one has no counterpart.
         hidden: Ranks that are left out.
+        is_aligned: Whether calls that belong together stand in a row, and not equal numbers.
     """
 
     names: tuple[str, ...]
     rows: tuple[tuple[Call | None, ...], ...]
     hidden: tuple[int, ...] = ()
+    is_aligned: bool = False
 
 
 def _sides(near: Neighbourhood, cause: Finding, width: int) -> _Sides:
-    if cause.aligned and cause.comm is not None:
-        odd = cause.diverging_ranks or cause.candidate_ranks[-1:]
-        peers = [rank for rank in cause.comm.ranks if rank not in odd]
-        return _Sides((ranks_text(peers), ranks_text(odd)), tuple(cause.aligned))
+    if (sides := aligned_sides(near, cause)) is not None:
+        return _Sides(tuple(map(ranks_text, sides)), tuple(cause.aligned), is_aligned=True)
     columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
         alike = tuple((seq, call.signature) for seq, call in calls.items())
@@ -88,8 +89,8 @@ def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:
         here = any(call is not None and call.seq == cause.seq for call in calls)
         differs = len({call and call.signature for call in calls}) > 1
         style = "red" if differs else ""
-        mark = ">" if here and (differs or not cause.aligned) else ""
-        sites = [call.site if call is not None else None for call in calls]
+        mark = ">" if here and (differs or not sides.is_aligned) else ""
+        sites = [_site(call, width) for call in calls]
         # Where nothing else tells calls apart, their places do.
         is_elsewhere = by_site and len(set(sites)) > 1
         shows_sites = bool(mark) or is_elsewhere
@@ -101,6 +102,10 @@ def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:
     if sides.hidden:
         lines.append([(f"  not shown: {ranks_text(sides.hidden)}", "dim")])
     return [about, heading, *lines]
+
+
+def _site(call: Call | None, width: int) -> str | None:
+    return None if call is None or call.site is None else place_text(call.site, width)
 
 
 def _text(call: Call | None) -> str:

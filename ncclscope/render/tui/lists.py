@@ -11,7 +11,7 @@ from ncclscope.render.blocks import duration
 from ncclscope.render.tui.spans import Column, Line, Span, table
 from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
 
-__all__ = ["WIDE", "comm_lines", "rank_lines"]
+__all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
 
 WIDE = 110
 """Cells from which there is room for more than the most important."""
@@ -107,6 +107,11 @@ def comm_lines(
             cells.insert(3, comm.backend)
         rows.append([(text, style) for text in cells])
     return _picked(table(columns, rows, width), picked, width)
+
+
+def place_text(site: str, width: int) -> str:
+    """Returns a place in a program; where there is little room, without its folders."""
+    return site if width >= WIDE else site.rpartition("/")[2]
 
 
 def _picked(laid: tuple[Line, list[Line]], picked: int, width: int) -> tuple[Line, list[Line]]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,15 @@ def _leftovers() -> set[str]:
     return found
 
 
+def _assert_nothing_stays(before: set[str]) -> None:
+    """Checks what was not there before. That of a demonstration beside this one goes by itself."""
+    left, deadline = _leftovers() - before, time.monotonic() + 100
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left &= _leftovers()
+    assert not left
+
+
 @pytest.mark.parametrize(("fault", "seed"), [(name, seed) for seed, name in enumerate(FAULTS)])
 def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
     before = _leftovers()
@@ -43,7 +53,7 @@ def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
     assert document["agrees"], (document["verdict"], document["planted"])
     assert done.returncode == 0
     assert document["planted"]["fault"] == fault
-    assert _leftovers() <= before
+    _assert_nothing_stays(before)
 
 
 def test_the_screen_shows_verdict_and_plan(tmp_path: Path) -> None:

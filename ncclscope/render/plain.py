@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+
+from ncclscope.render.terminal import SafeConsole
 
 __all__ = ["plain_text"]
 
@@ -12,7 +14,7 @@ __all__ = ["plain_text"]
 def plain_text(screen: RenderableType, width: int = 100) -> str:
     """Returns what a terminal of so many columns without colours would show."""
     output = io.StringIO()
-    console = Console(
+    console = SafeConsole(
         file=output,
         width=width,
         height=10_000,

@@ -81,6 +81,9 @@ class RunnerRouting:
     """
 
     def __init__(self, runner: Any) -> None:
+        from vllm.forward_context import get_forward_context
+
+        self._context = get_forward_context
         config = runner.vllm_config
         found = list(_routing_modules(runner.get_model()))
         deployment = configuration.deployment_of(config)
@@ -169,9 +172,7 @@ class RunnerRouting:
 
     def _batch(self) -> BatchRows | None:
         """Returns how many rows who has, or None where there is one replica."""
-        from vllm.forward_context import get_forward_context
-
-        metadata = get_forward_context().dp_metadata
+        metadata = self._context().dp_metadata
         if metadata is None:
             return None
         tokens = tuple(metadata.num_tokens_across_dp_cpu.tolist())

@@ -25,6 +25,7 @@ _COMMANDS = {
     "export": "ncclscope.commands.export:ExportCommand",
     "watch": "ncclscope.commands.watch:WatchCommand",
     "attach": "ncclscope.commands.attach:AttachCommand",
+    "collect": "ncclscope.commands.collect:CollectCommand",
     "doctor": "ncclscope.commands.doctor:DoctorCommand",
 }
 
@@ -38,6 +39,7 @@ examples:
   $ ncclscope watch DIR                                       while the job runs
   $ ncclscope diff DIR#2 DIR#3                                where two ranks part
   $ ncclscope attach                                          a hung job that was never traced
+  $ ncclscope collect --ssh HOSTS DIR -o HANG                 what all nodes have, in one place
   $ ncclscope check DIR --baseline calls.lock                 in CI
 
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input

@@ -126,6 +126,7 @@ class Worker:
         rings: Rings that it writes.
         samples: /proc at the beginning and at the end.
         stacks: Its threads at the beginning, some times in between, and at the end.
+        host: Where it runs; empty where the capture is of one host.
     """
 
     pid: int
@@ -139,6 +140,7 @@ class Worker:
     rings: tuple[str, ...] = ()
     samples: tuple[ProcessSample, ...] = ()
     stacks: tuple[Stacks, ...] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,7 @@ class Capture:
         notes: What a reader should know.
         versions: Of what took the capture.
         redacted: Whether paths, command lines and environments were left out.
+        hosts: Where, if it was put together from the captures of several hosts.
     """
 
     host: str
@@ -275,6 +278,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     redacted: bool = False
+    hosts: tuple[str, ...] = ()
 
     def source(self, name: str) -> Source | None:
         """The witness of that name."""

@@ -363,6 +363,8 @@ class Case:
             return "it ended in order"
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
+        if rank.details.get("beating"):
+            return None  # it lived when it was copied, which may have been before its peers
         quiet = self.quiet_seconds(rank)
         others = [
             seconds

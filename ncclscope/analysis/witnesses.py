@@ -58,8 +58,11 @@ class Witness:
 def absent_ranks(capture: Capture) -> tuple[int, ...]:
     """Ranks that should run on this host and have no process.
 
-    Known are a hole in the numbers, and where torchrun has said how many it started.
+    Known are a hole in the numbers, and where torchrun has said how many it started. Of several
+    hosts nothing is known so: one that could not be looked at leaves a hole, too.
     """
+    if len(capture.hosts) > 1:
+        return ()
     if any(worker.rank_source == "pid" for worker in capture.workers):
         return ()
     present = {worker.rank for worker in capture.workers}

@@ -16,14 +16,16 @@ from ncclscope.model import Communicator, Rank, Run
 from ncclscope.progress import steps
 from ncclscope.ring import layout
 from ncclscope.sources.bundle import is_capture, read_capture, with_capture
+from ncclscope.sources.captures import together
 from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
+from ncclscope.sources.nodes import Nodes
 from ncclscope.sources.replicas import separate_replicas
 from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
 
-__all__ = ["assemble", "follow_pointer", "open_run"]
+__all__ = ["assemble", "follow_pointer", "input_files", "open_run"]
 
 _LONGEST_NOTE = 1 << 12
 
@@ -47,8 +49,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     captures: list[Capture] = []
     empty = 0
     seen = set()
+    nodes = Nodes()
     given_paths = {Path(path) for path in paths}
-    for path in steps("reading", list(_files(paths, notes))):
+    for path in steps("reading", list(input_files(paths, notes))):
         try:
             if is_capture(path):
                 captures.append(read_capture(path))
@@ -59,7 +62,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 empty += 1
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                rank = reader(path)
+                rank = nodes.told(reader(path)) if reader is read_ring else reader(path)
                 ranks.append(replace(rank, source=printable(rank.source)))
         except NoDumpError as error:
             if path in given_paths:
@@ -80,7 +83,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     run = assemble(ranks, notes=notes, sources=given)
     if not captures:
         return run
-    return with_capture(run, max(captures, key=lambda capture: capture.time_ns))
+    return with_capture(run, together(captures, run))
 
 
 def assemble(
@@ -121,7 +124,17 @@ def assemble(
     )
 
 
-def _files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
+def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
+    """Yields every ring, dump, trace and capture at or below the given paths.
+
+    Args:
+        paths: Files or directories.
+        notes: Told what cannot be read.
+
+    Raises:
+        InputError: A path does not exist or cannot be read.
+    """
+
     def refuse(error: OSError) -> None:
         notes.append(_cannot(Path(error.filename), error))
 

@@ -90,6 +90,7 @@ def read_capture(path: Path) -> Capture:
         notes=_texts(document.get("notes")),
         versions=_mapping(document.get("versions")),
         redacted=document.get("redacted") is True,
+        hosts=_texts(document.get("hosts")),
     )
 
 
@@ -122,9 +123,11 @@ def with_capture(run: Run, capture: Capture) -> Run:
         if known is not None:
             ranks[worker.rank] = replace(known, alive=state not in ("X", "Z"))
         elif devices or _is_known(worker, state):
-            ranks[worker.rank] = _bare(worker, capture.host, state)
+            ranks[worker.rank] = _bare(worker, worker.host or capture.host, state)
     for number_, rank in recorded.items():
-        ranks.setdefault(number_, replace(rank, alive=False))
+        # Of a host that nobody looked at, nothing is known but what its rings say.
+        seen = rank.host in (capture.hosts or (capture.host,))
+        ranks.setdefault(number_, replace(rank, alive=False) if seen else rank)
     world = max([worker.world_size for worker in capture.workers] or [0])
     return replace(
         run,
@@ -169,6 +172,7 @@ def _worker(value: Mapping[str, Any]) -> Worker | None:
         rings=_texts(value.get("rings")),
         samples=_each(value.get("samples"), _sample),
         stacks=_each(value.get("stacks"), _stacks),
+        host=_text(value.get("host")),
     )
 
 

@@ -1,0 +1,116 @@
+"""A node that is reached by a program here, whose output is what the node sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ncclscope.errors import InputError
+
+__all__ = ["ProgramNode"]
+
+_LONGEST_TALK = 1 << 16
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ProgramNode:
+    """A node.
+
+    Attributes:
+        name: Its name.
+        argv: What to run here.
+    """
+
+    name: str
+    argv: Sequence[str]
+
+    @contextmanager
+    def open(self, timeout: float) -> Iterator[_Output]:
+        """Runs the program; whatever it has started is ended with it.
+
+        Raises:
+            InputError: It cannot be run.
+        """
+        try:
+            # A session of its own: Ctrl-C is for us, who then end it.
+            program = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InputError(f"{self.argv[0]} cannot be run: {error.strerror}") from None
+        output = _Output(self.argv[0], program, time.monotonic() + timeout)
+        try:
+            yield output
+        finally:
+            output.close()
+
+
+class _Output:
+    """What a program writes, until a deadline."""
+
+    def __init__(self, name: str, program: subprocess.Popen[bytes], deadline: float) -> None:
+        assert program.stdout is not None
+        self._name = name
+        self._program = program
+        self._deadline = deadline
+        self._stdout = program.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+        self._talk = b""
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def read(self, size: int) -> bytes:
+        """Returns what has come."""
+        left = self._deadline - time.monotonic()
+        if left <= 0 or not self._selector.select(left):
+            raise TimeoutError
+        return os.read(self._stdout.fileno(), size)
+
+    def reason(self) -> str:
+        """Returns the last line that it complained in, or its exit status."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._program.wait(min(_END_SECONDS, max(0.0, self._deadline - time.monotonic())))
+        self._listener.join(_END_SECONDS)
+        lines = self._talk.decode("utf-8", "replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        status = self._program.poll()
+        if not status:
+            return ""
+        return said[-1] if said else f"{self._name} ended with status {status}"
+
+    def close(self) -> None:
+        """Ends the program."""
+        self._selector.close()
+        if self._program.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._program.wait(0 if time.monotonic() >= self._deadline else 1.0)
+        # srun and kubectl pass the first on to what they have started elsewhere.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._program.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._program.wait(1.0)
+        self._program.wait()
+        self._listener.join(_END_SECONDS)
+        self._stdout.close()
+        if self._program.stderr is not None and not self._listener.is_alive():
+            self._program.stderr.close()
+
+    def _listen(self) -> None:
+        assert self._program.stderr is not None
+        while data := os.read(self._program.stderr.fileno(), 4096):
+            self._talk = (self._talk + data)[-_LONGEST_TALK:]

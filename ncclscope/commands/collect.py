@@ -1,0 +1,203 @@
+"""``ncclscope collect``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncclscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclscope.collect.delivery import Delivery, Node
+    from ncclscope.collect.node import Wanted
+
+__all__ = ["CollectCommand"]
+
+_EPILOG = """\
+  $ ncclscope collect --ssh node1,node2 /dev/shm/rings -o hang/
+  $ ncclscope collect --slurm 12345 /dev/shm/rings -o hang/
+  $ ncclscope collect --kubernetes app=vllm -n serving /dev/shm/rings -o hang/
+  $ ncclscope collect --ray /dev/shm/rings -o hang/
+  $ ncclscope collect s3://bucket/rings -o hang/
+  $ ncclscope diagnose hang/
+
+Each node runs `ncclscope collect --local -o -` and sends rings, dumps, traces and stacks as one
+tar.gz. PATH is on the nodes; without any it is what NCCLSCOPE_DIR names there and the processes
+write. A node that fails or takes too long costs nothing but its own delivery.
+
+exit status: 0 all nodes delivered, 2 some did not (what the others sent is there), or usage
+"""
+
+
+class CollectCommand:
+    """Bring rings, stacks and witnesses of all nodes of a job into one directory."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.epilog = _EPILOG
+        parser.add_argument(
+            "paths", nargs="*", metavar="PATH", help="directory of rings on the nodes, or a URL"
+        )
+        parser.add_argument(
+            "-o", "--output", required=True, metavar="DIR", help="where to; a URL will do"
+        )
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument("--local", action="store_true", help="this node; -o - writes a tar.gz")
+        where.add_argument("--ssh", metavar="HOSTS", help="node1,user@node2, or @FILE")
+        where.add_argument("--slurm", metavar="JOBID", help="each node of a job, by srun --overlap")
+        where.add_argument(
+            "--kubernetes", metavar="PODS", help="pods of these labels, or pod/NAME,pod/NAME"
+        )
+        where.add_argument("--ray", action="store_true", help="each node of a Ray cluster")
+        parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="each")
+        parser.add_argument("--parallel", type=int, default=32, metavar="N", help="nodes at a time")
+        parser.add_argument("--no-stacks", action="store_true", help="look at no process")
+        parser.add_argument(
+            "--gap", type=float, default=2.0, metavar="SECONDS", help="between two looks at stacks"
+        )
+        parser.add_argument(
+            "--command",
+            dest="program",
+            default="",
+            metavar="CMD",
+            help="how ncclscope runs on a node (default: as here; in a pod python3 -m ncclscope)",
+        )
+        parser.add_argument("--ssh-command", default="", metavar="CMD", help="ssh with options")
+        parser.add_argument("-n", "--namespace", default="", help="of the pods")
+        parser.add_argument("--container", default="", help="of the pods")
+        parser.add_argument("--image", default="", help="of an ephemeral container to run in")
+        parser.add_argument("--ray-address", default="auto", metavar="ADDRESS")
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Asks all nodes, unpacks, reports."""
+        from ncclscope.collect.node import Wanted
+
+        for name, least, most in (("timeout", 0.1, 86_400.0), ("gap", 0.0, 3600.0)):
+            value = getattr(arguments, name)
+            if not (math.isfinite(value) and least <= value <= most):
+                raise UsageError(f"--{name} must be from {least:g} to {most:g} seconds")
+        if not 1 <= arguments.parallel <= 1024:
+            raise UsageError("--parallel must be from 1 to 1024")
+        wanted = Wanted(tuple(arguments.paths), not arguments.no_stacks, arguments.gap)
+        if arguments.local and arguments.output == "-":
+            return _send(wanted)
+        if arguments.output == "-":
+            raise UsageError("only one node is a stream", "-o - goes with --local")
+        return _gather(arguments)
+
+
+def _send(wanted: Wanted) -> int:
+    from ncclscope.collect.node import write_node
+
+    if sys.stdout.isatty():
+        raise UsageError("an archive is nothing for a terminal", "send it elsewhere, or -o DIR")
+    write_node(sys.stdout.buffer, wanted, _say)
+    return 0
+
+
+def _gather(arguments: argparse.Namespace) -> int:
+    from ncclscope.collect.delivery import collect, make_target
+
+    target = Path(arguments.output)
+    nodes = _nodes(arguments)
+    make_target(target)
+    found = collect(
+        nodes,
+        target,
+        timeout=arguments.timeout,
+        parallel=arguments.parallel,
+        say=lambda delivery: _say(_line(delivery)),
+    )
+    document = {
+        "schema": 1,
+        "directory": str(target),
+        "delivered": sum(one.status == "delivered" for one in found),
+        "nodes": [one.to_dict() for one in found],
+    }
+    (target / "collect.json").write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.json:
+        json.dump(document, sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        print(_summary(found, target))
+    return 0 if all(one.status == "delivered" for one in found) else 2
+
+
+def _nodes(arguments: argparse.Namespace) -> Sequence[Node]:
+    from ncclscope.collect import commands
+
+    if arguments.ssh is not None:
+        names = commands.hosts(arguments.ssh)
+        return commands.ssh(names, _remote(arguments), arguments.ssh_command)
+    if arguments.slurm is not None:
+        return commands.slurm(arguments.slurm, _remote(arguments))
+    if arguments.kubernetes is not None:
+        pods = commands.Pods(
+            arguments.kubernetes, arguments.namespace, arguments.container, arguments.image
+        )
+        return commands.kubernetes(pods, _remote(arguments, pods))
+    if arguments.local:
+        return commands.local(_remote(arguments))
+    raise UsageError(
+        "which nodes?", "--ray, --slurm JOBID, --kubernetes PODS, --ssh HOSTS or --local"
+    )
+
+
+def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
+    """Returns what is run on each node."""
+    from ncclscope.collect.commands import TARGET_ROOT, own_command
+
+    paths = list(arguments.paths)
+    try:
+        program = shlex.split(arguments.program)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}") from None
+    if not program:
+        program = ["python3", "-m", "ncclscope"] if pods is not None else list(own_command())
+    if arguments.image:
+        paths = [TARGET_ROOT + path if path.startswith("/") else path for path in paths]
+    words = [*program, "collect", "--local", "-o", "-", "--gap", f"{arguments.gap:g}"]
+    if arguments.no_stacks:
+        words.append("--no-stacks")
+    return [*words, "--", *paths]
+
+
+def _line(one: Delivery) -> str:
+    if one.status == "delivered":
+        return (
+            f"{one.node}: {one.files} files, {_size(one.received_bytes)} for "
+            f"{_size(one.unpacked_bytes)}, {one.seconds:.1f} s"
+        )
+    return f"{one.node}: {'timed out' if one.status == 'timed_out' else 'failed'}: {one.reason}"
+
+
+def _summary(found: Sequence[Delivery], target: Path) -> str:
+    good = [one for one in found if one.status == "delivered"]
+    lines = [
+        f"{len(good)} of {len(found)} nodes delivered, "
+        f"{_size(sum(one.received_bytes for one in found))} for "
+        f"{_size(sum(one.unpacked_bytes for one in found))}"
+    ]
+    lines += [_line(one) for one in found if one.status != "delivered"]
+    if any(one.files for one in found):
+        lines.append(f"ncclscope diagnose {target}")
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000  # type: ignore[assignment]
+    return f"{count:.3g} TB"
+
+
+def _say(text: str) -> None:
+    print(f"ncclscope: {text}", file=sys.stderr, flush=True)

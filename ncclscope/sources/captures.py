@@ -1,0 +1,68 @@
+"""Captures of several hosts -> one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.capture import Capture, Worker
+from ncclscope.model import Run
+
+__all__ = ["together"]
+
+_APART_NS = 600_000_000_000
+"""Captures that lie further apart were not taken of the same moment of a job."""
+
+
+def together(captures: Sequence[Capture], run: Run) -> Capture:
+    """Puts the newest capture of each host together.
+
+    What is known by the number of a process or of a device is left out: RAS and NVML do not say
+    of which host, and another host may have the same numbers.
+
+    Args:
+        captures: At least one.
+        run: Of the rings; its processes tell which rank is whose, where replicas share numbers.
+    """
+    newest = max(captures, key=lambda capture: capture.time_ns)
+    of_host: dict[str, Capture] = {}
+    for capture in sorted(captures, key=lambda capture: capture.time_ns):
+        if newest.time_ns - capture.time_ns <= _APART_NS:
+            of_host[capture.host] = capture
+    if len(of_host) == 1:
+        return newest
+    ranks = {(rank.host, rank.pid): rank.rank for rank in run.ranks if rank.pid}
+    workers: dict[int, Worker] = {}
+    notes: list[str] = []
+    left_out = 0
+    for host, capture in sorted(of_host.items()):
+        for worker in capture.workers:
+            rank = ranks.get((host, worker.pid), worker.rank)
+            if rank in workers:
+                left_out += 1
+                continue
+            workers[rank] = replace(worker, rank=rank, host=host)
+        notes += [f"{host}: {note}" for note in capture.notes]
+    if left_out:
+        notes.append(
+            f"{left_out} process(es) with the rank of another, on another host, were left out"
+        )
+    return replace(
+        newest,
+        host=", ".join(sorted(of_host)),
+        hosts=tuple(sorted(of_host)),
+        gap=min(capture.gap for capture in of_host.values()),
+        workers=tuple(workers[rank] for rank in sorted(workers)),
+        sources=tuple(
+            replace(source, available=False, state="asked on each host, and kept apart by host")
+            if source.name in ("ras", "gpu") and source.available
+            else source
+            for source in newest.sources
+        ),
+        ras=None,
+        ras_before=None,
+        gpus=(),
+        dead_rings=tuple(ring for one in of_host.values() for ring in one.dead_rings),
+        notes=tuple(notes),
+        redacted=any(capture.redacted for capture in of_host.values()),
+    )

@@ -1,0 +1,86 @@
+"""What a node said of itself when its files were collected.
+
+Rings of several nodes are copied one after the other, and read on a machine that knows none of
+their processes. Which of them lived when they were copied has to be written down then: else the
+node that was copied first would seem to have died before the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import integer, open_regular, parse
+from ncclscope.model import Rank
+from ncclscope.ring.reader import RingFile
+from ncclscope.sources.ring import is_alive
+
+__all__ = ["NODE_FILE", "VERSION", "Nodes", "describe_ring"]
+
+NODE_FILE = "node.json"
+VERSION = 1
+_LEVELS = 8
+_MOST_BYTES = 1 << 26
+_BEATS_NS = 2_000_000_000
+"""A process that was heard of so shortly before is taken for one that lives. Two beats."""
+
+
+def describe_ring(path: Path) -> dict[str, Any]:
+    """Says whether the process of a ring lives; nothing where it is none.
+
+    Returns:
+        ``alive``: true, false, or null where that cannot be known; ``beats``: whether it
+        has just been heard of.
+    """
+    try:
+        with RingFile(path) as ring:
+            about = ring.about
+            pid = integer(about.get("pid")) or 0
+            alive = is_alive(about, str(about.get("host") or ""), pid)
+            beats = abs(time.time_ns() - ring.heartbeat_ns) < _BEATS_NS
+    except (DamagedFileError, OSError):
+        return {}
+    return {"alive": alive, "beats": beats and alive is not False}
+
+
+class Nodes:
+    """The descriptions that lie above files."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Mapping[str, Any] | None] = {}
+
+    def told(self, rank: Rank) -> Rank:
+        """Adds to what a ring says what its node said of its process."""
+        path = Path(rank.source)
+        for folder in list(path.parents)[:_LEVELS]:
+            rings = self._rings(folder)
+            if rings is None:
+                continue
+            about = rings.get(path.relative_to(folder).as_posix())
+            if not isinstance(about, dict):
+                return replace(rank, alive=None)
+            alive = about.get("alive")
+            details = {**rank.details, "beating": about.get("beats") is True}
+            return replace(rank, alive=alive if isinstance(alive, bool) else None, details=details)
+        return rank
+
+    def _rings(self, folder: Path) -> Mapping[str, Any] | None:
+        if folder not in self._known:
+            self._known[folder] = _read(folder / NODE_FILE)
+        return self._known[folder]
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        with open(open_regular(path), "rb") as file:
+            document = parse(file.read(_MOST_BYTES))
+    except (OSError, ValueError, DamagedFileError):
+        return None
+    if not isinstance(document, dict) or document.get("ncclscope_node") != VERSION:
+        return None
+    rings = document.get("rings")
+    return rings if isinstance(rings, dict) else {}

@@ -1,0 +1,106 @@
+"""`ncclscope collect --ssh` through a real server, where one is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ncclscope import Tracer
+from tests.nodes import environment, ncclscope
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+pytestmark = pytest.mark.skipif(
+    not (os.path.exists(SSHD) and shutil.which("ssh") and shutil.which("ssh-keygen")),
+    reason="needs sshd, ssh and ssh-keygen",
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[str]:
+    """How a server of our own is reached, with keys of its own."""
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)],
+            check=True,
+            timeout=30,
+        )
+    shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
+    port = free_port()
+    config = tmp_path / "sshd_config"
+    config.write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {tmp_path}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {tmp_path}/authorized\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+    )
+    os.makedirs("/run/sshd", exist_ok=True) if os.geteuid() == 0 else None
+    server = subprocess.Popen(
+        [SSHD, "-D", "-e", "-f", str(config)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        if server.poll() is not None:
+            assert server.stderr is not None
+            pytest.skip(f"sshd does not start: {server.stderr.read()[-200:]!r}")
+        time.sleep(0.05)
+    yield (
+        f"ssh -F none -p {port} -i {tmp_path}/user -o BatchMode=yes -o IdentitiesOnly=yes "
+        f"-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    )
+    server.send_signal(signal.SIGTERM)
+    server.wait(10)
+    assert server.stderr is not None
+    server.stderr.close()
+
+
+def test_rings_come_by_ssh(ssh: str, tmp_path: Path, rings: Path) -> None:
+    for rank in range(2):
+        tracer = Tracer(rings / "a job's", rank=rank, world_size=2, heartbeat=False)
+        comm = tracer.communicator("K", "tp:0", [0, 1], "nccl")
+        for step in range(10):
+            op = "all_gather" if step == 6 and rank else "all_reduce"
+            tracer.record(comm, op, shape=(4,), dtype="float32")
+        tracer.close()
+    target = tmp_path / "hang"
+    path = environment()["PYTHONPATH"]
+    done = ncclscope(
+        *("collect", "--ssh", "127.0.0.1", "--ssh-command", ssh, "--no-stacks", "--json"),
+        *("--command", f"env PYTHONPATH={path} {sys.executable} -m ncclscope"),
+        *("--timeout", "60", "-o", target, rings / "a job's"),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    (node,) = json.loads(done.stdout)["nodes"]
+    assert node["unpacked_bytes"] > 14_000_000
+    assert node["received_bytes"] < 300_000
+    verdict = ncclscope("diagnose", target, "--json")
+    assert json.loads(verdict.stdout)["verdict"]["seq"] == 7
+
+
+def test_a_host_that_refuses_says_so(ssh: str, tmp_path: Path) -> None:
+    (tmp_path / "authorized").write_text("")
+    done = ncclscope(
+        *("collect", "--ssh", "127.0.0.1", "--ssh-command", ssh, "--no-stacks"),
+        *("--timeout", "60", "-o", tmp_path / "hang", "/dev/shm"),
+    )
+    assert done.returncode == 2
+    assert "Permission denied" in done.stdout

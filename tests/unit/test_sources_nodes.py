@@ -1,0 +1,148 @@
+"""Files of several nodes, copied one after the other: what is known of their processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope import Tracer, diagnose, open_run
+from ncclscope.analysis.witnesses import absent_ranks
+from ncclscope.capture import Capture, GpuSample, ProcessSample, RasAnswer, Stacks, Thread, Worker
+from ncclscope.ring import layout
+from ncclscope.sources.bundle import read_capture
+from ncclscope.sources.captures import together
+from ncclscope.sources.nodes import describe_ring
+
+SECOND = 1_000_000_000
+
+
+def copied(directory: Path, rank: int, host: str, *, calls: int, at: int) -> Path:
+    """A ring whose process was last heard of at this time, when it was copied."""
+    tracer = Tracer(
+        directory / host,
+        rank=rank,
+        world_size=4,
+        capacity=layout.MIN_CAPACITY,
+        heartbeat=False,
+        details={"host": host, "pid": 10 + rank, "boot_id": "elsewhere"},
+    )
+    comm = tracer.communicator("K", "tp:0", range(4), "nccl")
+    for _ in range(calls):
+        tracer.record(comm, "all_reduce", shape=(4,), dtype="float32", redop="sum")
+    path = Path(tracer.path)
+    tracer.close()
+    with path.open("r+b") as file:
+        file.seek(layout.HEADER_HEARTBEAT)
+        file.write(at.to_bytes(8, "little"))
+        file.seek(layout.HEADER_EXITED)
+        file.write(bytes(8))
+    return path
+
+
+def describe(directory: Path, host: str, **about: object) -> None:
+    rings = {path.name: about for path in (directory / host).glob("*.ring")}
+    document = {"ncclscope_node": 1, "host": host, "time_ns": 1, "rings": rings}
+    (directory / host / "node.json").write_text(json.dumps(document))
+
+
+def test_a_node_that_was_copied_first_is_not_held_for_dead(tmp_path: Path) -> None:
+    now = time.time_ns() + 60 * SECOND
+    copied(tmp_path, 0, "a", calls=2, at=now)
+    for rank in (1, 2, 3):
+        copied(tmp_path, rank, "b", calls=3, at=now + 20 * SECOND)
+
+    before = diagnose(open_run(tmp_path))
+    assert before.cause is not None
+    assert before.cause.kind == "dead_rank"  # as it seems, of rings that say no more
+
+    for host in "ab":
+        describe(tmp_path, host, alive=True, beats=True)
+    after = diagnose(open_run(tmp_path))
+    assert after.cause is not None
+    assert after.cause.kind == "not_joined"
+    assert after.cause.diverging_ranks == (0,)
+    assert all(rank.alive for rank in open_run(tmp_path).ranks)
+
+
+def test_what_a_node_says_counts_and_not_what_is_here(tmp_path: Path) -> None:
+    """Its pid may be another process's on the machine where it is read."""
+    tracer = Tracer(tmp_path / "a", rank=0, world_size=1, heartbeat=False)
+    tracer.record(tracer.communicator("K", "tp:0", [0]), "barrier")
+    assert describe_ring(Path(tracer.path)) == {"alive": True, "beats": True}
+    assert open_run(tmp_path).ranks[0].alive is True
+    describe(tmp_path, "a", alive=False, beats=False)
+    assert open_run(tmp_path).ranks[0].alive is False
+    (tmp_path / "a" / "node.json").write_text('{"ncclscope_node": 1, "rings": []}')
+    assert open_run(tmp_path).ranks[0].alive is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"ncclscope_node": 2}', '{"rings": {}}'])
+def test_what_is_no_description_is_none(tmp_path: Path, text: str) -> None:
+    tracer = Tracer(tmp_path / "a", rank=0, world_size=1, heartbeat=False)
+    tracer.record(tracer.communicator("K", "tp:0", [0]), "barrier")
+    (tmp_path / "a" / "node.json").write_text(text)
+    assert open_run(tmp_path).ranks[0].alive is True
+
+
+def worker(rank: int, pid: int) -> Worker:
+    samples = (ProcessSample(state="S"),) * 2
+    return Worker(pid, rank, "ring", 4, samples=samples, stacks=(Stacks((Thread("t", pid),)),) * 2)
+
+
+def capture(host: str, *workers: Worker, at: int = 10**18) -> Capture:
+    gpus = ((GpuSample(0, pids=(1,)),),) * 2
+    return Capture(host, at, 2.0, workers, ras=RasAnswer("OK"), gpus=gpus, notes=("said",))
+
+
+def test_captures_of_hosts_are_one(tmp_path: Path) -> None:
+    run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
+    one = capture("a", worker(0, 10), worker(1, 11))
+    other = capture("b", worker(2, 10), worker(3, 11))
+    both = together([one, other], run)
+    assert [(w.rank, w.host, w.pid) for w in both.workers] == [
+        *((0, "a", 10), (1, "a", 11)),
+        *((2, "b", 10), (3, "b", 11)),
+    ]
+    assert (both.hosts, both.host) == (("a", "b"), "a, b")
+    # A pid or a device of one host would be taken for another's.
+    assert (both.ras, both.gpus) == (None, ())
+    assert both.notes == ("a: said", "b: said")
+    path = tmp_path / "attach.json"
+    path.write_text(json.dumps(both.to_dict()))
+    assert read_capture(path).workers == both.workers
+    assert read_capture(path).hosts == both.hosts
+
+
+def test_of_one_host_the_newest_counts(tmp_path: Path) -> None:
+    run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
+    old, new = capture("a", worker(0, 10)), capture("a", worker(1, 11), at=2 * 10**18)
+    assert together([new, old], run) is new
+    long_ago = capture("b", worker(2, 10))
+    assert together([long_ago, new], run) is new
+
+
+def test_a_rank_is_told_by_its_process_where_numbers_are_shared(tmp_path: Path) -> None:
+    run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
+    run = replace(run, ranks=(replace(run.ranks[0], host="b", pid=10, rank=4),))
+    both = together([capture("a", worker(0, 10)), capture("b", worker(0, 10))], run)
+    assert [(w.rank, w.host) for w in both.workers] == [(0, "a"), (4, "b")]
+    clash = together([capture("a", worker(0, 1)), capture("c", worker(0, 1))], run)
+    assert [(w.rank, w.host) for w in clash.workers] == [(0, "a")]
+    assert "left out" in clash.notes[-1]
+
+
+def test_a_node_that_was_not_looked_at_is_no_hole() -> None:
+    one = capture("a", worker(0, 10), worker(3, 11))
+    assert absent_ranks(one) == (1, 2)
+    assert absent_ranks(replace(one, hosts=("a", "c"))) == ()
+
+
+def test_rings_of_a_host_that_nobody_looked_at_are_not_dead(tmp_path: Path) -> None:
+    copied(tmp_path, 0, "a", calls=3, at=time.time_ns())
+    copied(tmp_path, 1, "b", calls=3, at=time.time_ns())
+    (tmp_path / "attach.json").write_text(json.dumps(capture("a", worker(0, 10)).to_dict()))
+    assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, None]

@@ -143,6 +143,11 @@ def _nodes(arguments: argparse.Namespace) -> Sequence[Node]:
             arguments.kubernetes, arguments.namespace, arguments.container, arguments.image
         )
         return commands.kubernetes(pods, _remote(arguments, pods))
+    if arguments.ray:
+        from ncclscope.collect.ray_nodes import RayNode, connect, members
+
+        ray = connect(arguments.ray_address)
+        return [RayNode(ray, member, _remote(arguments)) for member in members(ray)]
     if arguments.local:
         return commands.local(_remote(arguments))
     raise UsageError(

@@ -1,0 +1,103 @@
+"""`--ray` on a real cluster of three nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope import Tracer
+from tests.clusters import cluster
+from tests.nodes import ncclscope
+
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.timeout(240),
+    # Ray's own; none of it is ours to mend.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+NAMES = ("node-a", "node-b", "node-c")
+ODD = 3
+
+
+def record(tracer: Tracer, rank: int, steps: int = 40) -> None:
+    comm = tracer.communicator(key="K", label="tp:0", ranks=range(6), backend="nccl")
+    for step in range(steps):
+        op = "all_gather" if rank == ODD and step == 30 else "all_reduce"
+        tracer.record(comm, op, shape=(step + 1, 8), dtype="float32", redop="sum")
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two ranks on each node; nothing of one node is seen by another."""
+    found = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    for rank in range(6):
+        name = NAMES[rank // 2]
+        tracer = Tracer(
+            found[name],
+            rank=rank,
+            world_size=6,
+            heartbeat=False,
+            details={"host": name, "pid": 100 + rank, "boot_id": "another"},
+        )
+        record(tracer, rank)
+        tracer.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(directories: dict[str, Path]) -> Iterator[Any]:
+    with cluster(directories) as found:
+        yield found
+
+
+def ray(address: str, *arguments: object) -> Any:
+    return ncclscope(*arguments, "--ray", "--ray-address", address)
+
+
+def test_each_node_delivers(ray_cluster: Any, tmp_path: Path) -> None:
+    target = tmp_path / "hang"
+    done = ray(ray_cluster.address, "collect", "--no-stacks", "-o", target, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [node["node"] for node in document["nodes"]] == list(NAMES)
+    assert [node["status"] for node in document["nodes"]] == ["delivered"] * 3
+    assert all(node["unpacked_bytes"] > 14_000_000 for node in document["nodes"])
+    assert all(node["received_bytes"] < 300_000 for node in document["nodes"])
+    verdict = json.loads(ncclscope("diagnose", target, "--json").stdout)
+    assert verdict["verdict"]["diverging_ranks"] == [ODD]
+    assert verdict["ranks"] == {"expected": 6, "read": 6, "missing": []}
+
+
+def test_a_node_that_cannot_deliver_says_why(ray_cluster: Any, tmp_path: Path) -> None:
+    target = tmp_path / "hang"
+    done = ray(
+        ray_cluster.address,
+        *("collect", "/nowhere", "--no-stacks", "-o", target, "--json"),
+    )
+    assert done.returncode == 2
+    for node in json.loads(done.stdout)["nodes"]:
+        assert node["status"] == "failed"
+        assert "nothing was found in /nowhere on " in node["reason"]
+
+
+def test_a_node_that_takes_too_long_is_left(ray_cluster: Any, tmp_path: Path) -> None:
+    done = ray(
+        ray_cluster.address,
+        *("collect", "--command", "sh -c 'sleep 1000'", "--timeout", "4"),
+        *("-o", tmp_path / "hang", "--json"),
+    )
+    assert done.returncode == 2
+    assert [node["status"] for node in json.loads(done.stdout)["nodes"]] == ["timed_out"] * 3
+
+
+def test_without_a_cluster(tmp_path: Path) -> None:
+    done = ray("127.0.0.1:1", "collect", "-o", tmp_path / "hang")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "ncclscope: there is no Ray cluster at 127.0.0.1:1"
+    )

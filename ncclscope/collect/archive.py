@@ -73,20 +73,28 @@ class Packer:
         """
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            self._zip.write(_header(name, size))
-            left = size
-            while left:
-                try:
-                    data = file.read(min(_SLICE, left))
-                except OSError:  # what has been announced has to come
-                    data = b""
-                # One that has been cut short since is filled up: its reader finds that out.
-                data = data or bytes(min(_SLICE, left))
-                self._zip.write(data)
-                left -= len(data)
+            self.add_stream(name, file, size)
+        return size
+
+    def add_stream(self, name: str, file: BinaryIO, size: int) -> None:
+        """Adds a file of this size from wherever it comes.
+
+        Raises:
+            ValueError: It cannot be named, or is too large.
+        """
+        self._zip.write(_header(name, size))
+        left = size
+        while left:
+            try:
+                data = file.read(min(_SLICE, left))
+            except OSError:  # what has been announced has to come
+                data = b""
+            # One that has been cut short since is filled up: its reader finds that out.
+            data = data or bytes(min(_SLICE, left))
+            self._zip.write(data)
+            left -= len(data)
         self._pad(size)
         self.files += 1
-        return size
 
     def close(self) -> None:
         """Ends the stream; without its end it is known to be cut short."""

@@ -21,7 +21,17 @@ from ncclscope.collect.programs import ProgramNode
 from ncclscope.errors import InputError, NothingFoundError, UsageError
 from ncclscope.foreign import parse, printable
 
-__all__ = ["TARGET_ROOT", "Pods", "hosts", "kubernetes", "local", "own_command", "slurm", "ssh"]
+__all__ = [
+    "TARGET_ROOT",
+    "Pods",
+    "hosts",
+    "kubernetes",
+    "local",
+    "own_command",
+    "slurm",
+    "ssh",
+    "urls",
+]
 
 _HOST = re.compile(r"(?:[A-Za-z0-9_.+-]+@)?[A-Za-z0-9_.:\[\]%-]+")
 _JOB = re.compile(r"\d+(?:[_+]\d+)?")
@@ -37,6 +47,15 @@ TARGET_ROOT = "/proc/1/root"
 def local(command: Sequence[str]) -> list[ProgramNode]:
     """This node."""
     return [ProgramNode("localhost", tuple(command))]
+
+
+def urls(texts: Iterable[str], program: Sequence[str]) -> list[ProgramNode]:
+    """Directories that are elsewhere, each in place of a node."""
+    send = (*program, "collect", "--local", "--no-stacks", "-o", "-", "--")
+    return [
+        ProgramNode(printable(text.rstrip("/").rpartition("/")[2] or text), (*send, text))
+        for text in texts
+    ]
 
 
 def hosts(text: str) -> list[str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ncclscope.collect.archive import Packer
+from ncclscope.collect.urls import UrlFile, is_url, url_files
 from ncclscope.errors import DamagedFileError, NcclscopeError, NothingFoundError
 from ncclscope.foreign import printable
 from ncclscope.live.session import Look, Options, look
@@ -52,7 +53,7 @@ class Wanted:
 
 @dataclass
 class _Sent:
-    files: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, Path | UrlFile] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -89,9 +90,13 @@ def write_node(
             packer.add_bytes("ras.txt", capture.ras.text.encode("utf-8", "replace"))
     for name, path in sent.files.items():
         try:
-            packer.add_file(name, path)
+            if isinstance(path, UrlFile):
+                with path.open() as file:
+                    packer.add_stream(name, file, path.size)
+            else:
+                packer.add_file(name, path)
         except (OSError, ValueError, DamagedFileError) as error:
-            say(f"{path} is left out: {error}")
+            say(f"{name} is left out: {error}")
     packer.close()
     target.flush()
     return packer.files - 1
@@ -106,10 +111,15 @@ def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> Look | Non
         return None
 
 
-def _files(wanted: Wanted, seen: Look | None, notes: list[str]) -> Iterator[tuple[str, Path]]:
+def _files(
+    wanted: Wanted, seen: Look | None, notes: list[str]
+) -> Iterator[tuple[str, Path | UrlFile]]:
     """Yields names in the archive and files; the same file once."""
-    roots = [Path(path) for path in wanted.paths]
-    if not roots and (named := session.directory()):
+    for number, url in enumerate(path for path in wanted.paths if is_url(path)):
+        for file in url_files(url):
+            yield f"files/{f'url-{number}/' if len(wanted.paths) > 1 else ''}{file.name}", file
+    roots = [Path(path) for path in wanted.paths if not is_url(path)]
+    if not wanted.paths and (named := session.directory()):
         roots = [Path(named)]
     for number, root in enumerate(roots):
         base = "files" if len(roots) == 1 else f"files/{number}"
@@ -139,11 +149,12 @@ def _is_below(path: Path, root: Path) -> bool:
 
 
 def _describe(sent: _Sent) -> dict[str, Any]:
-    rings = {
-        name: about
-        for name, path in sent.files.items()
-        if name.endswith(layout.SUFFIX) and (about := describe_ring(path))
-    }
+    rings = {}
+    for name, path in sent.files.items():
+        if isinstance(path, Path) and name.endswith(layout.SUFFIX):
+            about = describe_ring(path)
+            if about:
+                rings[name] = about
     return {
         "ncclscope_node": VERSION,
         "host": socket.gethostname(),

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,11 +104,23 @@ def _send(wanted: Wanted) -> int:
 
 
 def _gather(arguments: argparse.Namespace) -> int:
-    from ncclscope.collect.delivery import collect, make_target
+    from ncclscope.collect.delivery import make_target
+    from ncclscope.collect.urls import check_target, is_url, store
 
-    target = Path(arguments.output)
     nodes = _nodes(arguments)
-    make_target(target)
+    if is_url(arguments.output):
+        check_target(arguments.output)
+        with tempfile.TemporaryDirectory(prefix="ncclscope-") as folder:
+            status = _deliver(arguments, nodes, Path(folder))
+            store(Path(folder), arguments.output)
+        return status
+    make_target(Path(arguments.output))
+    return _deliver(arguments, nodes, Path(arguments.output))
+
+
+def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path) -> int:
+    from ncclscope.collect.delivery import collect
+
     found = collect(
         nodes,
         target,
@@ -117,7 +130,7 @@ def _gather(arguments: argparse.Namespace) -> int:
     )
     document = {
         "schema": 1,
-        "directory": str(target),
+        "directory": arguments.output,
         "delivered": sum(one.status == "delivered" for one in found),
         "nodes": [one.to_dict() for one in found],
     }
@@ -126,12 +139,13 @@ def _gather(arguments: argparse.Namespace) -> int:
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")
     else:
-        print(_summary(found, target))
+        print(_summary(found, arguments.output))
     return 0 if all(one.status == "delivered" for one in found) else 2
 
 
 def _nodes(arguments: argparse.Namespace) -> Sequence[Node]:
     from ncclscope.collect import commands
+    from ncclscope.collect.urls import is_url
 
     if arguments.ssh is not None:
         names = commands.hosts(arguments.ssh)
@@ -150,6 +164,8 @@ def _nodes(arguments: argparse.Namespace) -> Sequence[Node]:
         return [RayNode(ray, member, _remote(arguments)) for member in members(ray)]
     if arguments.local:
         return commands.local(_remote(arguments))
+    if arguments.paths and all(is_url(path) for path in arguments.paths):
+        return commands.urls(arguments.paths, commands.own_command())
     raise UsageError(
         "which nodes?", "--ray, --slurm JOBID, --kubernetes PODS, --ssh HOSTS or --local"
     )
@@ -183,7 +199,7 @@ def _line(one: Delivery) -> str:
     return f"{one.node}: {'timed out' if one.status == 'timed_out' else 'failed'}: {one.reason}"
 
 
-def _summary(found: Sequence[Delivery], target: Path) -> str:
+def _summary(found: Sequence[Delivery], target: str) -> str:
     good = [one for one in found if one.status == "delivered"]
     lines = [
         f"{len(good)} of {len(found)} nodes delivered, "
@@ -191,7 +207,7 @@ def _summary(found: Sequence[Delivery], target: Path) -> str:
         f"{_size(sum(one.unpacked_bytes for one in found))}"
     ]
     lines += [_line(one) for one in found if one.status != "delivered"]
-    if any(one.files for one in found):
+    if any(one.files for one in found) and "://" not in target:
         lines.append(f"ncclscope diagnose {target}")
     return "\n".join(lines)
 

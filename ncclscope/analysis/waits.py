@@ -8,15 +8,16 @@ nobody is where a chain of waiting ends; a chain without an end is a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.signature import CREATION_OPS
 
-__all__ = ["Stand", "Waits"]
+__all__ = ["Stand", "Waits", "last_states"]
 
 PENDING = 512
 """Calls at the end of a log that are looked at for their state."""
@@ -290,3 +291,30 @@ def _pending(log: CallLog) -> tuple[Call | None, bool]:
             break  # nor does any of the many before it
         stop, size = start, 4 * size
     return pending, False
+
+
+def last_states(log: CallLog) -> list[Call]:
+    """Returns the calls that are looked at in any log to find where its rank stands."""
+    noting = _Noting(log)
+    _pending(noting)
+    return noting.seen
+
+
+class _Noting:
+    """A log that notes what is asked of it."""
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
+        self.seen: list[Call] = []
+
+    def span(self, start: int, stop: int) -> Sequence[Call]:
+        found = self._log.span(start, stop)
+        self.seen += found
+        return found
+
+    def call(self, seq: int) -> Call:
+        self.seen.append(self._log.call(seq))
+        return self.seen[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)

@@ -73,7 +73,9 @@ class CollectCommand:
         parser.add_argument("-n", "--namespace", default="", help="of the pods")
         parser.add_argument("--container", default="", help="of the pods")
         parser.add_argument("--image", default="", help="of an ephemeral container to run in")
-        parser.add_argument("--ray-address", default="auto", metavar="ADDRESS")
+        parser.add_argument(
+            "--ray-address", default="auto", metavar="ADDRESS", help="of the cluster"
+        )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_stall_options
+from ncclscope.commands.options import add_ray_options, add_stall_options
 from ncclscope.economy import economy
+from ncclscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclscope.model import Run
 
 __all__ = ["DiagnoseCommand"]
 
@@ -18,7 +23,13 @@ class DiagnoseCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
         parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="ring or trace file, or a directory of them"
+            "paths", nargs="*", metavar="PATH", help="ring or trace file, or a directory of them"
+        )
+        add_ray_options(
+            parser, "PATH is on the nodes of a Ray cluster, and its rings are examined there"
+        )
+        parser.add_argument(
+            "--ray-timeout", type=float, default=60.0, metavar="SECONDS", help="for a node's answer"
         )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
         add_stall_options(parser)
@@ -31,11 +42,12 @@ class DiagnoseCommand:
         from ncclscope.render.console import print_verdict
         from ncclscope.render.progress import progress_for
         from ncclscope.render.terminal import stdout_console
-        from ncclscope.sources import open_run
 
+        if not arguments.paths and not arguments.ray:
+            raise UsageError("no PATH is given", "name the directory with the rings")
         with progress_for(json=arguments.json):
             verdict = diagnose(
-                open_run(*arguments.paths),
+                _remote_run(arguments) if arguments.ray else _run(arguments),
                 stall_seconds=arguments.stall_after,
                 live_stall_seconds=arguments.live_stall_after,
             )
@@ -48,3 +60,23 @@ class DiagnoseCommand:
         else:
             print_verdict(verdict, stdout_console())
         return verdict.exit_status
+
+
+def _run(arguments: argparse.Namespace) -> Run:
+    from ncclscope.sources import open_run
+
+    return open_run(*arguments.paths)
+
+
+def _remote_run(arguments: argparse.Namespace) -> Run:
+    """Has each node reduce its own rings; what is asked of them besides, is asked as it goes."""
+    from ncclscope.collect.ray_nodes import connect, members
+    from ncclscope.remote.fleet import Fleet
+    from ncclscope.remote.ray_asker import RayAsker
+    from ncclscope.remote.run import open_remote_run
+
+    if not 0.1 <= arguments.ray_timeout <= 86_400:
+        raise UsageError("--ray-timeout must be from 0.1 to 86400 seconds")
+    ray = connect(arguments.ray_address)
+    asker = RayAsker(ray, members(ray), arguments.paths, arguments.ray_timeout)
+    return open_remote_run(Fleet(asker), arguments.paths or ("--ray",))

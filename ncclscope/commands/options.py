@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_stall_options"]
+__all__ = ["add_ray_options", "add_stall_options"]
 
 
 def add_stall_options(parser: argparse.ArgumentParser) -> None:
@@ -22,4 +22,12 @@ def add_stall_options(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         metavar="SECONDS",
         help="the same for processes that still run (default: 30)",
+    )
+
+
+def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
+    """Adds what names a Ray cluster, and how long its nodes are waited for."""
+    parser.add_argument("--ray", action="store_true", help=help)
+    parser.add_argument(
+        "--ray-address", default="auto", metavar="ADDRESS", help="of the cluster (default: auto)"
     )

@@ -95,6 +95,23 @@ def test_a_node_that_takes_too_long_is_left(ray_cluster: Any, tmp_path: Path) ->
     assert [node["status"] for node in json.loads(done.stdout)["nodes"]] == ["timed_out"] * 3
 
 
+def test_nodes_examine_their_own_rings(
+    ray_cluster: Any, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    done = ray(ray_cluster.address, "diagnose", "--json")
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    local = json.loads(ncclscope("diagnose", *directories.values(), "--json").stdout)
+    assert document == local
+    assert document["verdict"]["diverging_ranks"] == [ODD]
+    assert document["ranks"]["read"] == 6
+    screen = ray(ray_cluster.address, "diagnose")
+    assert "DIVERGED · op mismatch · rank 3" in screen.stdout
+    nothing = ray(ray_cluster.address, "diagnose", "/nowhere")
+    assert nothing.returncode == 2
+    assert "no ring found on 3 nodes: /nowhere does not exist on " in nothing.stderr
+
+
 def test_without_a_cluster(tmp_path: Path) -> None:
     done = ray("127.0.0.1:1", "collect", "-o", tmp_path / "hang")
     assert (done.returncode, done.stdout) == (2, "")

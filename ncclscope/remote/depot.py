@@ -1,0 +1,188 @@
+"""A node: reduces its rings to what is asked of every rank, and answers what is asked besides.
+
+Messages are those of :mod:`ncclscope.remote.spelling`. A request is a list of questions, an answer
+the list of what they asked for, and a table of kinds:
+
+============================== ==============================================================
+question                       answer
+============================== ==============================================================
+calls, ring, key, start, stop  calls as columns, as far as they are kept
+hashes, ring, key, seqs        running hash after each of these calls; null where none is kept
+signatures, ring, key, ...     the signatures of calls start to stop - 1
+newest, ring, key, count       the last steps (key null) or transfers; all where count is null
+members, digest                the ranks of a communicator
+============================== ==============================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from ncclscope.analysis.waits import last_states
+from ncclscope.economy import economy, without_collection
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import printable
+from ncclscope.logs import CallLog, newest_of
+from ncclscope.model import Call, Communicator, Rank
+from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack
+from ncclscope.ring import layout
+from ncclscope.sources import input_files
+from ncclscope.sources.ring import read_ring
+from ncclscope.tracing import session
+
+__all__ = ["Depot"]
+
+_LONG = ("argv", "environ", "cwd", "path")
+_BEATS_NS = 2_000_000_000
+
+
+class Depot:
+    """The rings of one node.
+
+    Args:
+        paths: Where they are; what NCCLSCOPE_DIR names when empty.
+    """
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._notes: list[str] = []
+        self._ranks: list[Rank] = []
+        self._members: dict[str, tuple[int, ...]] = {}
+        named = session.directory()
+        roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
+        self._others = 0
+        # The files stay open for as long as questions may come.
+        with economy():
+            for path in self._find(roots):
+                self._read(path)
+
+    def summary(self) -> bytes:
+        """Returns what is asked of every rank, in a message."""
+        kinds = Kinds()
+        comms: dict[Communicator, int] = {}
+        with without_collection():
+            ranks = [self._reduce(rank, kinds, comms) for rank in self._ranks]
+        spelled = []
+        for comm in comms:
+            digest = hashlib.blake2b(repr(comm.ranks).encode(), digest_size=8).hexdigest()
+            self._members[digest] = comm.ranks
+            spelled.append([comm.key, comm.label, comm.backend, digest])
+        if self._others:
+            self._notes.append(
+                f"{self._others} files that are no rings stay on {socket.gethostname()}: "
+                f"ncclscope collect brings them"
+            )
+        return pack(
+            {
+                "host": socket.gethostname(),
+                "notes": self._notes,
+                "kinds": kinds.table,
+                "comms": spelled,
+                "ranks": ranks,
+            }
+        )
+
+    def answer(self, request: bytes) -> bytes:
+        """Returns the answers to a request, in a message."""
+        kinds = Kinds()
+        answers = [self._ask(kinds, *question) for question in unpack(request)]
+        return pack({"kinds": kinds.table, "answers": answers})
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _find(self, roots: Sequence[Path]) -> Sequence[Path]:
+        found: list[Path] = []
+        for root in roots:
+            if not root.exists():
+                self._notes.append(
+                    f"{printable(str(root))} does not exist on {socket.gethostname()}"
+                )
+                continue
+            for path in input_files([root], self._notes):
+                if path.suffix == layout.SUFFIX:
+                    found.append(path)
+                else:
+                    self._others += 1
+        return found
+
+    def _read(self, path: Path) -> None:
+        try:
+            if path.stat().st_size:
+                self._ranks.append(read_ring(path))
+        except (DamagedFileError, OSError) as error:
+            self._notes.append(printable(str(error)))
+
+    # --- reducing ----------------------------------------------------------------------------
+
+    def _reduce(self, rank: Rank, kinds: Kinds, comms: dict[Communicator, int]) -> dict[str, Any]:
+        details = details_of(rank.details, _LONG)
+        fresh = abs(time.time_ns() - (rank.last_seen_ns or 0)) < _BEATS_NS
+        if rank.alive and fresh:
+            details["beating"] = True  # nodes are read one after the other
+        logs = []
+        for log in rank.logs.values():
+            number = comms.setdefault(log.communicator, len(comms))
+            calls = kinds.spell(_asked_of_all(log))
+            logs.append([number, log.calls, log.first, log.fingerprint(log.calls), calls])
+        ops = {op for log in rank.logs.values() for op in getattr(log, "ops", ())}
+        return {
+            "about": [
+                *(rank.rank, rank.world_size, rank.host, rank.pid, rank.gpu, dict(rank.labels)),
+                *(rank.records, rank.lost, rank.started_ns, rank.last_seen_ns),
+                *(rank.exited, rank.alive, printable(rank.source)),
+            ],
+            "details": details,
+            "activities": [astuple(one) for one in rank.activities.values()],
+            "ops": sorted(ops),
+            "logs": logs,
+            "p2p": [
+                [
+                    comms.setdefault(rank.logs[key].communicator, len(comms)),
+                    *self._last(calls, kinds),
+                ]
+                for key, calls in rank.p2p.items()
+                if key in rank.logs
+            ],
+            "step": spell_steps(newest_of(rank.steps, 1)),
+        }
+
+    def _last(self, calls: Sequence[Call], kinds: Kinds) -> list[Any]:
+        return [kinds.spell(newest_of(calls, 1))]
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def _ask(self, kinds: Kinds, what: str, *rest: Any) -> Any:
+        if what == "members":
+            return list(self._members[rest[0]])
+        ring, key, *rest_ = rest
+        rank = self._ranks[ring]
+        if what == "newest":
+            return self._newest(rank, key, rest_[0], kinds)
+        log = rank.logs[key]
+        if what == "calls":
+            return kinds.spell(log.span(*rest_))
+        if what == "signatures":
+            return list(log.signatures(*rest_))
+        if what == "hashes":
+            return [
+                log.fingerprint(seq) if log.first - 1 <= seq <= log.calls else None
+                for seq in rest_[0]
+            ]
+        raise DamagedFileError("a question that is not known")
+
+    def _newest(self, rank: Rank, key: str | None, count: int | None, kinds: Kinds) -> Any:
+        if key is None:
+            return spell_steps(rank.steps if count is None else newest_of(rank.steps, count))
+        calls = rank.p2p[key]
+        return kinds.spell(calls if count is None else newest_of(calls, count))
+
+
+def _asked_of_all(log: CallLog) -> list[Call]:
+    """Returns the calls that any analysis looks at, of whichever rank: those at the end."""
+    found = {call.seq: call for call in last_states(log)}
+    return [found[seq] for seq in sorted(found)]

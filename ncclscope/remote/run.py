@@ -1,0 +1,149 @@
+"""Summaries of nodes -> a run whose logs ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ncclscope.errors import InputError, NothingFoundError
+from ncclscope.foreign import MAX_RANKS, integers, printable
+from ncclscope.model import Activity, Call, Communicator, Rank, Run
+from ncclscope.remote.fleet import Asked, Fleet
+from ncclscope.remote.logs import Place, RemoteLog, RemoteTrail, Shared
+from ncclscope.remote.spelling import read_calls, read_steps
+from ncclscope.sources import assemble
+
+__all__ = ["open_remote_run"]
+
+
+def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
+    """Asks all nodes what they have.
+
+    Args:
+        fleet: The nodes.
+        sources: What a reader asked for.
+
+    Returns:
+        A run as :func:`ncclscope.open_run` returns it; a node that failed is a note in it.
+
+    Raises:
+        NothingFoundError: No node has a ring.
+        InputError: No node answers.
+    """
+    notes: list[str] = []
+    told: dict[int, Any] = {}
+    failed = []
+    for node, summary in fleet.summaries().items():
+        name = printable(fleet.names[node])
+        if isinstance(summary, str):
+            failed.append(f"{name} could not be asked: {printable(summary)}")
+        elif isinstance(summary, dict):
+            told[node] = summary
+            notes += [printable(str(note)) for note in summary.get("notes", ())]
+    if not told:
+        raise InputError(failed[0] if failed else "there is no node")
+    notes = failed + notes
+    shared = Shared()
+    ranks: list[Rank] = []
+    try:
+        members = _members(fleet, told)
+        for node, summary in told.items():
+            ranks += _ranks(fleet, node, summary, members, shared)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        raise InputError(
+            "a node sent what cannot be understood", "the same ncclscope must be installed there"
+        ) from None
+    if not ranks:
+        raise NothingFoundError(
+            f"no ring found on {len(told)} nodes{': ' + notes[0] if notes else ''}",
+            "name the directory that NCCLSCOPE_DIR had there",
+        )
+    return assemble(ranks, notes=notes, sources=tuple(sources))
+
+
+def _members(fleet: Fleet, told: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
+    """Asks for the ranks of communicators, which can be long: each list of one node only."""
+    found: dict[str, tuple[int, ...]] = {}
+    asked = []
+    for node, summary in told.items():
+        for *_, digest in summary["comms"]:
+            if digest not in found:
+                found[digest] = ()
+
+                def take(answer: Any, _kinds: Any, digest: str = digest) -> None:
+                    found[digest] = integers(answer, MAX_RANKS) or ()
+
+                asked.append(Asked(node, ("members", digest), take))
+    if asked:
+        fleet.ask(asked)
+    return found
+
+
+def _ranks(
+    fleet: Fleet,
+    node: int,
+    summary: Mapping[str, Any],
+    members: Mapping[str, tuple[int, ...]],
+    shared: Shared,
+) -> Iterable[Rank]:
+    kinds = summary["kinds"]
+    comms = [
+        Communicator(str(key), str(label), members[digest], str(backend))
+        for key, label, backend, digest in summary["comms"]
+    ]
+    for ring, told in enumerate(summary["ranks"]):
+        place = Place(fleet, node, ring)
+        ops = frozenset(map(str, told["ops"]))
+        logs = {}
+        for number, calls, first, running, spelled in told["logs"]:
+            comm = comms[number]
+            kept = read_calls(spelled, kinds, comm.key)
+            ends = (int(calls), int(first), int(running))
+            logs[comm.key] = RemoteLog(place, comm, ends, kept, ops, shared)
+        yield _rank(place, told, comms, kinds, logs)
+
+
+def _rank(
+    place: Place,
+    told: Mapping[str, Any],
+    comms: Sequence[Communicator],
+    kinds: Sequence[Any],
+    logs: Mapping[str, RemoteLog],
+) -> Rank:
+    (rank, size, host, pid, gpu, labels, records, lost, started, seen, exited, alive, source) = (
+        told["about"]
+    )
+    return Rank(
+        rank=rank if rank < MAX_RANKS else -1,
+        world_size=size,
+        host=host,
+        pid=pid,
+        gpu=gpu,
+        labels=labels,
+        logs=logs,
+        p2p={
+            comms[number].key: _transfers(place, comms[number].key, spelled, kinds)
+            for number, spelled in told["p2p"]
+        },
+        records=records,
+        lost=lost,
+        started_ns=started,
+        last_seen_ns=seen,
+        exited=exited,
+        alive=alive,
+        steps=RemoteTrail(place, None, read_steps(told["step"]), _steps),
+        activities={one[0]: Activity(*one) for one in told["activities"]},
+        source=source,
+        details=told["details"],
+    )
+
+
+def _transfers(place: Place, key: str, last: Any, kinds: Sequence[Any]) -> RemoteTrail[Call]:
+    def read(answer: Any, kinds: Sequence[Any]) -> list[Call]:
+        return read_calls(answer, kinds, key)
+
+    return RemoteTrail(place, key, read(last, kinds), read)
+
+
+def _steps(answer: Any, _kinds: Sequence[Any]) -> list[Any]:
+    return read_steps(answer)

@@ -1,0 +1,137 @@
+"""What nodes and centre send each other: JSON, packed with zlib.
+
+Calls are columns. A program posts the same few kinds of calls again and again, so that each kind
+is told once in a message, and numbers, places and times as differences, which pack well.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.foreign import parse
+from ncclscope.model import Call, State, Step
+
+__all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
+
+_LEVEL = 6
+_MOST_BYTES = 1 << 30
+_KIND = (
+    *("op", "dtype", "redop", "root", "peer", "numel", "shape", "sizes", "out_shape", "site"),
+    *("captured", "graph", "signature", "out_sizes"),
+)
+_LISTS = ("shape", "sizes", "out_shape", "out_sizes")
+
+
+def pack(document: Any) -> bytes:
+    """Returns a message."""
+    return zlib.compress(json.dumps(document, separators=(",", ":")).encode(), _LEVEL)
+
+
+def unpack(data: bytes) -> Any:
+    """Returns what a message says.
+
+    Raises:
+        DamagedFileError: It is none, or much longer than any.
+    """
+    unzip = zlib.decompressobj()
+    try:
+        text = unzip.decompress(data, _MOST_BYTES)
+        if unzip.eof and not unzip.unconsumed_tail:
+            return parse(text)
+    except (ValueError, zlib.error):
+        pass
+    raise DamagedFileError("a node sent what is no message")
+
+
+class Kinds:
+    """Spells calls, each kind of them once."""
+
+    def __init__(self) -> None:
+        self.table: list[list[Any]] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def spell(self, calls: Sequence[Call]) -> list[list[Any]]:
+        """Returns calls of one communicator as columns; see :func:`read_calls`."""
+        which = []
+        for call in calls:
+            kind = tuple(getattr(call, name) for name in _KIND)
+            number = self._numbers.setdefault(kind, len(self.table))
+            if number == len(self.table):
+                self.table.append(list(kind))
+            which.append(number)
+        return [
+            which,
+            _differences([call.seq for call in calls]),
+            _differences([call.position for call in calls]),
+            _differences([call.time_ns or 0 for call in calls]),
+            [int(call.state) for call in calls],
+            [call.group for call in calls] if any(call.group for call in calls) else [],
+        ]
+
+
+def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str) -> list[Call]:
+    """Returns the calls of columns.
+
+    Args:
+        columns: Kind, number, place, time, state and group.
+        kinds: The table of the message.
+        key: The communicator's.
+    """
+    which, seqs, positions, times, states, groups = columns
+    calls = []
+    for place, (number, seq, position, when, state) in enumerate(
+        zip(which, _sums(seqs), _sums(positions), _sums(times), states, strict=True)
+    ):
+        fields = dict(zip(_KIND, kinds[number], strict=True))
+        for name in _LISTS:
+            if fields[name] is not None:
+                fields[name] = tuple(fields[name])
+        calls.append(
+            Call(
+                comm=key,
+                seq=seq,
+                position=position,
+                time_ns=when or None,
+                state=State(state),
+                group=groups[place] if groups else None,
+                **fields,
+            )
+        )
+    return calls
+
+
+def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
+    """Returns steps as rows."""
+    return [[step.number, step.position, step.tokens, step.dummy] for step in steps]
+
+
+def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
+    """Returns the steps of rows."""
+    return [Step(*row) for row in rows]
+
+
+def details_of(about: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+    """Returns what a process said of itself, short of what is long and of no use elsewhere."""
+    return {name: value for name, value in about.items() if name not in without}
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    before = 0
+    found = []
+    for number in numbers:
+        found.append(number - before)
+        before = number
+    return found
+
+
+def _sums(differences: Sequence[int]) -> list[int]:
+    total = 0
+    found = []
+    for difference in differences:
+        total += difference
+        found.append(total)
+    return found

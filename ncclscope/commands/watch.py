@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ncclscope.commands.options import add_ray_options
 from ncclscope.errors import NothingFoundError, UsageError
 from ncclscope.tracing import session
 
 if TYPE_CHECKING:
     from ncclscope.live.actions import Actions
+    from ncclscope.live.jobs import Rings
     from ncclscope.live.watch import Look, Watcher
     from ncclscope.render.output import Output
 
@@ -30,6 +32,8 @@ _STATUSES = {
     "diverged": "the ranks differ",
     "hung": "ranks waited in vain",
 }
+_REMOTE_SECONDS = 10.0
+"""How long a node may take to report; looks wait for it."""
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
@@ -98,6 +102,8 @@ class WatchCommand:
             help="keep a Prometheus text file up to date, for node_exporter",
         )
 
+        add_ray_options(parser, "DIR is on the nodes of a Ray cluster, whose actors report")
+
     def run(self, arguments: argparse.Namespace) -> int:
         """Looks until it is told to stop, or has found what it was to wait for."""
         from ncclscope.live.actions import Actions
@@ -106,7 +112,7 @@ class WatchCommand:
         directory = _directory(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill)
         actions.check()
-        watcher = Watcher(directory, stall=arguments.stall)
+        watcher = Watcher(directory, stall=arguments.stall, rings=_elsewhere(arguments))
         if arguments.once:
             return _once(watcher, arguments)
         # A supervisor ends it so, or a line that goes down; the terminal is to be as it was.
@@ -204,6 +210,8 @@ def _directory(arguments: argparse.Namespace) -> Path:
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is no directory", "make it first")
     directory: Path | None = arguments.directory
+    if arguments.ray:
+        return directory or Path("NCCLSCOPE_DIR of each node")
     if directory is None and (given := session.directory()):
         directory = Path(given)
     if directory is None:
@@ -211,6 +219,26 @@ def _directory(arguments: argparse.Namespace) -> Path:
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is no directory", "name the one with the rings")
     return directory
+
+
+def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
+    """Returns the rings of a Ray cluster's nodes, where they are asked for."""
+    if not arguments.ray:
+        return None
+    if arguments.once:
+        raise UsageError("--once is for one machine", "ncclscope diagnose --ray gives one verdict")
+    if arguments.bundle is not None or arguments.kill:
+        raise UsageError(
+            "--bundle and --kill reach this machine only",
+            "--on-hang 'ncclscope collect --ray -o DIR' keeps what all nodes have",
+        )
+    from ncclscope.collect.ray_nodes import connect, members
+    from ncclscope.remote.ray_asker import RayAsker
+    from ncclscope.remote.words import RemoteRings
+
+    ray = connect(arguments.ray_address)
+    paths = [str(arguments.directory)] if arguments.directory is not None else []
+    return RemoteRings(RayAsker(ray, members(ray), paths, _REMOTE_SECONDS))
 
 
 def _file(path: Path, look: Look, troubles: int) -> None:

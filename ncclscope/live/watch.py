@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.errors import DamagedFileError
 from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
 from ncclscope.signature import stretch
 from ncclscope.sources import assemble, open_run
-from ncclscope.sources.ring import read_ring
 
 __all__ = ["Look", "Watcher"]
 
@@ -78,6 +76,7 @@ class Watcher:
         stall: Seconds without progress, inside of a call, that count as a hang.
         clock: Seconds, never going back.
         wall: Nanoseconds since 1970 when ``clock`` was read for the first time.
+        rings: What to look at, where it is not the rings of the directory.
     """
 
     def __init__(
@@ -87,13 +86,14 @@ class Watcher:
         stall: float = DEFAULT_STALL,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
+        rings: Rings | None = None,
     ) -> None:
         self.directory = directory
         self.stall = stall
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
-        self._rings = Rings(directory)
+        self._rings = Rings(directory) if rings is None else rings
         self._seen: set[Path] = set()
         self._verified: dict[tuple[str, Path], int] = {}
         self._bases: dict[tuple[str, Path, Path], tuple[int, int, int]] = {}
@@ -289,7 +289,7 @@ class Watcher:
             return
         self._examined = who
         if self._trouble is None:
-            ranks = [rank for words in past if (rank := _rank_of(words)) is not None]
+            ranks = [rank for words in past if (rank := words.read()) is not None]
             self._verdict = diagnose(assemble(ranks, sources=(str(self.directory),)))
             if self._verdict.exit_status:
                 self._trouble, self._troubled = self._verdict, set(self._paths(past))
@@ -301,7 +301,7 @@ class Watcher:
         wall_ns = self._wall_ns(now)
         ranks = []
         for words in living:
-            rank = _rank_of(words)
+            rank = words.read()
             if rank is not None and rank.alive:
                 rank = replace(rank, last_seen_ns=wall_ns)  # seen just now
             if rank is not None:
@@ -335,13 +335,6 @@ class Watcher:
 
     def _paths(self, rings: Iterable[Words]) -> list[Path]:
         return [words.path for words in rings]
-
-
-def _rank_of(words: Words) -> Rank | None:
-    try:
-        return read_ring(words.path)
-    except (DamagedFileError, OSError):
-        return None
 
 
 def _gist(verdict: Verdict | None) -> object:

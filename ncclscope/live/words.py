@@ -16,12 +16,12 @@ import numpy as np
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import MAX_RANKS, integer, number, text
-from ncclscope.model import Call, Communicator, State
+from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, whole
 from ncclscope.ring.reader import ChannelState, RingFile
 from ncclscope.signature import MASK
-from ncclscope.sources.ring import RingLog, communicators, is_alive
+from ncclscope.sources.ring import RingLog, communicators, is_alive, read_ring
 from ncclscope.sources.ring_calls import decode
 
 if TYPE_CHECKING:
@@ -373,6 +373,13 @@ class Words:
         except (DamagedFileError, IndexError, OSError):
             return None
         return None
+
+    def read(self) -> Rank | None:
+        """Reads the ring for a diagnosis; None where that cannot be done."""
+        try:
+            return read_ring(self.path)
+        except (DamagedFileError, OSError):
+            return None
 
     def _pread(self, offset: int, size: int) -> bytes:
         return self._ring.read_bytes(offset, size)

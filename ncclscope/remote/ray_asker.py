@@ -8,16 +8,18 @@ from typing import Any
 from ncclscope.collect.ray_nodes import Member, hire, reason_of
 from ncclscope.errors import InputError
 from ncclscope.remote.depot import Depot
+from ncclscope.remote.reporter import Reporter
 
 __all__ = ["RayAsker"]
 
 
 class Keeper:
-    """On a node: a depot that is made when its summary is asked for."""
+    """On a node: a depot that is made anew whenever its summary is asked for, and a reporter."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._depot: Depot | None = None
+        self._reporter: Reporter | None = None
 
     def summary(self) -> bytes:
         """Returns the summary."""
@@ -28,6 +30,17 @@ class Keeper:
         """Returns the answers to a request."""
         assert self._depot is not None
         return self._depot.answer(request)
+
+    def report(self) -> bytes:
+        """Returns what is new."""
+        if self._reporter is None:
+            self._reporter = Reporter(self._paths)
+        return self._reporter.report()
+
+    def hashes(self, request: bytes) -> bytes:
+        """Returns running hashes."""
+        assert self._reporter is not None
+        return self._reporter.hashes(request)
 
 
 class RayAsker:
@@ -59,15 +72,36 @@ class RayAsker:
 
     def summaries(self) -> Mapping[int, bytes | str]:
         """Asks all nodes for their summaries; of one that fails, why."""
-        asked = {number: keeper.summary.remote() for number, keeper in self._keepers.items()}
-        self._ray.wait([*asked.values()], num_returns=len(asked), timeout=self._timeout)
+        return self._ask_all("summary")
+
+    def reports(self) -> Mapping[int, bytes | str]:
+        """Asks all nodes what is new; of one that fails, why."""
+        return self._ask_all("report")
+
+    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Asks some nodes for running hashes; one that fails is left out."""
+        asked = {node: self._keepers[node].hashes.remote(one) for node, one in requests.items()}
+        found = self._gather(asked)
+        return {node: data for node, data in found.items() if isinstance(data, bytes)}
+
+    def _ask_all(self, method: str) -> Mapping[int, bytes | str]:
+        found: dict[int, bytes | str] = {
+            number: "Ray has lost this node"
+            for number, member in enumerate(self._members)
+            if not member.alive
+        }
+        return found | self._gather(
+            {number: getattr(one, method).remote() for number, one in self._keepers.items()}
+        )
+
+    def _gather(self, asked: Mapping[int, Any]) -> dict[int, bytes | str]:
+        """Waits for all answers; what one node takes too long for costs no other's."""
+        if asked:
+            self._ray.wait([*asked.values()], num_returns=len(asked), timeout=self._timeout)
         found: dict[int, bytes | str] = {}
-        for number, member in enumerate(self._members):
-            if not member.alive:
-                found[number] = "Ray has lost this node"
-                continue
+        for number, reference in asked.items():
             try:
-                found[number] = self._ray.get(asked[number], timeout=0)
+                found[number] = self._ray.get(reference, timeout=0)
             except self._ray.exceptions.GetTimeoutError:
                 found[number] = f"no answer after {self._timeout:g} s"
             except self._ray.exceptions.RayError as error:
@@ -76,21 +110,15 @@ class RayAsker:
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Asks some nodes, all at once."""
-        asked = {
-            number: self._keepers[number].answer.remote(request)
-            for number, request in requests.items()
-        }
-        found = {}
-        for number, reference in asked.items():
-            try:
-                found[number] = self._ray.get(reference, timeout=self._timeout)
-            except self._ray.exceptions.GetTimeoutError:
+        asked = {node: self._keepers[node].answer.remote(one) for node, one in requests.items()}
+        found: dict[int, bytes] = {}
+        for node, data in self._gather(asked).items():
+            if isinstance(data, str):
                 raise InputError(
-                    f"{self._members[number].name} gave no answer after {self._timeout:g} s",
+                    f"{self._members[node].name}: {data}",
                     "ncclscope collect --ray brings what the others have",
-                ) from None
-            except self._ray.exceptions.RayError as error:
-                raise InputError(f"{self._members[number].name}: {reason_of(error)}") from None
+                )
+            found[node] = data
         return found
 
     def close(self) -> None:

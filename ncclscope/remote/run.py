@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ncclscope.errors import InputError, NothingFoundError
@@ -13,7 +14,7 @@ from ncclscope.remote.logs import Place, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
 from ncclscope.sources import assemble
 
-__all__ = ["open_remote_run"]
+__all__ = ["open_remote_run", "remote_ranks"]
 
 
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
@@ -31,18 +32,43 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
         InputError: No node answers.
     """
     notes: list[str] = []
+    found = remote_ranks(fleet, notes)
+    if not found:
+        raise NothingFoundError(
+            f"no ring found on {len(fleet.names)} nodes{': ' + notes[0] if notes else ''}",
+            "name the directory that NCCLSCOPE_DIR had there",
+        )
+    # Where a ring is on its node is all that a reader can use.
+    ranks = [replace(rank, source=rank.source.partition(":")[2]) for rank in found]
+    return assemble(ranks, notes=notes, sources=tuple(sources))
+
+
+def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
+    """Asks all nodes for their processes.
+
+    Args:
+        fleet: The nodes.
+        notes: Told of nodes that failed, and what the others noted.
+
+    Returns:
+        Processes whose source is the number of the node, a colon and the path there.
+
+    Raises:
+        InputError: No node answers.
+    """
     told: dict[int, Any] = {}
     failed = []
+    said: list[str] = []
     for node, summary in fleet.summaries().items():
         name = printable(fleet.names[node])
         if isinstance(summary, str):
             failed.append(f"{name} could not be asked: {printable(summary)}")
         elif isinstance(summary, dict):
             told[node] = summary
-            notes += [printable(str(note)) for note in summary.get("notes", ())]
+            said += [printable(str(note)) for note in summary.get("notes", ())]
     if not told:
         raise InputError(failed[0] if failed else "there is no node")
-    notes = failed + notes
+    notes += failed + said
     shared = Shared()
     ranks: list[Rank] = []
     try:
@@ -53,12 +79,7 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
         raise InputError(
             "a node sent what cannot be understood", "the same ncclscope must be installed there"
         ) from None
-    if not ranks:
-        raise NothingFoundError(
-            f"no ring found on {len(told)} nodes{': ' + notes[0] if notes else ''}",
-            "name the directory that NCCLSCOPE_DIR had there",
-        )
-    return assemble(ranks, notes=notes, sources=tuple(sources))
+    return ranks
 
 
 def _members(fleet: Fleet, told: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
@@ -133,7 +154,7 @@ def _rank(
         alive=alive,
         steps=RemoteTrail(place, None, read_steps(told["step"]), _steps),
         activities={one[0]: Activity(*one) for one in told["activities"]},
-        source=source,
+        source=f"{place.node}:{source}",
         details=told["details"],
     )
 

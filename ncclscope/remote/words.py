@@ -1,0 +1,226 @@
+"""How far the processes of other nodes have come, as their nodes report it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.foreign import printable
+from ncclscope.live.jobs import Rings
+from ncclscope.live.words import LastCall, Strand, Words
+from ncclscope.model import Communicator, Rank, State
+from ncclscope.remote.fleet import Asker, Fleet
+from ncclscope.remote.run import remote_ranks
+from ncclscope.remote.spelling import pack, unpack
+
+__all__ = ["Listened", "RemoteRings", "RemoteWords"]
+
+_KEPT = 4096
+"""Hashes that were asked for are kept for so many calls."""
+
+
+class Listened(Asker, Protocol):
+    """A way to reach reporters, besides depots."""
+
+    def reports(self) -> Mapping[int, bytes | str]:
+        """Asks all nodes what is new; of one that fails, why."""
+        ...
+
+    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Asks some nodes for running hashes; one that fails is left out."""
+        ...
+
+
+class RemoteWords(Words):
+    """A ring on another node, as it was last reported.
+
+    Args:
+        rings: Whom it belongs to.
+        node: The number of its node.
+        path: Its path there, behind that number.
+    """
+
+    def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
+        self.path = path
+        self.node = node
+        self.strands = {}
+        self.about = {}
+        self._rings = rings
+        self._pending: dict[str, bool] = {}
+        self._lasts: dict[str, LastCall | None] = {}
+        self._known: dict[tuple[str, int], int] = {}
+        self._mark: tuple[int, bytes] = (-1, b"")
+
+    def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
+        """Takes in a row of a report; returns whether calls have moved."""
+        who, (age, tail, states), strands = row
+        (_, self.rank, self.host, self.pid, self.gpu, self.started_ns) = who[:6]
+        role, self._alive, self._exited = who[6:]
+        self.about = {"role": role}
+        mark = (int(tail), bytes.fromhex(states))
+        moved, self._mark = mark != self._mark, mark
+        self.head = mark[0]
+        if moved:
+            self.moved_at = now - age
+        self.strands = {}
+        for number, seq, hash, p2p, tells, in_group, pending, last in strands:
+            comm = comms[number]
+            self.strands[comm.key] = Strand(
+                comm, seq, hash, p2p, tells, {"group": 1} if in_group else None
+            )
+            self._pending[comm.key] = pending
+            self._lasts[comm.key] = last and LastCall(
+                last[0], None if last[1] is None else tuple(last[1]), last[2], State(last[3])
+            )
+        self._known = {
+            (key, seq): hash
+            for (key, seq), hash in self._known.items()
+            if key in self.strands and seq >= self.strands[key].seq - _KEPT
+        }
+        return moved
+
+    @property
+    def signature(self) -> tuple[int, bytes]:
+        """What changes whenever anything does."""
+        return self._mark
+
+    def last(self, key: str) -> LastCall | None:
+        """Returns the newest collective on a communicator."""
+        return self._lasts.get(key)
+
+    def knows(self, key: str, seq: int) -> bool:
+        """Whether the hash after a call need not be asked for."""
+        return seq in (0, self.strands[key].seq) or (key, seq) in self._known
+
+    def learn(self, key: str, seq: int, hash: int) -> None:
+        """Keeps a hash that was asked for."""
+        self._known[key, seq] = hash
+
+    def hash_at(self, key: str, seq: int) -> int | None:
+        """Returns the running hash after a call; None where it is not known."""
+        strand = self.strands[key]
+        if seq > strand.seq:
+            return None
+        found = strand.kept(seq)
+        return self._known.get((key, seq)) if found is None else found
+
+    def read(self) -> Rank | None:
+        """Has its node reduce the ring, for a diagnosis."""
+        return self._rings.ranks().get(self.path)
+
+
+class RemoteRings(Rings):
+    """The rings of all nodes.
+
+    Args:
+        asker: How the nodes are reached.
+    """
+
+    def __init__(self, asker: Listened) -> None:
+        super().__init__(Path())
+        self._asker = asker
+        self._comms: dict[int, list[Communicator]] = {}
+        self._ranks: dict[Path, Rank] | None = None
+        self.received = 0
+
+    def scan(self, now: float, wall_ns: int) -> None:
+        """Nodes look for new rings themselves."""
+
+    def look(self, now: float) -> list[Words]:
+        """Asks all nodes what is new, and for the hashes where ranks are not equally far."""
+        self._ranks = None
+        moved: list[Words] = []
+        for node, data in self._asker.reports().items():
+            place = Path(printable(self._asker.names[node]))
+            try:
+                if isinstance(data, str):
+                    raise DamagedFileError(f"{place} does not report: {printable(data)}")
+                self.received += len(data)
+                moved += self._take(node, unpack(data), now)
+                self.notes.pop(place, None)
+            except (DamagedFileError, KeyError, TypeError, ValueError, IndexError) as error:
+                known = isinstance(error, DamagedFileError)
+                self.notes[place] = str(error) if known else f"{place} reports what is no report"
+        self._ask_for(moved)
+        return moved
+
+    def ranks(self) -> Mapping[Path, Rank]:
+        """Returns the processes of all nodes as a diagnosis wants them, once for each look."""
+        if self._ranks is None:
+            notes: list[str] = []
+            try:
+                found = remote_ranks(Fleet(self._asker), notes)
+            except InputError:
+                found = []
+            self._ranks = {Path(rank.source): rank for rank in found}
+        return self._ranks
+
+    def _take(self, node: int, told: Mapping[str, Any], now: float) -> list[Words]:
+        comms = self._comms.setdefault(node, [])
+        for key, label, ranks, backend in told["comms"]:
+            comms.append(Communicator(key, label, tuple(ranks), backend))
+        for path in told["gone"]:
+            self.words.pop(_place(node, path), None)
+        moved: list[Words] = []
+        for row in told["rows"]:
+            place = _place(node, row[0][0])
+            words = self.words.get(place)
+            if not isinstance(words, RemoteWords):
+                words = self.words[place] = RemoteWords(self, node, place)
+            if words.take(row, comms, now):
+                moved.append(words)
+        return moved
+
+    def _ask_for(self, moved: Sequence[Words]) -> None:
+        """Asks those ahead for their hashes where the others stand, each node once."""
+        keys = {key for words in moved for key in words.strands}
+        members: dict[str, list[RemoteWords]] = {}
+        for words in self.words.values():
+            if isinstance(words, RemoteWords) and words.rank >= 0:
+                for key in keys & words.strands.keys():
+                    members.setdefault(key, []).append(words)
+        asked: dict[int, list[_Lack]] = {}
+        for key, own in members.items():
+            most = max(words.strands[key].seq for words in own)
+            seqs = {words.strands[key].seq for words in own} - {most}
+            ahead: dict[int, list[RemoteWords]] = {}
+            for words in own:
+                if words.strands[key].seq == most:
+                    ahead.setdefault(words.strands[key].hash, []).append(words)
+            for same in ahead.values():  # equal hashes: one of them speaks for all
+                lacking = [seq for seq in sorted(seqs) if not same[0].knows(key, seq)]
+                if lacking:
+                    asked.setdefault(same[0].node, []).append(_Lack(key, lacking, same))
+        if asked:
+            self._learn(asked)
+
+    def _learn(self, asked: Mapping[int, Sequence[_Lack]]) -> None:
+        requests = {
+            node: pack([[_there(one.words[0].path), one.key, one.seqs] for one in lacking])
+            for node, lacking in asked.items()
+        }
+        for node, data in self._asker.hashes(requests).items():
+            self.received += len(data)
+            for one, found in zip(asked[node], unpack(data), strict=True):
+                for seq, hash in zip(one.seqs, found, strict=True):
+                    for words in one.words if isinstance(hash, int) else ():
+                        words.learn(one.key, seq, hash)
+
+
+class _Lack(NamedTuple):
+    """Hashes that are to be asked for: of which communicator, and who has them."""
+
+    key: str
+    seqs: list[int]
+    words: list[RemoteWords]
+
+
+def _place(node: int, path: str) -> Path:
+    """The path of a ring on a node; two nodes may have the same."""
+    return Path(f"{node}:{path}")
+
+
+def _there(place: Path) -> str:
+    return str(place).partition(":")[2]

@@ -1,0 +1,43 @@
+"""Nodes in this process: what a cluster's actors do, without the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ncclscope.remote.depot import Depot
+from ncclscope.remote.reporter import Reporter
+
+
+class HereAsker:
+    """Reaches depots and reporters of some directories.
+
+    Args:
+        directories: By the name of the node.
+    """
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        self.names = tuple(directories)
+        self._paths = [str(path) for path in directories.values()]
+        self._depots: dict[int, Depot] = {}
+        self._reporters = [Reporter([path]) for path in self._paths]
+        self.lost: set[int] = set()
+
+    def summaries(self) -> dict[int, bytes | str]:
+        found: dict[int, bytes | str] = {}
+        for node, path in enumerate(self._paths):
+            self._depots[node] = Depot([path])
+            found[node] = "gone" if node in self.lost else self._depots[node].summary()
+        return found
+
+    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {node: self._depots[node].answer(request) for node, request in requests.items()}
+
+    def reports(self) -> dict[int, bytes | str]:
+        return {
+            node: "gone" if node in self.lost else reporter.report()
+            for node, reporter in enumerate(self._reporters)
+        }
+
+    def hashes(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {node: self._reporters[node].hashes(one) for node, one in requests.items()}

@@ -1,0 +1,176 @@
+"""A job on several nodes is watched by what they report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ncclscope import Tracer
+from ncclscope.live.watch import Watcher
+from ncclscope.remote.words import RemoteRings
+from ncclscope.tracing.tracer import Comm
+from tests.remote_nodes import HereAsker
+
+SIZE = 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Job:
+    """Two ranks on each of two nodes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directories = {name: directory / name for name in ("a", "b")}
+        for path in self.directories.values():
+            path.mkdir()
+        self.tracers: list[Tracer] = []
+        self.comms: list[Comm] = []
+        for rank in range(SIZE):
+            where = self.directories["ab"[rank // 2]]
+            tracer = Tracer(where, rank=rank, world_size=SIZE, heartbeat=False)
+            self.tracers.append(tracer)
+            self.comms.append(tracer.communicator("K", "tp:0", range(SIZE), "nccl"))
+
+    def post(self, rank: int, op: str = "all_reduce", count: int = 1) -> None:
+        for _ in range(count):
+            self.tracers[rank].record(self.comms[rank], op, shape=(4,), dtype="float32")
+
+
+@pytest.fixture
+def job(rings: Path) -> Iterator[Job]:
+    found = Job(rings)
+    yield found
+    for tracer in found.tracers:
+        tracer.close()
+
+
+def watcher(job: Job) -> tuple[Watcher, RemoteRings, HereAsker, Clock]:
+    asker, clock = HereAsker(job.directories), Clock()
+    rings = RemoteRings(asker)
+    return Watcher(Path("nodes"), clock=clock, rings=rings), rings, asker, clock
+
+
+def test_ranks_of_all_nodes_are_seen(job: Job) -> None:
+    for rank in range(SIZE):
+        job.post(rank, count=3)
+    watch, _, _, _ = watcher(job)
+    look = watch.look()
+    assert [words.rank for words in look.ranks] == [0, 1, 2, 3]
+    assert [words.strands["K"].seq for words in look.ranks] == [3] * SIZE
+    last = look.ranks[0].last("K")
+    assert last is not None
+    assert (last.op, last.shape) == ("all_reduce", (4,))
+    assert look.status == "ok"
+    assert look.verdict is not None
+    assert len(look.verdict.run.ranks) == SIZE
+
+
+def test_a_divergence_between_nodes_shows_at_the_next_look(job: Job) -> None:
+    watch, _, _, clock = watcher(job)
+    for step in range(5):
+        for rank in range(SIZE):
+            job.post(rank, count=100 + step)
+        clock.now += 0.1
+        assert not watch.look().in_trouble
+    for rank in range(SIZE):
+        job.post(rank, "all_gather" if rank == 3 else "all_reduce")
+    clock.now += 0.1
+    look = watch.look()
+    assert look.news
+    assert look.status == "diverged"
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert look.verdict.cause.diverging_ranks == (3,)
+    assert look.verdict.cause.seq == 511
+
+
+def test_those_behind_are_compared_with_what_was_there(job: Job) -> None:
+    """The rank that diverged is far behind the others, which nobody waits for."""
+    watch, _, _, clock = watcher(job)
+    for rank in range(SIZE):
+        job.post(rank, count=10)
+    assert not watch.look().in_trouble
+    job.post(2, "all_gather")
+    for rank in (0, 1, 3):
+        job.post(rank, count=500)
+    clock.now += 0.1
+    look = watch.look()
+    assert look.status == "diverged"
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert (look.verdict.cause.diverging_ranks, look.verdict.cause.seq) == ((2,), 11)
+
+
+def test_being_behind_is_no_divergence(job: Job) -> None:
+    watch, _, _, clock = watcher(job)
+    for count, rank in ((900, 0), (1, 1), (500, 2), (30, 3)):
+        job.post(rank, count=count)
+    for _ in range(3):
+        clock.now += 0.1
+        assert watch.look().status == "ok"
+
+
+def test_a_hang_is_found_by_time(job: Job) -> None:
+    watch, _, _, clock = watcher(job)
+    for rank in range(SIZE):
+        job.post(rank, count=2)
+    job.post(0)
+    watch.look()
+    clock.now += 11.0
+    look = watch.look()
+    assert look.status == "hung"
+    assert look.verdict is not None
+    assert look.verdict.cause is not None
+    assert look.verdict.cause.diverging_ranks == (1, 2, 3)
+
+
+def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
+    watch, rings, _, clock = watcher(job)
+    for rank in range(SIZE):
+        job.post(rank, count=7)
+    watch.look()
+    clock.now += 0.1
+    before = rings.received
+    watch.look()
+    idle = rings.received - before
+    assert idle < 2 * 100
+    for rank in range(SIZE):
+        job.post(rank, count=50)
+    clock.now += 0.1
+    before = rings.received
+    watch.look()
+    assert rings.received - before < SIZE * 300
+
+
+def test_a_node_that_is_lost_is_said(job: Job) -> None:
+    watch, _, asker, clock = watcher(job)
+    for rank in range(SIZE):
+        job.post(rank)
+    assert watch.look().status == "ok"
+    asker.lost.add(1)
+    clock.now += 0.1
+    look = watch.look()
+    assert watch.notes == ("b does not report: gone",)
+    assert not look.in_trouble  # that a node is silent is no divergence
+    asker.lost.clear()
+    clock.now += 0.1
+    watch.look()
+    assert watch.notes == ()
+
+
+def test_a_report_that_is_none(job: Job) -> None:
+    watch, _, asker, _ = watcher(job)
+    asker.reports = lambda: {0: b"junk", 1: b""}  # type: ignore[method-assign]
+    look = watch.look()
+    assert look.activity == "waiting"
+    assert len(watch.notes) == 2
+    assert json.dumps(watch.notes)

@@ -22,6 +22,7 @@ class DiagnoseCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
+        self._parser = parser
         parser.add_argument(
             "paths", nargs="*", metavar="PATH", help="ring or trace file, or a directory of them"
         )
@@ -44,7 +45,7 @@ class DiagnoseCommand:
         from ncclscope.render.terminal import stdout_console
 
         if not arguments.paths and not arguments.ray:
-            raise UsageError("no PATH is given", "name the directory with the rings")
+            self._parser.error("the following arguments are required: PATH")
         with progress_for(json=arguments.json):
             verdict = diagnose(
                 _remote_run(arguments) if arguments.ray else _run(arguments),

@@ -88,7 +88,7 @@ def test_a_node_that_cannot_deliver_says_why(ray_cluster: Any, tmp_path: Path) -
 def test_a_node_that_takes_too_long_is_left(ray_cluster: Any, tmp_path: Path) -> None:
     done = ray(
         ray_cluster.address,
-        *("collect", "--command", "sh -c 'sleep 1000'", "--timeout", "4"),
+        *("collect", "--command", "sh -c 'sleep 1000'", "--timeout", "3"),
         *("-o", tmp_path / "hang", "--json"),
     )
     assert done.returncode == 2

@@ -1,0 +1,195 @@
+"""Rings examined where they are say the same as rings in one place."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope import Run, Tracer, diagnose, open_run
+from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
+from ncclscope.remote.fleet import Fleet
+from ncclscope.remote.run import open_remote_run
+from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
+from tests.bench.rings import DIVERGING, make_rings
+from tests.remote_nodes import HereAsker
+from tests.rings import fill, tracer_in
+
+
+def spread(directory: Path, nodes: int) -> dict[str, Path]:
+    """Gives each node its part of the rings of a directory."""
+    found = {}
+    rings = sorted(directory.glob("*.ring"), key=lambda path: path.stat().st_mtime_ns)
+    for number in range(nodes):
+        place = found[f"node-{number}"] = directory / f"node-{number}"
+        place.mkdir()
+        for ring in rings[number * len(rings) // nodes : (number + 1) * len(rings) // nodes]:
+            ring.rename(place / ring.name)
+    return found
+
+
+def document(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(diagnose(run).to_dict()))
+    return found
+
+
+def both(directory: Path, nodes: int = 3) -> tuple[dict[str, Any], dict[str, Any], Fleet]:
+    """What is said of rings in one place, and of the same rings on nodes."""
+    places = spread(directory, nodes)
+    fleet = Fleet(HereAsker(places))
+    return (
+        document(open_run(directory)),
+        document(open_remote_run(fleet, [str(directory)])),
+        fleet,
+    )
+
+
+def test_a_difference_long_ago_in_wrapped_rings(rings: Path) -> None:
+    make_rings(rings / "job", 16, capacity=4096)
+    local, remote, fleet = both(rings / "job", 2)
+    assert remote == local
+    assert remote["verdict"]["diverging_ranks"] == [DIVERGING]
+    # A few hundred bytes a rank, where a ring has half a million.
+    assert fleet.traffic.total < 16 * 4096
+    assert fleet.traffic.rounds < 40
+
+
+def test_what_is_asked_does_not_grow_with_the_ranks(rings: Path) -> None:
+    rounds = []
+    for ranks in (16, 64):
+        make_rings(rings / str(ranks), ranks, capacity=1024)
+        local, remote, fleet = both(rings / str(ranks), ranks // 8)
+        assert remote == local
+        rounds.append((fleet.traffic.rounds, fleet.traffic.questions))
+    assert rounds[1][0] <= rounds[0][0] + 2
+    assert rounds[1][1] <= 4 * rounds[0][1]
+
+
+def test_transfers_steps_and_engines(rings: Path) -> None:
+    for rank in range(2):
+        tracer = Tracer(rings, rank=rank, world_size=2, heartbeat=False, capacity=1024)
+        comm = tracer.communicator("K", "pp:0", [0, 1], "nccl")
+        for step in range(5):
+            tracer.step(step, tokens=3 + step, dummy=step % 2 == 0)
+            tracer.record(comm, "all_reduce", shape=(step + 1,), dtype="float32", redop="sum")
+            op, peer = ("send", 1) if rank == 0 else ("recv", 0)
+            shape = (9,) if (rank, step) == (1, 3) else (8,)
+            tracer.record(comm, op, shape=shape, dtype="float32", peer=peer)
+        tracer.close()
+    engine = Tracer(rings, rank=-1, heartbeat=False, capacity=1024)
+    engine.close()
+    local, remote, _ = both(rings, 2)
+    assert remote == local
+    assert remote["verdict"]["kind"] == "p2p_mismatch"
+
+
+def test_logs_answer_as_those_of_a_ring(rings: Path) -> None:
+    tracer = tracer_in(rings, capacity=1024)
+    comm = tracer.communicator("K", "tp:0", [0], "nccl")
+    fill(tracer, comm, 1, 3000)
+    tracer.close()
+    places = spread(rings, 1)
+    (near,) = open_run(rings).ranks
+    (far,) = open_remote_run(Fleet(HereAsker(places))).ranks
+    one, other = near.logs["K"], far.logs["K"]
+    assert (one.first, one.calls) == (other.first, other.calls)
+    assert one.first > 1900
+    for seq in (one.first - 1, one.first, 2048, 2049, 2500, one.calls):
+        assert one.fingerprint(seq) == other.fingerprint(seq)
+    for start, stop in ((1, 2100), (2200, 2203), (2900, 5000), (2999, 3000), (7, 3)):
+        assert list(one.span(start, stop)) == list(other.span(start, stop))
+        assert list(one.sites(start, stop)) == list(other.sites(start, stop))
+        assert list(one.positions(start, stop)) == list(other.positions(start, stop))
+    assert list(one.signatures(2100, 2400)) == list(other.signatures(2100, 2400))
+    with pytest.raises(IndexError):
+        other.call(one.first - 1)
+    with pytest.raises(IndexError):
+        other.call(one.calls + 1)
+
+
+def test_a_node_that_fails_is_a_note_and_its_ranks_are_missing(rings: Path) -> None:
+    make_rings(rings / "job", 24, capacity=1024)
+    asker = HereAsker(spread(rings / "job", 3))
+    asker.lost.add(2)
+    found = document(open_remote_run(Fleet(asker)))
+    assert found["ranks"]["missing"] == list(range(16, 24))
+    assert found["verdict"]["diverging_ranks"] == [DIVERGING]
+    assert "node-2 could not be asked: gone" in found["notes"]
+
+
+class Junk(HereAsker):
+    """Nodes that send nonsense."""
+
+    def __init__(self, directories: Mapping[str, Path], summary: bytes) -> None:
+        super().__init__(directories)
+        self._summary = summary
+
+    def summaries(self) -> dict[int, bytes | str]:
+        return {0: self._summary}
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        b"",
+        b"junk",
+        zlib.compress(b"{"),
+        pack({}),
+        pack({"kinds": [], "comms": [["K"]], "ranks": []}),
+        pack({"kinds": [], "comms": [], "ranks": [{"about": [1]}]}),
+        pack({"kinds": [], "comms": [], "ranks": [None]}),
+        pack([1, 2, 3]),
+    ],
+)
+def test_nonsense_is_one_line(tmp_path: Path, summary: bytes) -> None:
+    with pytest.raises((InputError, DamagedFileError)) as caught:
+        open_remote_run(Fleet(Junk({"a": tmp_path}, summary)))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_answer_that_is_nonsense(rings: Path) -> None:
+    make_rings(rings / "job", 16, capacity=1024)
+    asker = HereAsker(spread(rings / "job", 2))
+    run = open_remote_run(Fleet(asker))
+    asker.ask = lambda requests: {  # type: ignore[method-assign]
+        node: pack({"kinds": [], "answers": []}) for node in requests
+    }
+    with pytest.raises(InputError, match="cannot be understood"):
+        diagnose(run)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(NothingFoundError, match="no ring found on 1 nodes"):
+        open_remote_run(Fleet(HereAsker({"a": tmp_path})))
+    asker = HereAsker({"a": tmp_path})
+    asker.lost.add(0)
+    with pytest.raises(InputError, match="a could not be asked: gone"):
+        open_remote_run(Fleet(asker))
+
+
+def test_calls_are_spelled_and_read(rings: Path) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("K", "tp:0", [0], "nccl")
+    fill(tracer, comm, 1, 50)
+    tracer.record(
+        comm, "all_to_all", shape=(4, 2), sizes=(1, 3), out_sizes=(2, 2), out_shape=(4, 2)
+    )
+    tracer.close()
+    (rank,) = open_run(rings).ranks
+    calls = list(rank.logs["K"].span(1, 51))
+    kinds = Kinds()
+    told = unpack(pack([kinds.spell(calls), kinds.table]))
+    assert read_calls(*told, "K") == calls
+    assert len(kinds.table) <= len(calls)
+
+
+def test_a_message_is_not_unpacked_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclscope.remote.spelling._MOST_BYTES", 1000)
+    with pytest.raises(DamagedFileError):
+        unpack(zlib.compress(b"[" + b" " * 5000 + b"]"))
+    with pytest.raises(DamagedFileError):
+        unpack(pack([1])[:-3])

@@ -41,19 +41,21 @@ class SplitMismatch(ParameterMismatch):
         """
         yield from super().analyze(case)
         parted = {parting.comm.key: parting.seq for parting in case.partings}
+        whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for key, comm in case.run.communicators.items():
-            finding = self._first_unfit(case, comm, parted.get(key))
+            finding = self._first_unfit(case, comm, parted.get(key), whole=whole)
             if finding is not None:
                 yield finding
             yield from self._first_unlike(case, comm, parted.get(key))
 
-    def _first_unfit(self, case: Case, comm: Communicator, end: int | None) -> Finding | None:
+    def _first_unfit(
+        self, case: Case, comm: Communicator, end: int | None, *, whole: bool
+    ) -> Finding | None:
         logs = {
             place: log
             for place, rank in enumerate(comm.ranks)
             if (log := case.logs(comm.key).get(rank)) is not None and log.calls >= log.first
         }
-        whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for seq in _exchanges(logs.values(), end, whole=whole):
             calls = {
                 place: log.call(seq) for place, log in logs.items() if log.first <= seq <= log.calls

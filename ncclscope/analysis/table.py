@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,17 +71,23 @@ def build_table(run: Run) -> list[Row]:
     for rank in run.ranks:
         for key, log in rank.logs.items():
             counts.setdefault(key, {})[rank.rank] = log.calls - _unknown(rank, log.first)
+    usual = _Usual(run, counts)
+    settled = {
+        key
+        for key in counts
+        if (comm := run.communicators[key]).creates_groups and _is_settled(run, comm)
+    }
     rows = []
     for rank in run.ranks:
         cells: dict[str, Cell] = {}
         for key, log in rank.logs.items():
             comm = run.communicators[key]
-            if comm.creates_groups and _is_settled(run, comm):
+            if key in settled:
                 continue
             calls = counts[key][rank.rank]
             last = log.call(log.calls) if log.calls >= log.first else None
             label = _free_label(comm, cells)
-            cells[label] = Cell(comm, calls, calls - _usual(run, comm, counts, calls), last)
+            cells[label] = Cell(comm, calls, calls - usual.of(comm, calls), last)
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
 
@@ -115,23 +121,37 @@ def _free_label(comm: Communicator, taken: Iterable[str]) -> str:
     return free
 
 
-def _usual(run: Run, comm: Communicator, counts: dict[str, dict[int, int]], calls: int) -> int:
-    """The count that most peers have.
+class _Usual:
+    """The counts that most peers have.
 
     Peers are the communicator's own members where a majority of them agrees, else all ranks
     on communicators of the same kind, as in a pair; there, of several counts that are equally
     frequent, the nearest.
     """
-    own = Counter(counts[comm.key].values())
-    count, frequency = own.most_common(1)[0]
-    if frequency * 2 > sum(own.values()):
-        return count
-    kind: Counter[int] = Counter()
-    for key, members in counts.items():
-        other = run.communicators[key]
-        if other.kind == comm.kind and len(other.ranks) == len(comm.ranks):
-            kind.update(members.values())
-    best = max(kind.values())
-    if best == 1:
-        return max(own)
-    return min((c for c, n in kind.items() if n == best), key=lambda c: (abs(c - calls), -c))
+
+    def __init__(self, run: Run, counts: Mapping[str, Mapping[int, int]]) -> None:
+        self._run = run
+        self._own = {key: Counter(members.values()) for key, members in counts.items()}
+        self._kinds: dict[tuple[str, int], Counter[int]] = {}
+
+    def of(self, comm: Communicator, calls: int) -> int:
+        """The usual count on a communicator, for a rank that has made so many calls."""
+        own = self._own[comm.key]
+        count, frequency = own.most_common(1)[0]
+        if frequency * 2 > sum(own.values()):
+            return count
+        kind = self._kind(comm)
+        best = max(kind.values())
+        if best == 1:
+            return max(own)
+        return min((c for c, n in kind.items() if n == best), key=lambda c: (abs(c - calls), -c))
+
+    def _kind(self, comm: Communicator) -> Counter[int]:
+        same = comm.kind, len(comm.ranks)
+        if same not in self._kinds:
+            found = self._kinds[same] = Counter()
+            for key, counts in self._own.items():
+                other = self._run.communicators[key]
+                if (other.kind, len(other.ranks)) == same:
+                    found.update(counts)
+        return self._kinds[same]

@@ -62,8 +62,9 @@ class Transfer:
 
 def pairs(case: Case) -> Iterator[Pair]:
     """Yields all pairs of ranks between which there are transfers, in both directions."""
+    used = {key for rank in case.run.ranks for key in rank.p2p}
     for key, comm in case.run.communicators.items():
-        if not any(key in rank.p2p for rank in case.run.ranks):
+        if key not in used:
             continue
         members: dict[int, tuple[int, Sequence[Call]]] = {}
         for place, number in enumerate(comm.ranks):

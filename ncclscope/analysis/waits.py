@@ -76,20 +76,34 @@ class Waits:
         """Where each rank stands that waits for another."""
         heads = self.heads
         stands = {}
+        # Whom a call waits for is the same for all who stand in it, who may be the whole job.
+        known: dict[tuple[str, int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for number, call in heads.items():
             comm = self._run.communicators[call.comm]
-            absent, queued = [], []
-            for member in _concerned(comm, call):
-                if member == number:
-                    continue
-                log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
-                if log is None or log.calls < call.seq:
-                    absent.append(member)
-                elif self._stands_before(member, heads.get(member), call):
-                    queued.append(member)
+            concerned = _concerned(comm, call)
+            where = (comm.key, call.seq, () if concerned is comm.ranks else concerned)
+            if where not in known:
+                known[where] = self._behind(concerned, call)
+            absent, queued = (
+                tuple(member for member in group if member != number) if number in group else group
+                for group in known[where]
+            )
             if absent or queued:
-                stands[number] = Stand(number, call, comm, tuple(absent), tuple(queued))
+                stands[number] = Stand(number, call, comm, absent, queued)
         return stands
+
+    def _behind(
+        self, concerned: tuple[int, ...], call: Call
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns who has not posted a call, and who has but stands in an earlier one."""
+        absent, queued = [], []
+        for member in concerned:
+            log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
+            if log is None or log.calls < call.seq:
+                absent.append(member)
+            elif self._stands_before(member, self.heads.get(member), call):
+                queued.append(member)
+        return tuple(absent), tuple(queued)
 
     @cached_property
     def ends(self) -> dict[int, tuple[int, ...]]:

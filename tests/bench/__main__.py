@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import diagnosis, dispatch, gloo, guard, replays, rings, watching
+from tests.bench import diagnosis, dispatch, gloo, guard, nodes, replays, rings, watching
 from tests.bench.timing import Rounds, Sample
 
 RING_BYTES = 7_700_000
@@ -41,6 +41,7 @@ class Effort:
         ranks: Of the jobs whose cost is compared by ranks; the last but one by records, too.
         records: A ring in these; of the jobs that are compared by ranks, the last.
         runs: Jobs that diverge.
+        remote: Ranks of the jobs whose rings are examined on their nodes.
     """
 
     rounds: int
@@ -51,6 +52,7 @@ class Effort:
     ranks: tuple[int, ...]
     records: tuple[int, ...]
     runs: int
+    remote: tuple[int, ...]
 
 
 THOROUGH = Effort(
@@ -62,6 +64,7 @@ THOROUGH = Effort(
     ranks=(10, 100, 1000),
     records=(10_000, 100_000, 1_000_000),
     runs=20,
+    remote=(1024, 8192),
 )
 QUICK = Effort(
     rounds=40,
@@ -72,6 +75,7 @@ QUICK = Effort(
     ranks=(10, 20, 40),
     records=(10_000, 20_000, 40_000),
     runs=5,
+    remote=(64, 128),
 )
 
 
@@ -81,7 +85,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less than half a minute")
     parser.add_argument(
         "--only",
-        choices=("records", "diagnose", "watch", "guard", "dispatch", "latency", "replay"),
+        choices=(
+            *("records", "diagnose", "nodes", "watch", "guard", "dispatch", "latency", "replay"),
+        ),
         help="one part of it",
     )
     parser.add_argument("--dir", type=Path, help="where to put rings (default: TMPDIR)")
@@ -98,6 +104,7 @@ def main() -> None:
             "curves": add_curves,
             "watch": add_looks,
             "guard": add_guard,
+            "nodes": add_nodes,
             "dispatch": add_dispatch,
             "replay": add_replays,
             "latency": add_latencies,
@@ -289,6 +296,30 @@ def add_latencies(table: Table, directory: Path, effort: Effort) -> None:
         if seconds:
             numbers = (min(seconds), statistics.median(seconds), max(seconds))
             table.add_row(name, *(f"{number * 1e3:,.1f}" for number in numbers))
+
+
+def add_nodes(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what it costs to examine rings where they are, by ranks."""
+    add_header(table, f"diagnose --ray, {nodes.PER_NODE} ranks a node", "ranks", "", "")
+    for ranks in effort.remote:
+        say(f"a diagnosis of {ranks} ranks on their nodes")
+        place = directory / f"nodes-{ranks}"
+        nodes.make_nodes(place, ranks)
+        here = diagnosis.measure(place)
+        cost = nodes.measure(place)
+        shutil.rmtree(place)
+        if cost.named != here.named or cost.named != (rings.DIVERGING,):
+            raise SystemExit(f"nodes name {cost.named}, one machine {here.named}")
+        for title, number in (
+            ("one machine, all rings, s", f"{here.seconds:,.2f}"),
+            ("a node reduces its rings, ms, usual", f"{cost.usual * 1e3:,.0f}"),
+            ("the centre, s", f"{cost.centre:,.2f}"),
+            ("the centre, MB more", f"{(cost.memory - cost.before) / 1e6:,.0f}"),
+            ("summaries, bytes a rank", f"{cost.summaries / ranks:,.0f}"),
+            ("all that travels, bytes a rank", f"{cost.total / ranks:,.0f}"),
+            ("times that the centre asks", f"{cost.rounds}"),
+        ):
+            table.add_row(f"  {title}", f"{ranks:,}", number, "")
 
 
 def add_program(table: Table, title: str, taken: dict[str, Rounds]) -> None:

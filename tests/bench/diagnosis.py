@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Cost", "measure"]
+__all__ = ["Cost", "measure", "most_memory"]
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ def main(directory: str) -> None:
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.sources import open_run
 
-    before = _most_memory()
+    before = most_memory()
     start, busy = time.perf_counter(), time.process_time()
     verdict = diagnose(open_run(directory))
     verdict.to_dict()
     cost = {
         "seconds": time.perf_counter() - start,
         "processor": time.process_time() - busy,
-        "memory": _most_memory(),
+        "memory": most_memory(),
         "before": before,
         "named": verdict.cause.diverging_ranks if verdict.cause else (),
     }
     json.dump(cost, sys.stdout)
 
 
-def _most_memory() -> int:
+def most_memory() -> int:
     """The most bytes in use so far; in ru_maxrss the parent's would count as well."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -37,6 +37,10 @@ test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: p
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest -m "vllm and not gpu" $(ARGS)
 
+.PHONY: test-ray
+test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
+	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
 	$(VENV)/bin/ruff format --check .
@@ -67,6 +71,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
 	$(VENV)/bin/python -m pip install --quiet torch==2.13.0
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.ray: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet --editable '.[ray]'
 	touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip

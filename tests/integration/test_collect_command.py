@@ -12,43 +12,18 @@ from typing import Any
 import pytest
 
 from tests.nodes import SHARED, Nodes, can_unshare, ncclscope, two_nodes
+from tests.standins import add_stand_ins
 
 pytestmark = [
     pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces"),
     pytest.mark.timeout(240),
 ]
 
-SSH = 'while [ "${1#-}" != "$1" ]; do shift 2; done; host=${1#*@}; shift'
-SRUN = """
-for word in "$@"; do
-    case $word in
-        --overlap) overlap=1 ;;
-        --nodelist=*) host=${word#--nodelist=} ;;
-        --jobid=77) job=1 ;;
-    esac
-done
-[ "$overlap$job" = 11 ] || exit 3
-while [ "${1#-}" != "$1" ]; do shift; done
-"""
-KUBECTL = """
-if [ "$1" = --namespace ]; then [ "$2" = serving ] || exit 4; shift 2; fi
-case $1 in
-    get) [ "$3" = --selector=app=vllm ] && exec cat "FOLDER/pods.json"; exit 5 ;;
-    debug) echo "$@" >> "FOLDER/debugged"; exit 0 ;;
-    exec) host=$2; shift 2; while [ "$1" != -- ]; do shift; done; shift ;;
-esac
-"""
-
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    folder = tmp_path_factory.mktemp("nodes")
-    with two_nodes(folder) as nodes:
-        nodes.stand_in("ssh", SSH, 'sh -c "$*"')
-        nodes.stand_in("srun", SRUN, '"$@"')
-        nodes.stand_in("kubectl", KUBECTL.replace("FOLDER", str(folder)), '"$@"')
-        nodes.program("squeue", '[ "$4" = 77 ] && echo "node-[a-b]"')
-        nodes.program("scontrol", '[ "$3" = "node-[a-b]" ] && printf "node-a\\nnode-b\\n"')
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        add_stand_ins(nodes)
         yield nodes
 
 
@@ -88,14 +63,6 @@ def check_verdict(directory: Path) -> dict[str, Any]:
     ids=["ssh", "slurm", "labels", "pods"],
 )
 def test_all_nodes_in_one_directory(nodes: Nodes, tmp_path: Path, transport: tuple[str]) -> None:
-    pods = {
-        "items": [
-            {"metadata": {"name": "node-a"}, "status": {"phase": "Running"}},
-            {"metadata": {"name": "node-c"}, "status": {"phase": "Pending"}},
-            {"metadata": {"name": "node-b"}, "status": {"phase": "Running"}},
-        ]
-    }
-    (nodes.folder / "pods.json").write_text(json.dumps(pods))
     target = tmp_path / "hang"
     command = f"{sys.executable} -m ncclscope"
     done = nodes.run(

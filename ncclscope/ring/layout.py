@@ -75,8 +75,9 @@ order of appearance. Nothing here is overwritten when the records go round. The 
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
 a kind, in order of appearance; 0 also stands for what there was no room for. Output shapes,
 of which a program may have any number, take at most half of the part. A communicator's text
-is a JSON object with ``key``, ``label``, ``ranks`` and ``backend``; later entries of kind
-COMM_UPDATE carry ``comm`` (the number) and what has changed.
+is a JSON object with ``key``, ``label``, ``ranks`` and ``backend``. In place of more than
+LONGEST_LIST ranks at equal distances stands ``range``: the first, the end, the distance. Later
+entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed.
 
 **Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 CRC of
 the numbers that starts from the place, then ``length`` times i64, so that an entry which has
@@ -107,6 +108,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = [
     "ABOUT",
@@ -183,6 +185,9 @@ NO_SHAPE = 255
 NO_ROOM = 255
 """Number of an element type or a reduction that could not be interned."""
 
+LONGEST_LIST = 1024
+"""Members of a communicator that are always listed one by one."""
+
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
 KIND_ACTIVITY = 8
@@ -229,6 +234,18 @@ def table_every(capacity: int) -> int:
     recorded since the table before must still be there then, so a circle has four of them.
     """
     return min(TABLE_EVERY, 1 << max(capacity // 4, 1).bit_length() - 1)
+
+
+def spell_members(ranks: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Returns what a communicator's text says of its members.
+
+    A list of a hundred thousand ranks would take more than the part has room for.
+    """
+    if len(ranks) > LONGEST_LIST:
+        step = ranks[1] - ranks[0]
+        if step and all(there - here == step for here, there in pairwise(ranks)):
+            return {"range": (ranks[0], ranks[-1] + step, step)}
+    return {"ranks": list(ranks)}
 
 
 def _pages(size: int) -> int:

@@ -278,9 +278,21 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
     return Communicator(
         key=key,
         label=text(about.get("label")) or "",
-        ranks=integers(about.get("ranks")) or (),
+        ranks=integers(about.get("ranks"), MAX_RANKS) or _range(about.get("range")),
         backend=text(about.get("backend")) or "",
     )
+
+
+def _range(value: Any) -> tuple[int, ...]:
+    """The ranks of a communicator whose members are at equal distances."""
+    ends = integers(value)
+    if ends is None or len(ends) != 3 or not ends[2]:
+        return ()
+    try:
+        ranks = range(*ends)
+        return tuple(ranks) if len(ranks) <= MAX_RANKS else ()
+    except OverflowError:
+        return ()
 
 
 def _object(spelled: str) -> dict[str, Any]:

@@ -159,7 +159,12 @@ class Tracer:
             if comm is None:
                 members = tuple(int(rank) for rank in ranks)
                 channel = self.ring.channel(
-                    {"key": key, "label": label, "ranks": list(members), "backend": backend}
+                    {
+                        "key": key,
+                        "label": label,
+                        **layout.spell_members(members),
+                        "backend": backend,
+                    }
                 )
                 comm = Comm(channel, key, label, members, backend)
                 self._comms[key] = comm

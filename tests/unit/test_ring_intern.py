@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,39 @@ def test_what_another_thread_can_look_up_is_on_the_file(rings: Path) -> None:
 
 def check(found: object, expected: object) -> None:
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        range(100_000),
+        range(3, 800_000, 8),
+        range(5000, 1000, -1),
+        range(1024),
+        [*range(1100), 1101],
+        [7] * 1100,
+    ],
+    ids=["world", "strided", "backwards", "short", "uneven", "nonsense"],
+)
+def test_members_of_any_number(rings: Path, members: range | list[int]) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("k", "world:0", members, "nccl")
+    other = tracer.communicator("l", "tp:0", range(8), "nccl")
+    tracer.record(comm, "barrier")
+    tracer.record(other, "barrier")
+    rank = read(tracer.path)
+    assert rank.logs["k"].communicator.ranks == tuple(members)
+    assert rank.logs["k"].communicator.backend == "nccl"
+    assert rank.logs["l"].communicator.ranks == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    "told", ["0", "[0]", "[0, 9, 0]", "[0, 1e9, 1]", "[0, 4611686018427387904, 1]", '["a", 1, 1]']
+)
+def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, told: str) -> None:
+    tracer = tracer_in(rings)
+    channel = tracer.ring.channel({"key": "k", "label": "x"})
+    tracer.ring.update_channel(channel, {"range": json.loads(told)})
+    comm = Comm(channel, "k", "x", (), "")
+    tracer.record(comm, "barrier")
+    assert read(tracer.path).logs["k"].communicator.ranks == ()

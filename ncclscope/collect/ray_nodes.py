@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO, cast
 
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.foreign import printable
@@ -23,6 +25,24 @@ __all__ = ["Member", "RayNode", "connect", "hire", "members", "reason_of"]
 _READ = 4 << 20
 _LONGEST_REASON = 200
 _KNOCK_SECONDS = 10
+
+
+class _Results:
+    """Standard output for the thread that writes results; what others print is talk.
+
+    Ray's threads print there what they hear of the cluster, such as that a node is gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._owner = threading.current_thread()
+
+    def write(self, text: str) -> int:
+        mine = threading.current_thread() is self._owner
+        return (self._stream if mine else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Member:
@@ -58,6 +78,8 @@ def connect(address: str) -> Any:
     except ImportError:
         raise InputError("Ray is not installed", "pip install 'ncclscope[ray]'") from None
     if not ray.is_initialized():
+        if not isinstance(sys.stdout, _Results):
+            sys.stdout = cast(TextIO, _Results(sys.stdout))
         try:
             _knock(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")

@@ -127,3 +127,22 @@ def test_without_a_cluster(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith(
         "ncclscope: there is no Ray cluster at 127.0.0.1:1"
     )
+
+
+def test_a_node_that_is_lost_costs_only_its_own_delivery(ray_cluster: Any, tmp_path: Path) -> None:
+    """The last test of this cluster: it takes a node away."""
+    (lost,) = [node for node in ray_cluster.worker_nodes if node._ray_params.node_name == "node-c"]
+    ray_cluster.remove_node(lost, allow_graceful=False)
+    target = tmp_path / "hang"
+    done = ray(ray_cluster.address, "collect", "--no-stacks", "-o", target, "--json")
+    assert done.returncode == 2, done.stderr
+    nodes = {node["node"]: node for node in json.loads(done.stdout)["nodes"]}
+    assert [nodes[name]["status"] for name in NAMES] == ["delivered", "delivered", "failed"]
+    assert nodes["node-c"]["reason"]
+    verdict = json.loads(ncclscope("diagnose", target, "--json").stdout)
+    assert verdict["ranks"] == {"expected": 6, "read": 4, "missing": [4, 5]}
+    assert verdict["verdict"]["diverging_ranks"] == [ODD]
+    there = json.loads(ray(ray_cluster.address, "diagnose", "--json").stdout)
+    assert there["ranks"] == verdict["ranks"]
+    assert there["verdict"] == verdict["verdict"]
+    assert any(note.startswith("node-c could not be asked: ") for note in there["notes"])

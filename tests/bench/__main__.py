@@ -42,6 +42,7 @@ class Effort:
         records: A ring in these; of the jobs that are compared by ranks, the last.
         runs: Jobs that diverge.
         remote: Ranks of the jobs whose rings are examined on their nodes.
+        replicated: Those of a job whose nodes say what a few say, with ranks of their own.
     """
 
     rounds: int
@@ -53,6 +54,7 @@ class Effort:
     records: tuple[int, ...]
     runs: int
     remote: tuple[int, ...]
+    replicated: int
 
 
 THOROUGH = Effort(
@@ -65,6 +67,7 @@ THOROUGH = Effort(
     records=(10_000, 100_000, 1_000_000),
     runs=20,
     remote=(1024, 8192),
+    replicated=100_000,
 )
 QUICK = Effort(
     rounds=40,
@@ -76,6 +79,7 @@ QUICK = Effort(
     records=(10_000, 20_000, 40_000),
     runs=5,
     remote=(64, 128),
+    replicated=1024,
 )
 
 
@@ -308,18 +312,33 @@ def add_nodes(table: Table, directory: Path, effort: Effort) -> None:
         here = diagnosis.measure(place)
         cost = nodes.measure(place)
         shutil.rmtree(place)
-        if cost.named != here.named or cost.named != (rings.DIVERGING,):
-            raise SystemExit(f"nodes name {cost.named}, one machine {here.named}")
-        for title, number in (
-            ("one machine, all rings, s", f"{here.seconds:,.2f}"),
-            ("a node reduces its rings, ms, usual", f"{cost.usual * 1e3:,.0f}"),
-            ("the centre, s", f"{cost.centre:,.2f}"),
-            ("the centre, MB more", f"{(cost.memory - cost.before) / 1e6:,.0f}"),
-            ("summaries, bytes a rank", f"{cost.summaries / ranks:,.0f}"),
-            ("all that travels, bytes a rank", f"{cost.total / ranks:,.0f}"),
-            ("times that the centre asks", f"{cost.rounds}"),
-        ):
-            table.add_row(f"  {title}", f"{ranks:,}", number, "")
+        if here.named != (rings.DIVERGING,):
+            raise SystemExit(f"one machine names {here.named}")
+        table.add_row("  one machine, all rings, s", f"{ranks:,}", f"{here.seconds:,.2f}", "")
+        table.add_row(
+            "  a node reduces its rings, ms, usual", f"{ranks:,}", f"{cost.usual * 1e3:,.0f}", ""
+        )
+        add_node_cost(table, ranks, cost)
+    ranks = effort.replicated
+    say(f"what the centre of {ranks} ranks does")
+    place = directory / "nodes-replicated"
+    nodes.make_nodes(place, 2 * nodes.PER_NODE)
+    add_node_cost(table, ranks, nodes.measure(place, ranks))
+    shutil.rmtree(place)
+
+
+def add_node_cost(table: Table, ranks: int, cost: nodes.NodeCost) -> None:
+    """Adds what the centre of one job takes."""
+    if cost.named != (rings.DIVERGING,):
+        raise SystemExit(f"nodes name {cost.named}")
+    for title, number in (
+        ("the centre, s", f"{cost.centre:,.2f}"),
+        ("the centre, MB more", f"{(cost.memory - cost.before) / 1e6:,.0f}"),
+        ("summaries, bytes a rank", f"{cost.summaries / ranks:,.0f}"),
+        ("all that travels, bytes a rank", f"{cost.total / ranks:,.0f}"),
+        ("times that the centre asks", f"{cost.rounds}"),
+    ):
+        table.add_row(f"  {title}", f"{ranks:,}", number, "")
 
 
 def add_program(table: Table, title: str, taken: dict[str, Rounds]) -> None:

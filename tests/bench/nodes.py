@@ -81,23 +81,28 @@ def make_nodes(directory: Path, ranks: int) -> None:
         ring.rename(place / ring.name)
 
 
-def measure(directory: Path) -> NodeCost:
-    """Diagnoses the rings of all nodes below a directory, in a fresh process."""
-    command = [sys.executable, "-m", _MODULE, "centre", str(directory)]
+def measure(directory: Path, ranks: int = 0) -> NodeCost:
+    """Diagnoses the rings of all nodes below a directory, in a fresh process.
+
+    Args:
+        directory: From :func:`make_nodes`.
+        ranks: Of a larger job, all of whose further nodes say what the last one here says.
+    """
+    command = [sys.executable, "-m", _MODULE, "centre", str(directory), str(ranks)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     said = json.loads(done.stdout)
     said["named"] = tuple(said["named"])
     return NodeCost(**said)
 
 
-def centre(directory: str) -> None:
+def centre(directory: str, ranks: str) -> None:
     """Asks the nodes, diagnoses and prints the cost."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.remote.fleet import Fleet
     from ncclscope.remote.run import open_remote_run
     from tests.bench.diagnosis import most_memory
 
-    with economy(), _nodes(directory) as asker:
+    with economy(), _nodes(directory, ranks) as asker:
         before = most_memory()
         fleet = Fleet(asker)
         start = time.perf_counter()
@@ -153,10 +158,11 @@ class _PipeAsker:
 
 
 @contextmanager
-def _nodes(directory: str) -> Iterator[_PipeAsker]:
-    names = sorted(path.name for path in Path(directory).iterdir())
+def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
+    count = int(ranks) // PER_NODE or len(list(Path(directory).iterdir()))
+    names = [f"node-{number:05}" for number in range(count)]
     with subprocess.Popen(
-        [sys.executable, "-m", _MODULE, "nodes", directory],
+        [sys.executable, "-m", _MODULE, "nodes", directory, ranks],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as served:
@@ -166,12 +172,15 @@ def _nodes(directory: str) -> Iterator[_PipeAsker]:
         served.stdin.close()
 
 
-def serve(directory: str) -> None:
+def serve(directory: str, ranks: str) -> None:
     """Serves all nodes until nobody asks any more."""
     from ncclscope.remote.depot import Depot
+    from tests.bench.replicas import Replica
 
     places = sorted(Path(directory).iterdir())
-    depots: dict[int, Depot] = {}
+    depots: dict[int, Depot | Replica] = {}
+    last = len(places) - 1
+    shared: dict[int, Depot] = {}
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     with economy():
         while head := asked.read(_FRAME.size):
@@ -179,7 +188,11 @@ def serve(directory: str) -> None:
             data = asked.read(size)
             began = time.perf_counter()
             if what == _SUMMARY:
-                depots[node] = Depot([str(places[node])])
+                place = min(node, last)
+                if place not in shared:
+                    shared[place] = Depot([str(places[place])])
+                depot = shared[place]
+                depots[node] = Replica(depot, node, PER_NODE, int(ranks)) if int(ranks) else depot
                 answer = depots[node].summary()
             else:
                 answer = depots[node].answer(data)
@@ -189,4 +202,4 @@ def serve(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    {"centre": centre, "nodes": serve}[sys.argv[1]](sys.argv[2])
+    {"centre": centre, "nodes": serve}[sys.argv[1]](*sys.argv[2:])

@@ -36,6 +36,7 @@ for rank in range(first, first + count):
         tracer.record(comm, op, shape=(step + 1, 8), dtype="float32", redop="sum")
     os.write(1, b".")
     signal.pause()
+os.write(1, b".")
 signal.pause()
 """
 
@@ -107,7 +108,7 @@ class Nodes:
         self._running.append(node)
         assert node.stdout is not None
         told = b""
-        while len(told) < count:
+        while len(told) < count + 1:
             data = os.read(node.stdout.fileno(), 100)
             assert data, f"{name} ended"
             told += data

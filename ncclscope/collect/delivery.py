@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ncclscope.collect.archive import Limits, Unpacked, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.foreign import printable
+from ncclscope.sources.nodes import node_notes
 
 __all__ = ["Delivery", "Node", "Stream", "collect", "make_target"]
 
@@ -69,6 +70,7 @@ class Delivery:
         received_bytes: What travelled.
         unpacked_bytes: What it was.
         seconds: How long it took.
+        notes: What the node says of it, such as why no process was looked at.
     """
 
     node: str
@@ -79,6 +81,7 @@ class Delivery:
     received_bytes: int = 0
     unpacked_bytes: int = 0
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it in a form for JSON."""
@@ -176,6 +179,7 @@ def _fetch(
         received_bytes=came.received,
         unpacked_bytes=came.size if kept else 0,
         seconds=round(time.monotonic() - began, 3),
+        notes=node_notes(directory / folder) if kept else (),
     )
 
 

@@ -194,9 +194,10 @@ def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
 
 def _line(one: Delivery) -> str:
     if one.status == "delivered":
+        notes = "".join(f"; {note}" for note in one.notes)
         return (
             f"{one.node}: {one.files} files, {_size(one.received_bytes)} for "
-            f"{_size(one.unpacked_bytes)}, {one.seconds:.1f} s"
+            f"{_size(one.unpacked_bytes)}, {one.seconds:.1f} s{notes}"
         )
     return f"{one.node}: {'timed out' if one.status == 'timed_out' else 'failed'}: {one.reason}"
 

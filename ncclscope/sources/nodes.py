@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import integer, open_regular, parse
+from ncclscope.foreign import integer, open_regular, parse, printable
 from ncclscope.model import Rank
 from ncclscope.ring.reader import RingFile
 from ncclscope.sources.ring import is_alive
 
-__all__ = ["NODE_FILE", "VERSION", "Nodes", "describe_ring"]
+__all__ = ["NODE_FILE", "VERSION", "Nodes", "describe_ring", "node_notes"]
 
 NODE_FILE = "node.json"
 VERSION = 1
 _LEVELS = 8
 _MOST_BYTES = 1 << 26
+_MOST_NOTES, _LONGEST_NOTE = 100, 500
 _BEATS_NS = 2_000_000_000
 """A process that was heard of so shortly before is taken for one that lives. Two beats."""
 
@@ -74,7 +75,23 @@ class Nodes:
         return self._known[folder]
 
 
+def node_notes(folder: Path) -> tuple[str, ...]:
+    """Returns what a node has noted of its delivery."""
+    document = _document(folder / NODE_FILE) or {}
+    notes = document.get("notes")
+    found = notes[:_MOST_NOTES] if isinstance(notes, list) else []
+    return tuple(printable(note[:_LONGEST_NOTE]) for note in found if isinstance(note, str))
+
+
 def _read(path: Path) -> Mapping[str, Any] | None:
+    document = _document(path)
+    if document is None:
+        return None
+    rings = document.get("rings")
+    return rings if isinstance(rings, dict) else {}
+
+
+def _document(path: Path) -> Mapping[str, Any] | None:
     try:
         with open(open_regular(path), "rb") as file:
             document = parse(file.read(_MOST_BYTES))
@@ -82,5 +99,4 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(document, dict) or document.get("ncclscope_node") != VERSION:
         return None
-    rings = document.get("rings")
-    return rings if isinstance(rings, dict) else {}
+    return document

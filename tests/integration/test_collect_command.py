@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope import Tracer
 from tests.nodes import SHARED, Nodes, can_unshare, ncclscope, two_nodes
 from tests.standins import add_stand_ins
 
@@ -132,6 +133,20 @@ def test_a_node_without_anything_says_so(nodes: Nodes, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "0 of 1 nodes delivered" in done.stdout
     assert "nothing was found in /nowhere on node-a" in done.stdout
+
+
+def test_a_node_without_processes_has_its_rings_and_says_so(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start("node-c", 0, 0, 4, odd=2)
+    tracer = Tracer(tmp_path / "rings", rank=0, world_size=1, heartbeat=False)
+    tracer.record(tracer.communicator("K", "tp:0", [0]), "barrier")
+    tracer.close()
+    target = tmp_path / "hang"
+    done = nodes.run("collect", "--ssh", "node-c", tmp_path / "rings", "-o", target, "--json")
+    assert done.returncode == 0, done.stderr
+    (note,) = report(done)["node-c"]["notes"]
+    assert note.startswith("no process was looked at: no worker")
+    assert note in done.stderr
+    assert diagnosed(target)["ranks"]["read"] == 1
 
 
 def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) -> None:

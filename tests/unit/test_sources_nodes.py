@@ -68,6 +68,19 @@ def test_a_node_that_was_copied_first_is_not_held_for_dead(tmp_path: Path) -> No
     assert all(rank.alive for rank in open_run(tmp_path).ranks)
 
 
+def test_a_job_that_runs_is_not_held_for_hung_because_it_went_on(tmp_path: Path) -> None:
+    """Its second node was copied ten seconds and hundreds of calls after the first."""
+    now = time.time_ns()
+    for rank in (0, 1):
+        copied(tmp_path, rank, "a", calls=2, at=now)
+    for rank in (2, 3):
+        copied(tmp_path, rank, "b", calls=500, at=now + 10 * SECOND)
+    for host in "ab":
+        describe(tmp_path, host, alive=True, beats=True)
+    verdict = diagnose(open_run(tmp_path))
+    assert (verdict.status, verdict.cause) == ("ok", None)
+
+
 def test_what_a_node_says_counts_and_not_what_is_here(tmp_path: Path) -> None:
     """Its pid may be another process's on the machine where it is read."""
     tracer = Tracer(tmp_path / "a", rank=0, world_size=1, heartbeat=False)

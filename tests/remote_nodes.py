@@ -41,3 +41,6 @@ class HereAsker:
 
     def hashes(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
         return {node: self._reporters[node].hashes(one) for node, one in requests.items()}
+
+    def newest(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {node: self._reporters[node].newest(one) for node, one in requests.items()}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.live.words import Words
+from ncclscope.model import Run
 from ncclscope.ring import layout
-from ncclscope.sources import follow_pointer
+from ncclscope.sources import follow_pointer, open_run
 
 __all__ = ["Rings", "current", "ring_files"]
 
@@ -42,6 +43,14 @@ class Rings:
         self.words: dict[Path, Words] = {}
         self.notes: dict[Path, str] = {}
         self._scanned_at = -1.0
+
+    def run(self) -> Run:
+        """Reads all that there is, of processes that have ended, too.
+
+        Raises:
+            InputError: It cannot be read.
+        """
+        return open_run(self.directory)
 
     def scan(self, now: float, wall_ns: int) -> None:
         """Looks for new rings, once in a while."""

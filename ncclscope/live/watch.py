@@ -21,7 +21,7 @@ from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
 from ncclscope.signature import stretch
-from ncclscope.sources import assemble, open_run
+from ncclscope.sources import assemble
 
 __all__ = ["Look", "Watcher"]
 
@@ -150,7 +150,7 @@ class Watcher:
         Raises:
             InputError: What they left cannot be read.
         """
-        return self._trouble or self._verdict or diagnose(open_run(self.directory))
+        return self._trouble or self._verdict or diagnose(self._rings.run())
 
     def _over_for(self, past: Iterable[Words], now: float) -> float | None:
         """How long all that there is has been over: others may come, and begin it anew."""

@@ -17,6 +17,7 @@ members, digest                the ranks of a communicator
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 import time
 from collections.abc import Sequence
@@ -65,8 +66,9 @@ class Depot:
         """Returns what is asked of every rank, in a message."""
         kinds = Kinds()
         comms: dict[Communicator, int] = {}
+        graphs: dict[str, int] = {}
         with without_collection():
-            ranks = [self._reduce(rank, kinds, comms) for rank in self._ranks]
+            ranks = [self._reduce(rank, kinds, comms, graphs) for rank in self._ranks]
         spelled = []
         for comm in comms:
             digest = hashlib.blake2b(repr(comm.ranks).encode(), digest_size=8).hexdigest()
@@ -83,6 +85,7 @@ class Depot:
                 "notes": self._notes,
                 "kinds": kinds.table,
                 "comms": spelled,
+                "graphs": [json.loads(graph) for graph in graphs],
                 "ranks": ranks,
             }
         )
@@ -119,7 +122,9 @@ class Depot:
 
     # --- reducing ----------------------------------------------------------------------------
 
-    def _reduce(self, rank: Rank, kinds: Kinds, comms: dict[Communicator, int]) -> dict[str, Any]:
+    def _reduce(
+        self, rank: Rank, kinds: Kinds, comms: dict[Communicator, int], graphs: dict[str, int]
+    ) -> dict[str, Any]:
         details = details_of(rank.details, _LONG)
         fresh = abs(time.time_ns() - (rank.last_seen_ns or 0)) < _BEATS_NS
         if rank.alive and fresh:
@@ -149,6 +154,11 @@ class Depot:
                 if key in rank.logs
             ],
             "step": spell_steps(newest_of(rank.steps, 1)),
+            # Ranks of a program capture the same graphs: each is told once.
+            "graphs": [
+                graphs.setdefault(json.dumps(astuple(graph)), len(graphs))
+                for graph in rank.graphs.values()
+            ],
         }
 
     def _last(self, calls: Sequence[Call], kinds: Kinds) -> list[Any]:

@@ -42,6 +42,11 @@ class Keeper:
         assert self._reporter is not None
         return self._reporter.hashes(request)
 
+    def newest(self, request: bytes) -> bytes:
+        """Returns the newest calls of a ring."""
+        assert self._reporter is not None
+        return self._reporter.newest(request)
+
 
 class RayAsker:
     """Reaches the nodes of a cluster.
@@ -80,8 +85,19 @@ class RayAsker:
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Asks some nodes for running hashes; one that fails is left out."""
-        asked = {node: self._keepers[node].hashes.remote(one) for node, one in requests.items()}
-        found = self._gather(asked)
+        return self._ask_some("hashes", requests)
+
+    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
+        return self._ask_some("newest", requests)
+
+    def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        found = self._gather(
+            {
+                node: getattr(self._keepers[node], method).remote(one)
+                for node, one in requests.items()
+            }
+        )
         return {node: data for node, data in found.items() if isinstance(data, bytes)}
 
     def _ask_all(self, method: str) -> Mapping[int, bytes | str]:

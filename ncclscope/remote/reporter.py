@@ -23,7 +23,7 @@ from typing import Any
 from ncclscope.live.jobs import Rings
 from ncclscope.live.words import Words
 from ncclscope.model import Communicator
-from ncclscope.remote.spelling import pack, unpack
+from ncclscope.remote.spelling import Kinds, pack, unpack
 from ncclscope.tracing import session
 
 __all__ = ["Reporter"]
@@ -77,10 +77,32 @@ class Reporter:
         """
         found: list[list[int | None]] = []
         for path, key, seqs in unpack(request):
-            words = next((r.words[Path(path)] for r in self._rings if Path(path) in r.words), None)
+            words = self._known(path)
             known = words is not None and key in words.strands
             found.append([words.hash_at(key, seq) if words and known else None for seq in seqs])
         return pack(found)
+
+    def newest(self, request: bytes) -> bytes:
+        """Returns the newest calls of a ring.
+
+        Args:
+            request: Its path, how many, and the communicator's key or null.
+        """
+        path, count, key = unpack(request)
+        words = self._known(path)
+        calls = [] if words is None else words.newest(count, key)
+        kinds = Kinds()
+        return pack(
+            {
+                "calls": kinds.spell(calls),
+                "kinds": kinds.table,
+                "keys": [call.comm for call in calls],
+            }
+        )
+
+    def _known(self, path: str) -> Words | None:
+        found = (rings.words.get(Path(path)) for rings in self._rings)
+        return next((words for words in found if words is not None), None)
 
     def _look(self, now: float, wall_ns: int) -> dict[Path, Words]:
         found: dict[Path, Words] = {}

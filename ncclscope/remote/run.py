@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.foreign import MAX_RANKS, integers, printable
+from ncclscope.graphs import Graph
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.remote.fleet import Asked, Fleet
 from ncclscope.remote.logs import Place, RemoteLog, RemoteTrail, Shared
@@ -108,6 +109,10 @@ def _ranks(
     shared: Shared,
 ) -> Iterable[Rank]:
     kinds = summary["kinds"]
+    graphs = [
+        Graph(number, length, {key: (count, hash) for key, (count, hash) in parts.items()})
+        for number, length, parts in summary["graphs"]
+    ]
     comms = [
         Communicator(str(key), str(label), members[digest], str(backend))
         for key, label, backend, digest in summary["comms"]
@@ -121,7 +126,9 @@ def _ranks(
             kept = read_calls(spelled, kinds, comm.key)
             ends = (int(calls), int(first), int(running))
             logs[comm.key] = RemoteLog(place, comm, ends, kept, ops, shared)
-        yield _rank(place, told, comms, kinds, logs)
+        rank = _rank(place, told, comms, kinds, logs)
+        own = [graphs[number] for number in told["graphs"]]
+        yield replace(rank, graphs={graph.number: graph for graph in own})
 
 
 def _rank(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import parse
+from ncclscope.graphs import Replay
 from ncclscope.model import Call, State, Step
 
 __all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
@@ -70,6 +72,9 @@ class Kinds:
             _differences([call.time_ns or 0 for call in calls]),
             [int(call.state) for call in calls],
             [call.group for call in calls] if any(call.group for call in calls) else [],
+            [call.replay and astuple(call.replay) for call in calls]
+            if any(call.replay for call in calls)
+            else [],
         ]
 
 
@@ -77,11 +82,11 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
     """Returns the calls of columns.
 
     Args:
-        columns: Kind, number, place, time, state and group.
+        columns: Kind, number, place, time, state, group and replay.
         kinds: The table of the message.
         key: The communicator's.
     """
-    which, seqs, positions, times, states, groups = columns
+    which, seqs, positions, times, states, groups, replays = columns
     calls = []
     for place, (number, seq, position, when, state) in enumerate(
         zip(which, _sums(seqs), _sums(positions), _sums(times), states, strict=True)
@@ -98,6 +103,7 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
                 time_ns=when or None,
                 state=State(state),
                 group=groups[place] if groups else None,
+                replay=Replay(*replays[place]) if replays and replays[place] else None,
                 **fields,
             )
         )

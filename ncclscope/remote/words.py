@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -10,10 +12,10 @@ from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.foreign import printable
 from ncclscope.live.jobs import Rings
 from ncclscope.live.words import LastCall, Strand, Words
-from ncclscope.model import Communicator, Rank, State
+from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.remote.fleet import Asker, Fleet
-from ncclscope.remote.run import remote_ranks
-from ncclscope.remote.spelling import pack, unpack
+from ncclscope.remote.run import open_remote_run, remote_ranks
+from ncclscope.remote.spelling import pack, read_calls, unpack
 
 __all__ = ["Listened", "RemoteRings", "RemoteWords"]
 
@@ -30,6 +32,10 @@ class Listened(Asker, Protocol):
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """Asks some nodes for running hashes; one that fails is left out."""
+        ...
+
+    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
         ...
 
 
@@ -106,6 +112,10 @@ class RemoteWords(Words):
         found = strand.kept(seq)
         return self._known.get((key, seq)) if found is None else found
 
+    def newest(self, count: int, key: str | None = None) -> list[Call]:
+        """Asks for the newest calls; none where the node does not answer."""
+        return self._rings.newest(self, count, key)
+
     def read(self) -> Rank | None:
         """Has its node reduce the ring, for a diagnosis."""
         return self._rings.ranks().get(self.path)
@@ -145,6 +155,25 @@ class RemoteRings(Rings):
                 self.notes[place] = str(error) if known else f"{place} reports what is no report"
         self._ask_for(moved)
         return moved
+
+    def run(self) -> Run:
+        """Has all nodes reduce what they have."""
+        return open_remote_run(Fleet(self._asker))
+
+    def newest(self, words: RemoteWords, count: int, key: str | None) -> list[Call]:
+        """Asks a node for the newest calls of one of its rings."""
+        request = pack([_there(words.path), count, key])
+        found: list[Call] = []
+        for data in self._asker.newest({words.node: request}).values():
+            self.received += len(data)
+            with contextlib.suppress(DamagedFileError, KeyError, TypeError, ValueError, IndexError):
+                told = unpack(data)
+                calls = read_calls(told["calls"], told["kinds"], "")
+                found = [
+                    replace(call, comm=str(own))
+                    for call, own in zip(calls, told["keys"], strict=True)
+                ]
+        return found
 
     def ranks(self) -> Mapping[Path, Rank]:
         """Returns the processes of all nodes as a diagnosis wants them, once for each look."""

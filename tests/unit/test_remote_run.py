@@ -87,6 +87,27 @@ def test_transfers_steps_and_engines(rings: Path) -> None:
     assert remote["verdict"]["kind"] == "p2p_mismatch"
 
 
+def test_replays_of_graphs(rings: Path) -> None:
+    for rank in range(3):
+        tracer = Tracer(rings, rank=rank, world_size=3, heartbeat=False, capacity=1024)
+        comm = tracer.communicator("K", "tp:0", range(3), "nccl")
+        graphs = []
+        for rows in (4, 8):
+            begun = tracer.graphs.begin()
+            for place in range(30):
+                tracer.record(comm, "all_reduce", shape=(rows, place + 1), captured=True)
+            graph = tracer.graphs.end(begun)
+            assert graph is not None
+            graphs.append(graph)
+        for step in range(100):
+            graphs[int((rank, step) == (1, 70))].replay()
+        tracer.close()
+    local, remote, _ = both(rings, 2)
+    assert remote == local
+    assert remote["verdict"]["diverging_ranks"] == [1]
+    assert remote["verdict"]["odd"]["replay"]["graph"] == 2
+
+
 def test_logs_answer_as_those_of_a_ring(rings: Path) -> None:
     tracer = tracer_in(rings, capacity=1024)
     comm = tracer.communicator("K", "tp:0", [0], "nccl")

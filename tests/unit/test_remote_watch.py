@@ -167,6 +167,32 @@ def test_a_node_that_is_lost_is_said(job: Job) -> None:
     assert watch.notes == ()
 
 
+def test_the_newest_calls_are_asked_for(job: Job) -> None:
+    for rank in range(SIZE):
+        job.post(rank, count=5)
+    job.post(3, "all_gather")
+    watch, _, _, _ = watcher(job)
+    words = watch.look().ranks[3]
+    for key in (None, "K"):
+        calls = words.newest(3, key)
+        assert [(call.op, call.comm, call.seq) for call in calls] == [
+            *(("all_reduce", "K", 4), ("all_reduce", "K", 5), ("all_gather", "K", 6)),
+        ]
+    assert words.newest(3, "other") == []
+
+
+def test_a_job_that_is_over_has_a_last_word(job: Job) -> None:
+    for rank in range(SIZE):
+        job.post(rank, "all_gather" if rank == 1 else "all_reduce")
+    for tracer in job.tracers:
+        tracer.close()
+    watch, _, _, _ = watcher(job)
+    assert watch.look().activity == "over"
+    verdict = watch.last_word()
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (1,)
+
+
 def test_a_report_that_is_none(job: Job) -> None:
     watch, _, asker, _ = watcher(job)
     asker.reports = lambda: {0: b"junk", 1: b""}  # type: ignore[method-assign]

@@ -97,7 +97,7 @@ class Nodes:
         program = self.folder / "ranks.py"
         program.write_text(RANKS)
         script = (
-            'hostname "$0" && mount -t tmpfs -o size=64m none /dev/shm && '
+            'hostname "$0" && mount -t tmpfs -o size=256m none /dev/shm && '
             f'exec "{sys.executable}" "{program}" {first} {count} {size} {odd} {SHARED}'
         )
         node = subprocess.Popen(

@@ -15,9 +15,12 @@ SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
 VARIABLES += ("NCCLSCOPE_GUARD", "NCCL_SCOPE_GUARD")
 
-# A shell that starts us in the background has Ctrl-C ignored, and what we start would inherit that.
+# A shell that starts us in the background has Ctrl-C ignored, and nohup a hang-up; what we start
+# would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

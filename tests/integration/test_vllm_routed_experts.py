@@ -202,6 +202,8 @@ def test_chat_answers_have_it_too(server: VllmServer, streamed: bool) -> None:
 def test_words_that_mean_nothing_are_refused(server: VllmServer) -> None:
     with pytest.raises(RuntimeError, match=r"answered 400: .*return_routed_experts is 'perhaps'"):
         server.choice([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"})
+    with pytest.raises(RuntimeError, match=r"answered 400: .*return_routed_experts is 'perhaps'"):
+        list(server.stream([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"}))
 
 
 def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmServer) -> None:

@@ -413,10 +413,16 @@ class VllmServer:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield what a stream of server-sent events holds."""
+    """Yield what a stream of server-sent events holds.
+
+    Raises:
+        RuntimeError: It holds an error; the message is that.
+    """
     for line in response:
         if line.startswith(b"data: {"):
             chunk: dict[str, Any] = json.loads(line[len(b"data: ") :])
+            if error := chunk.get("error"):
+                raise RuntimeError(f"vLLM answered {error['code']}: {error['message']}")
             yield chunk
 
 

@@ -66,7 +66,13 @@ class Pending:
         return sorted(self._parts)
 
 
+def _may_ask(request: Any) -> bool:
+    """Whether a request can have opted in; the streams of all others stay as they are."""
+    return bool(getattr(request, "vllm_xargs", None))
+
+
 def _encoding(request: Any) -> str:
+    # Asked of requests that were answered: the words of others are refused where they are checked.
     return RoutingRequest.parse(getattr(request, "vllm_xargs", None)).encoding
 
 
@@ -93,6 +99,8 @@ def _completion_response(
 async def _chat_response(
     usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if not _may_ask(request):
+        return await usual(self, request, result_generator, *args, **kwargs)
     pending = Pending()
     noted = _noting(result_generator, lambda result: pending.replace(result.outputs))
     response = await usual(self, request, noted, *args, **kwargs)
@@ -102,19 +110,23 @@ async def _chat_response(
 def _completion_stream(
     usual: Any, self: Any, request: Any, inputs: Any, results: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if not _may_ask(request):
+        return usual(self, request, inputs, results, *args, **kwargs)
     pending, choices = Pending(), request.n or 1
     noted = _noting(results, lambda pair: pending.note(pair[1].outputs, pair[0] * choices))
     chunks = usual(self, request, inputs, noted, *args, **kwargs)
-    return _with_fields(chunks, pending, _encoding(request))
+    return _with_fields(chunks, pending, lambda: _encoding(request))
 
 
 def _chat_stream(
     usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if not _may_ask(request):
+        return usual(self, request, result_generator, *args, **kwargs)
     pending = Pending()
     noted = _noting(result_generator, lambda result: pending.note(result.outputs))
     chunks = usual(self, request, noted, *args, **kwargs)
-    return _with_fields(chunks, pending, _encoding(request))
+    return _with_fields(chunks, pending, lambda: _encoding(request))
 
 
 async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any]:
@@ -123,7 +135,9 @@ async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[An
         yield result
 
 
-async def _with_fields(chunks: Any, pending: Pending, encoding: str) -> AsyncIterator[str]:
+async def _with_fields(
+    chunks: Any, pending: Pending, encoding: Callable[[], str]
+) -> AsyncIterator[str]:
     """Writes parts into the next chunk that is about their choice."""
     pattern = ""
     async for text in chunks:
@@ -132,10 +146,10 @@ async def _with_fields(chunks: Any, pending: Pending, encoding: str) -> AsyncIte
         if pending and event:
             chunk = json.loads(text[len(_DATA) :])
             for choice in chunk.get("choices", ()):
-                choice.update(choice_fields(pending.take(choice["index"]), encoding))
+                choice.update(choice_fields(pending.take(choice["index"]), encoding()))
             text = _written(chunk)
         elif pending and pattern and text.startswith(_DATA + "[DONE]"):
-            for rest in _remaining(json.loads(pattern[len(_DATA) :]), pending, encoding):
+            for rest in _remaining(json.loads(pattern[len(_DATA) :]), pending, encoding()):
                 yield rest
         yield text
 

@@ -16,7 +16,7 @@ from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
 from ncclscope_patches.vllm_routing.packing import unpack
-from ncclscope_patches.vllm_routing.wrapping import wrap
+from ncclscope_patches.vllm_routing.wrapping import attempt, wrap
 
 __all__ = ["RESULT", "extend_inputs", "extend_outputs", "extend_processor", "joined"]
 
@@ -78,20 +78,24 @@ def _new_completion_output(
         return usual(self, token_ids, finish_reason, *args, **kwargs)
     self.routed_experts_chunks = []
     output = usual(self, token_ids, finish_reason, *args, **kwargs)
-    delta = self.output_kind.name == "DELTA"
+    attempt("an answer has no routing", lambda: _put_result(self, output, chunks, finish_reason))
+    return output
+
+
+def _put_result(state: Any, output: Any, chunks: list[Any], finish_reason: Any) -> None:
+    delta = state.output_kind.name == "DELTA"
     if not delta and finish_reason is None:
-        self.routed_experts_chunks = chunks
-        return output
-    first = getattr(self, _SENT, 0)
+        state.routed_experts_chunks = chunks
+        return
+    first = getattr(state, _SENT, 0)
     packed = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
     # A stop string may end the answer before the engine knows of it.
-    end = routed_tokens(self.prompt_len, self.detokenizer.num_output_tokens())
-    result = unpack(packed[: max(end - first, 0)], self.prompt_len, first)
-    setattr(self, _SENT, first + result.tokens)
+    end = routed_tokens(state.prompt_len, state.detokenizer.num_output_tokens())
+    result = unpack(packed[: max(end - first, 0)], state.prompt_len, first)
+    setattr(state, _SENT, first + result.tokens)
     setattr(output, RESULT, result)
     if not delta and not result.missing_count:
         output.routed_experts = result.ids
-    return output
 
 
 def _add(usual: Any, self: Any, next_output: Any, aggregate: bool) -> Any:
@@ -99,9 +103,14 @@ def _add(usual: Any, self: Any, next_output: Any, aggregate: bool) -> Any:
         return usual(self, next_output, aggregate)
     later = {output.index: getattr(output, RESULT, None) for output in next_output.outputs}
     result = usual(self, next_output, aggregate)
+    if any(part is not None for part in later.values()):
+        attempt("a part of a stream has no routing", lambda: _join(self, next_output, later))
+    return result
+
+
+def _join(merged: Any, next_output: Any, later: dict[int, RoutedExperts | None]) -> None:
     mine = {id(output) for output in next_output.outputs}
-    for output in self.outputs:
+    for output in merged.outputs:
         part = later.get(output.index)
         if part is not None and id(output) not in mine:
             setattr(output, RESULT, joined(getattr(output, RESULT, None), part))
-    return result

@@ -22,7 +22,7 @@ from ncclscope_patches.routed_experts.support import refuse_unsupported
 from ncclscope_patches.routed_experts.transfer import Flight
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
 from ncclscope_patches.vllm_routing import configuration
-from ncclscope_patches.vllm_routing.wrapping import wrap
+from ncclscope_patches.vllm_routing.wrapping import attempt, wrap
 
 __all__ = [
     "DELTA",
@@ -37,6 +37,9 @@ DELTA = "ncclscope_routing"
 """Attribute of a ``ModelRunnerOutput`` that holds its :class:`StepDelta`."""
 _ROUTING = "_ncclscope_routing"
 _FLIGHT = "_ncclscope_flight"
+# A step that fails is missing, and the next one is captured again: ranks of a replica gather
+# shares together, so that none of them may stop doing so by itself.
+_LOST = "the routing of a step was not captured"
 
 
 def extend_runner(module: Any) -> None:
@@ -146,12 +149,19 @@ class RunnerRouting:
             first += count
         return rows
 
-    def keep(self, flight: Flight | None) -> None:
-        """Keeps a step's rows until its output is made."""
-        self._flight = flight
+    def open(self, requests: list[str]) -> bool:
+        """Begins to capture, right before the forward pass; False where nobody wants it."""
+        rows = self.rows(requests)
+        if rows:
+            self.worker.begin_step(rows)
+        return bool(rows)
+
+    def close(self) -> None:
+        """Sends the step's rows on their way, right after it."""
+        self._flight = self.worker.end_step()
 
     def take(self) -> Flight | None:
-        """Returns them."""
+        """Returns the rows of the step whose output is being made."""
         flight, self._flight = self._flight, None
         return flight
 
@@ -258,7 +268,7 @@ def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **k
     routing: RunnerRouting | None = getattr(self, _ROUTING, None)
     if routing is None:
         return usual(self, scheduler_output, *args, **kwargs)
-    routing.begin(scheduler_output)
+    attempt(_LOST, lambda: routing.begin(scheduler_output))
     try:
         return usual(self, scheduler_output, *args, **kwargs)
     finally:
@@ -267,20 +277,14 @@ def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **k
 
 def _model_forward(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     routing: RunnerRouting | None = getattr(self, _ROUTING, None)
-    rows = [] if routing is None else routing.rows(self.input_batch.req_ids)
-    if routing is None or not rows:
-        return usual(self, *args, **kwargs)
-    try:
-        routing.worker.begin_step(rows)
-    except Exception as error:
-        session.warn_once(_ROUTING, f"routing of a step was not captured: {error}")
+    if routing is None or not attempt(_LOST, lambda: routing.open(self.input_batch.req_ids)):
         return usual(self, *args, **kwargs)
     try:
         result = usual(self, *args, **kwargs)
     except BaseException:
         routing.worker.drop_step()
         raise
-    routing.keep(routing.worker.end_step())
+    attempt(_LOST, routing.close)
     return result
 
 
@@ -292,7 +296,7 @@ def _sample_tokens(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(result, "get_output"):  # the thread that waits for the tokens takes both
             setattr(result, _FLIGHT, flight)
         elif hasattr(result, "sampled_token_ids"):
-            setattr(result, DELTA, flight.take())
+            setattr(result, DELTA, attempt(_LOST, flight.take))
     return result
 
 
@@ -300,5 +304,5 @@ def _get_output(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     output = usual(self, *args, **kwargs)
     flight: Flight | None = self.__dict__.pop(_FLIGHT, None)
     if flight is not None:
-        setattr(output, DELTA, flight.take())
+        setattr(output, DELTA, attempt(_LOST, flight.take))
     return output

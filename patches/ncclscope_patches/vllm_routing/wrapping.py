@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["wrap"]
+from ncclscope.tracing import session
+
+__all__ = ["attempt", "wrap"]
 
 _MARK = "__ncclscope_routing__"
+_Result = TypeVar("_Result")
+
+
+def attempt(what: str, action: Callable[[], _Result]) -> _Result | None:
+    """Does something that must not fail into vLLM.
+
+    Args:
+        what: What is not done if it fails; said once in the log.
+        action: It.
+
+    Returns:
+        What it returns; None where it failed.
+    """
+    try:
+        return action()
+    except Exception as error:
+        session.warn_once(what, f"{what}: {error!r}")
+        return None
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

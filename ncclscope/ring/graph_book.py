@@ -12,9 +12,6 @@ from ncclscope.ring.channel import Channel
 
 __all__ = ["GraphBook", "GraphCall"]
 
-_SIZES = slice(36, 40)
-"""Where packed parameters have the place of their sizes list, which is overwritten in time."""
-
 
 class GraphCall(NamedTuple):
     """One call of a graph.
@@ -108,6 +105,7 @@ class GraphBook:
 
 
 def _packed(call: GraphCall) -> bytes:
-    fixed = call.fixed[: _SIZES.start] + bytes(4) + call.fixed[_SIZES.stop :]
+    fixed = bytearray(call.fixed)
+    fixed[layout.FIXED_SIZES] = bytes(4)  # a place that is overwritten in time
     sizes = [size.to_bytes(8, "little", signed=True) for size in call.sizes or ()]
     return b"".join((fixed, layout.GRAPH_SIGNATURE.pack(call.signature), *sizes))

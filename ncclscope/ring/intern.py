@@ -85,11 +85,11 @@ class Interner:
 
     def holds_sizes(self, fixed: bytes) -> bool:
         """Whether the sizes list that packed parameters refer to is safe for a while yet."""
-        return self._holds(int.from_bytes(fixed[36:40], "little"))
+        return self._holds(int.from_bytes(fixed[layout.FIXED_SIZES], "little"))
 
     def sizes_of(self, fixed: bytes) -> tuple[int, ...] | None:
         """Returns the sizes list that packed parameters refer to, where it has not gone yet."""
-        place = int.from_bytes(fixed[36:40], "little")
+        place = int.from_bytes(fixed[layout.FIXED_SIZES], "little")
         if not place or self._buffer is None:
             return None
         absolute = (place - 1) * 8

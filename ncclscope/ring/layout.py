@@ -164,6 +164,8 @@ RECORD = struct.Struct("<QQQQ48s8sQ")
 """begin, time, hash, seq, the 48 bytes of FIXED, the 8 of MOMENT, end"""
 FIXED = struct.Struct("<Q4IHHBBBBiIII")
 """numel, shape, comm, op, dtype, redop, ndim, fixed, root, sizes, site, out"""
+FIXED_FLAGS, FIXED_SIZES = 31, slice(36, 40)
+"""Where ``fixed`` and ``sizes`` are in it."""
 MOMENT = struct.Struct("<IHBB")
 """graph, group, flags, state"""
 STATE_OFFSET = 87

@@ -25,8 +25,6 @@ __all__ = ["Part", "parts_of", "post_replay"]
 
 _RECORD = struct.Struct("<QQQQQ48sQ")
 """A record with ``numel``, which is the number of the replay, apart from what repeats."""
-_FLAGS, _SIZES = 23, slice(28, 32)
-"""Where packed parameters without ``numel`` have their flags, and the place of a sizes list."""
 _pack_replay = _RECORD.pack_into
 _powers = [1]
 """Those of BASE, as far as they have been needed."""
@@ -51,14 +49,14 @@ class Part:
         self._hashes = list(accumulate(signatures, extend, initial=0))
         while len(_powers) <= len(calls):
             _powers.append(_powers[-1] * BASE & MASK)
-        fixed = bytearray(calls[-1].fixed[8:])
-        fixed[_FLAGS] |= layout.FIXED_REPLAY
+        fixed = bytearray(calls[-1].fixed)
+        fixed[layout.FIXED_FLAGS] |= layout.FIXED_REPLAY
         if calls[-1].sizes is not None:
-            fixed[_SIZES] = bytes(4)  # they are in the graphs part
+            fixed[layout.FIXED_SIZES] = bytes(4)  # they are in the graphs part
         moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
         power, digest = _powers[len(calls)], self._hashes[-1]
         self.channel = channel
-        self.packed = channel, len(calls), power, digest, bytes(fixed) + moment
+        self.packed = channel, len(calls), power, digest, bytes(fixed[8:]) + moment
 
     def after(self, running: int, count: int) -> int:
         """Returns the running hash after the first calls of a replay.

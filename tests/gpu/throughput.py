@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ncclscope_patches.routed_experts import RoutedExperts, decode_choice
 from tests.gpu.deployment import on_gpus, options
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
@@ -34,9 +38,13 @@ VARIANTS = {
     "traced fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
     "offered": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     "routed": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
+    "own": {},
 }
 ASKED = {"vllm_xargs": {"return_routed_experts": True, "routed_experts_encoding": "compact"}}
 """What requests say in the variant ``routed``; in ``offered`` nobody asks."""
+OWN = ["--enable-return-routed-experts"]
+"""vLLM's own way in the variant ``own``: every answer has its routing, whoever asked."""
+ROUTED = ("routed", "own")
 ALONE = [[1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17]
 """Prompts that are served one after the other: batches, and with them roundings, are the same."""
 
@@ -57,6 +65,7 @@ class Variant:
         tokens: Per second, one number a round.
         latency: Seconds a token of a request took, the median of each round.
         alone: What it answered to the prompts that were served one by one.
+        routing: The experts that it said it used for them.
     """
 
     name: str
@@ -65,16 +74,21 @@ class Variant:
     tokens: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
     alone: list[list[int]] = field(default_factory=list)
+    routing: list[RoutedExperts | None] = field(default_factory=list)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What its requests say besides."""
+        return ASKED if self.name == "routed" else {}
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
         """Serves requests, so many at a time, and notes how long it took."""
 
         def serve(request: Request) -> tuple[int, float]:
             prompt, count = request
-            asked = ASKED if self.name == "routed" else {}
             started = time.perf_counter()
-            choice = self.server.choice(prompt, count, 120, **asked)
-            if asked and not choice["routed_experts"]:
+            choice = self.server.choice(prompt, count, 120, **self.asked)
+            if self.name in ROUTED and not choice["routed_experts"]:
                 raise RuntimeError("an answer has no routed experts")
             return len(choice["token_ids"]), time.perf_counter() - started
 
@@ -84,6 +98,23 @@ class Variant:
         seconds = time.perf_counter() - started
         self.tokens.append(sum(count for count, _ in served) / seconds)
         self.latency.append(statistics.median(took / count for count, took in served))
+
+    def serve_alone(self) -> None:
+        """Serves requests one by one, and keeps what was answered."""
+        choices = [self.server.choice(prompt, 32, 120, **self.asked) for prompt in ALONE]
+        self.alone = [choice["token_ids"] for choice in choices]
+        self.routing = [decode_choice(choice) for choice in choices]
+
+    def same_routing(self, other: Variant) -> bool:
+        """Whether both used the same experts for every token, and none is missing."""
+        return all(
+            one is not None
+            and two is not None
+            and not one.missing.any()
+            and not two.missing.any()
+            and np.array_equal(one.ids, two.ids)
+            for one, two in zip(self.routing, other.routing, strict=True)
+        )
 
 
 def make_requests(count: int, seed: int, longest: int) -> list[Request]:
@@ -100,6 +131,8 @@ def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> V
     """Makes a server that is not yet started."""
     directory.mkdir()
     given = options(eager=eager, memory=memory, environment=VARIANTS[name])
+    if name == "own":
+        given["arguments"] = [*given["arguments"], *OWN]
     if name.startswith("traced"):
         traced = TracedServer(directory, **given)
         return Variant(name, traced.server, traced)
@@ -120,7 +153,7 @@ def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: i
             variant.load(make_requests(count, seed, longest), concurrency)
         variant.tokens.clear()
         variant.latency.clear()
-        variant.alone = [variant.server.complete(prompt, max_tokens=32) for prompt in ALONE]
+        variant.serve_alone()
     order = list(variants)
     for number in range(rounds):
         requests = make_requests(count, 100 + number, longest)
@@ -148,6 +181,18 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
             "milliseconds_per_token": spread(1e3 * each for each in variant.latency),
             "same_tokens": variant.alone == base.alone,
         }
+        if variant.name in ROUTED:
+            first = next(each for each in variants if each.name in ROUTED)
+            row["same_routing"] = variant.same_routing(first)
+            row["routing"] = [
+                (
+                    each.ids.shape,
+                    int(each.missing.sum()),
+                    zlib.crc32(each.ids.astype("<i4").tobytes()),
+                )
+                for each in variant.routing
+                if each is not None
+            ]
         if variant.traced is not None:
             row["diagnose"] = variant.traced.diagnose()[1]["status"]
         rows.append(row)
@@ -157,6 +202,7 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
             f"x{middle:.4f} ({low:.4f} to {high:.4f})  "
             f"{row['milliseconds_per_token'][1]:7.2f} ms a token  "
             f"{'same tokens' if row['same_tokens'] else 'OTHER TOKENS'}  "
+            f"{'' if row.get('same_routing', True) else 'OTHER EXPERTS  '}"
             f"{row.get('diagnose', '')}"
         )
     return {"against": base.name, "rounds": len(base.tokens), "variants": rows}
@@ -205,7 +251,8 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     good = all(
-        row["same_tokens"] and row.get("diagnose", "ok") == "ok" for row in found["variants"]
+        row["same_tokens"] and row.get("same_routing", True) and row.get("diagnose", "ok") == "ok"
+        for row in found["variants"]
     )
     return 0 if good else 1
 

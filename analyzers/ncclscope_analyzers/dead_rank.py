@@ -118,8 +118,11 @@ class DeadRank:
         *,
         consequence: bool = False,
     ) -> Finding:
-        stand = self._last_stand(case, waiting)
         rank = case.run.by_rank.get(number)
+        # Devices stand in the first call that not all have posted, however far their hosts are.
+        stand = (
+            self._last_stand(case, waiting) if rank is None else case.waits.where_most_wait(waiting)
+        )
         evidence = [
             f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
             f"{call_text(stand.call)}, and rank {number} did not"
@@ -154,7 +157,10 @@ class DeadRank:
         )
 
     def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> Stand:
-        """Where the waiting ranks stand; their last call where completion is not recorded."""
+        """Where those stand who wait for a rank without a record, which tells no first call.
+
+        That is their last call where nothing is recorded of completion.
+        """
         stands = [case.waits.stands[rank] for rank in waiting]
         stand = max(stands, key=lambda stand: stand.call.seq)
         log = case.run.by_rank[stand.rank].logs[stand.comm.key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -45,7 +44,7 @@ class NotJoined:
             if number in case.waits.heads and not case.waits.overtaken(number):
                 continue  # it is in a call itself, which all its members have joined
             if case.how_it_ended(rank) is None:
-                stand = _where_most_wait(case, waiting)
+                stand = case.waits.where_most_wait(waiting)
                 call = stand.comm.key, stand.call.seq
                 missed.setdefault(call, (stand, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
@@ -66,7 +65,7 @@ class NotJoined:
                 for rank, stand in case.waits.stands.items()
                 if number in stand.awaited and rank != number
             )
-            yield self._absent(case, [number], _where_most_wait(case, waiting))
+            yield self._absent(case, [number], case.waits.where_most_wait(waiting))
 
     def _absent(self, case: Case, numbers: Sequence[int], stand: Stand) -> Finding:
         ranks = [case.run.by_rank[number] for number in numbers]
@@ -200,13 +199,6 @@ def _posted(rank: Rank, stand: Stand) -> int:
     """How many calls a rank posted on the communicator that another one stands in."""
     log = rank.logs.get(stand.comm.key)
     return 0 if log is None else log.calls
-
-
-def _where_most_wait(case: Case, waiting: tuple[int, ...]) -> Stand:
-    """The call in which most of the ranks stand that wait for somebody."""
-    stands = [case.waits.stands[number] for number in waiting]
-    crowd = Counter((stand.comm.key, stand.call.seq) for stand in stands)
-    return max(stands, key=lambda stand: (crowd[stand.comm.key, stand.call.seq], -stand.rank))
 
 
 def _waiting(case: Case, stand: Stand) -> tuple[int, ...]:

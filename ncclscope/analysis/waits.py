@@ -8,6 +8,7 @@ nobody is where a chain of waiting ends; a chain without an end is a cycle.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,6 +168,12 @@ class Waits:
             if reached.setdefault(stand.comm.key, calls) != calls:
                 return False
         return not self._overtaken()
+
+    def where_most_wait(self, waiting: Sequence[int]) -> Stand:
+        """Returns the stand, of ranks that wait, in whose call most of them are."""
+        stands = [self.stands[number] for number in waiting]
+        crowd = Counter((stand.comm.key, stand.call.seq) for stand in stands)
+        return max(stands, key=lambda stand: (crowd[stand.comm.key, stand.call.seq], -stand.rank))
 
     def overtaken(self, number: int) -> bool:
         """Whether another member has completed the call in which a rank stands.

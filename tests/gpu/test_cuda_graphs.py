@@ -67,10 +67,10 @@ def test_replays_that_agree(rings: Path, pieces: list[int]) -> None:
         ("swapped", "op_mismatch", 5),
         ("other graph", "capture_mismatch", 1),
         ("eager", "capture_mismatch", 1),
-        ("behind", None, 1),
+        ("behind", "dead_rank", 1),
     ],
 )
-def test_a_rank_that_differs(rings: Path, fault: str, kind: str | None, place: int) -> None:
+def test_a_rank_that_differs(rings: Path, fault: str, kind: str, place: int) -> None:
     outcome = run_ranks(differ, fault, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
 
     # NCCL may let a rank get through that replays another size, or posts what others replay.
@@ -82,8 +82,7 @@ def test_a_rank_that_differs(rings: Path, fault: str, kind: str | None, place: i
     singled = RANKS > 2 or fault == "behind"
     assert found["diverging_ranks"] == ([ODD] if singled else [])
     assert found["candidate_ranks"] == ([] if singled else [0, 1])
-    if kind is not None:
-        assert found["kind"] == kind
+    assert found["kind"] == kind
     replay = found["peers"]["replay"] or found["odd"]["replay"]
     assert replay is not None
     assert (replay["call"], replay["calls"]) == (place, len(LAYERS))
@@ -92,15 +91,15 @@ def test_a_rank_that_differs(rings: Path, fault: str, kind: str | None, place: i
 def test_what_a_replay_costs_the_host(rings: Path) -> None:
     found = {}
     for calls in (1, 62, 200):
-        outcome = run_ranks(replay_cost, calls, 300, ranks=RANKS, rings=None, backend="nccl")
-        bare = outcome.results[0]["not recorded"]
         folder = rings / str(calls)
         folder.mkdir()
         outcome = run_ranks(replay_cost, calls, 300, ranks=RANKS, rings=folder, backend="nccl")
-        found[calls] = {"never recorded": bare, **outcome.results[0]}
+        found[calls] = outcome.results[0]
         assert open_run(folder).ranks[0].graphs
     keep("graph-cost", "nanoseconds.json", json.dumps(found, indent=1))
 
-    # Medians of a host that does nothing else: a record costs about a microsecond.
+    # Where a launch is short it shows what a record adds; long ones take more or less as it comes.
+    short = found[1]
+    assert short["recorded"] - short["not recorded"] < 5000
     for taken in found.values():
-        assert taken["recorded"] - taken["not recorded"] < 5000
+        assert taken["recorded"] < 1.5 * taken["not recorded"] + 5000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -80,6 +82,25 @@ def test_dead_rank_that_left_no_record(cluster_of: ClusterOf) -> None:
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (1,))
     assert verdict.cause.seq == 6
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["its record ends", "no record"])
+def test_a_dead_rank_on_nccl_where_hosts_have_gone_on(
+    cluster_of: ClusterOf, recorded: bool
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history(backend="nccl")
+    for _ in range(8):
+        cluster.post([0, 1, 3], "tp:0", "all_gather", done=False, backend="nccl")
+    if not recorded:
+        cluster.tracers[2].ring.path.unlink()
+
+    cause = cluster.verdict(quiet={2: 0.3} if recorded else 30.0).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (2,))
+    # Devices stand in the first call that it has not posted. Where that is not known: the last.
+    assert cause.seq == (6 if recorded else 13)
 
 
 def test_a_missing_file_of_a_finished_job_is_incomplete(cluster_of: ClusterOf) -> None:

@@ -32,11 +32,15 @@ def _started(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "default"])
-def test_traced_workers_answer_the_same_and_agree(tmp_path: Path, eager: bool) -> None:
-    with VllmServer(_started(tmp_path / "untraced"), **options(eager=eager)) as untraced:
+@pytest.mark.parametrize("shape", [SHAPE, (2, 1)], ids=lambda shape: f"TP{shape[0]}xDP{shape[1]}")
+def test_traced_workers_answer_the_same_and_agree(
+    tmp_path: Path, shape: tuple[int, int], eager: bool
+) -> None:
+    given = options(eager=eager, shape=shape, memory=0.12)
+    with VllmServer(_started(tmp_path / "untraced"), **given) as untraced:
         expected = _answers(untraced)
 
-    traced = TracedServer(_started(tmp_path / "traced"), **options(eager=eager))
+    traced = TracedServer(_started(tmp_path / "traced"), **given)
     with traced.server as server:
         assert _answers(server) == expected
         status, document = traced.diagnose()
@@ -52,12 +56,16 @@ def test_traced_workers_answer_the_same_and_agree(tmp_path: Path, eager: bool) -
         assert max(replays, default=0) > 1
 
     assert (status, document["status"]) == (0, "ok")
-    ranks = SHAPE[0] * SHAPE[1]
+    ranks = shape[0] * shape[1]
     assert document["ranks"] == {"expected": ranks, "read": ranks, "missing": []}
     assert sorted(row["pid"] for row in document["table"]) == sorted(pids)
     for row in document["table"]:
         assert row["comms"]["ep:0"]["calls"] > 0, row
-        assert {"dp", "ep"} <= set(row["labels"])
+        if shape[1] > 1:
+            assert {"dp", "ep"} <= set(row["labels"])
+        elif on_gpus():
+            # Kernels of vLLM's own do the all-reduces of two GPUs.
+            assert row["comms"]["tp:0/custom"]["calls"] > 0, row
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 All variants are up at once on the same devices and one at a time is loaded, in an order that
 changes from round to round: what the machine does besides meets all of them alike. Ratios are
-of one round; shown are their medians and their extremes. Tracing is on in the variants whose
-names say so; at the end their rings are diagnosed.
+of one round; shown are their medians and their extremes. ``again`` is ``stock`` once more: what
+these two differ by is what cannot be measured. Tracing is on in the variants whose names say so;
+at the end their rings are diagnosed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -26,15 +28,17 @@ from typing import Any
 import numpy as np
 
 from ncclscope_patches.routed_experts import RoutedExperts, decode_choice
-from tests.gpu.deployment import on_gpus, options
+from tests.gpu.deployment import SHAPE, on_gpus, options
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
 VARIANTS = {
     "stock": {},
+    "again": {},
     "fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
     "checked": {"NCCLSCOPE_VLLM_DISPATCH": "checked"},
     "traced": {},
+    "traced progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
     "traced fixed": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
     "offered": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     "routed": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
@@ -83,18 +87,21 @@ class Variant:
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
         """Serves requests, so many at a time, and notes how long it took."""
+        replicas = SHAPE[1]
 
-        def serve(request: Request) -> tuple[int, float]:
-            prompt, count = request
+        def serve(number: int) -> tuple[int, float]:
+            prompt, count = requests[number]
+            # Not where vLLM's balancing would send it, which is not the same twice.
+            replica = number % replicas if replicas > 1 else None
             started = time.perf_counter()
-            choice = self.server.choice(prompt, count, 120, **self.asked)
+            choice = self.server.choice(prompt, count, 120, replica=replica, **self.asked)
             if self.name in ROUTED and not choice["routed_experts"]:
                 raise RuntimeError("an answer has no routed experts")
             return len(choice["token_ids"]), time.perf_counter() - started
 
         started = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            served = list(pool.map(serve, requests))
+            served = list(pool.map(serve, range(len(requests))))
         seconds = time.perf_counter() - started
         self.tokens.append(sum(count for count, _ in served) / seconds)
         self.latency.append(statistics.median(took / count for count, took in served))
@@ -145,8 +152,18 @@ def start(variant: Variant, number: int) -> None:
     variant.server.start(timeout=420)
 
 
-def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: int) -> None:
-    """Warms all up, asks all the same one by one, then loads each once a round."""
+def measure(
+    variants: Sequence[Variant], rounds: int, count: int, concurrency: int, seconds: float
+) -> None:
+    """Warms all up, asks all the same one by one, then loads each once a round.
+
+    Args:
+        variants: What is measured.
+        rounds: How often.
+        count: Requests of a load.
+        concurrency: Requests at a time.
+        seconds: After which no further round begins; whole ones are kept.
+    """
     longest = 900 if on_gpus() else 64
     for variant in variants:
         for seed in range(3):
@@ -155,7 +172,10 @@ def measure(variants: Sequence[Variant], rounds: int, count: int, concurrency: i
         variant.latency.clear()
         variant.serve_alone()
     order = list(variants)
+    end = time.monotonic() + seconds
     for number in range(rounds):
+        if number and time.monotonic() > end:
+            break
         requests = make_requests(count, 100 + number, longest)
         for variant in order if number % 2 else reversed(order):
             variant.load(requests, concurrency)
@@ -177,6 +197,7 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
         row: dict[str, Any] = {
             "variant": variant.name,
             "tokens_per_second": spread(variant.tokens),
+            "each_round": [round(value, 1) for value in variant.tokens],
             "ratio": spread(ratios(variant.tokens, base.tokens)),
             "milliseconds_per_token": spread(1e3 * each for each in variant.latency),
             "same_tokens": variant.alone == base.alone,
@@ -230,6 +251,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--requests", type=int, default=400, help="of a round")
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of measuring, about")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -246,7 +268,13 @@ def main() -> int:
             running.callback(variant.server.stop)
         with ThreadPoolExecutor() as pool:
             list(pool.map(start, variants, range(len(variants))))
-        measure(variants, arguments.rounds, arguments.requests, arguments.concurrency)
+        measure(
+            variants,
+            arguments.rounds,
+            arguments.requests,
+            arguments.concurrency,
+            arguments.seconds,
+        )
         found = report(variants) | {"eager": arguments.eager or not on_gpus()}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

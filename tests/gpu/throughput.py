@@ -146,10 +146,19 @@ def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> V
     return Variant(name, VllmServer(directory, **given), None)
 
 
-def start(variant: Variant, number: int) -> None:
-    """Starts a server, some time after the one before: engines look for free ports and may meet."""
+def start(variant: Variant, number: int) -> bool:
+    """Starts a server, some time after the one before: engines look for free ports and may meet.
+
+    Returns:
+        Whether it serves. The others are measured without it.
+    """
     time.sleep(number * BETWEEN_STARTS)
-    variant.server.start(timeout=420)
+    try:
+        variant.server.start(timeout=420)
+    except (RuntimeError, TimeoutError) as error:
+        print(f"{variant.name} does not serve: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def measure(
@@ -267,7 +276,10 @@ def main() -> int:
         for variant in variants:
             running.callback(variant.server.stop)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(start, variants, range(len(variants))))
+            serving = list(pool.map(start, variants, range(len(variants))))
+        if not serving[0]:
+            return 1  # there is nothing to compare with
+        variants = [variant for variant, serves in zip(variants, serving, strict=True) if serves]
         measure(
             variants,
             arguments.rounds,
@@ -278,7 +290,7 @@ def main() -> int:
         found = report(variants) | {"eager": arguments.eager or not on_gpus()}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    good = all(
+    good = all(serving) and all(
         row["same_tokens"] and row.get("same_routing", True) and row.get("diagnose", "ok") == "ok"
         for row in found["variants"]
     )

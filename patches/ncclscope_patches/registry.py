@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ncclscope_patches.probe import Patch
 
-__all__ = ["apply_all", "find", "install_all", "revert_all"]
+__all__ = ["active", "apply_all", "find", "install_all", "revert_all"]
 
 GROUP = "ncclscope.patches"
 
@@ -76,6 +76,11 @@ def apply_all() -> None:
                 _hook.after(patch.target, patch.apply)
     except Exception as error:
         print(f"ncclscope: tracing is off in this process: {error!r}", file=sys.stderr)
+
+
+def active() -> list[Patch]:
+    """Returns the patches that are at work in this process."""
+    return [patch for patch in _installed.values() if patch.active]
 
 
 def revert_all() -> None:

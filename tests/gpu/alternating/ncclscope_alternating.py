@@ -1,0 +1,126 @@
+"""A vLLM plugin for measurements: something is on for some steps and off for the next, and so on.
+
+Two servers are never quite alike: where their processes run and what their memory looks like
+costs more or less than what is to be measured. Here one server is both. Ranks that share experts
+make the same steps, so they switch at the same one, without a word between them.
+
+``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker, or
+``dispatch``, ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
+graphs, as they hold what was captured. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker
+writes how long its steps took, in nanoseconds from the beginning of one to that of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+PERIOD = 25
+"""Steps before it is switched."""
+SETTLING = 2
+"""Steps after a switch that are not counted."""
+PAUSE_NS = 200_000_000
+"""A step that long has waited for a request."""
+WRITE_EVERY = 20 * PERIOD
+
+
+class Alternation:
+    """What is switched, and how long steps took.
+
+    Args:
+        what: See above.
+        directory: Where to write that.
+    """
+
+    def __init__(self, what: str, directory: Path) -> None:
+        self.what = what
+        self.path = directory / f"{os.getpid()}.json"
+        self.is_on = True
+        self.steps = 0
+        self.began = 0
+        self.last: tuple[int, bool] | None = None
+        self.taken: list[tuple[int, int, int]] = []
+        self.patches: list[Any] = []
+
+    def _prepare(self) -> None:
+        if self.what == "tracing":
+            from ncclscope_patches import registry
+
+            self.patches = registry.active()
+            if not self.patches:
+                raise RuntimeError("nothing is traced here")
+        else:
+            _offer_both(self)
+
+    def step(self, tokens: int) -> None:
+        """Notes that a step begins, and switches before it, where it is time to."""
+        now = time.perf_counter_ns()
+        if self.last is not None:
+            passed, (before, counts) = now - self.began, self.last
+            if counts and passed < PAUSE_NS:
+                self.taken.append((int(self.is_on), before, passed))
+        self.steps += 1
+        if self.steps == 1:
+            self._prepare()
+        place = self.steps % PERIOD
+        if place == 0:
+            self.is_on = not self.is_on
+            for patch in self.patches:
+                patch.active = self.is_on
+        if self.steps % WRITE_EVERY == 0:
+            draft = self.path.with_suffix(".draft")
+            draft.write_text(json.dumps(self.taken))
+            draft.rename(self.path)
+        self.last = tokens, place >= SETTLING
+        self.began = time.perf_counter_ns()
+
+
+def register() -> None:
+    """Entry point of the group ``vllm.general_plugins``."""
+    what = os.environ.get("NCCLSCOPE_TEST_ALTERNATE")
+    if not what:
+        return
+    from vllm.v1.worker.gpu_worker import Worker
+
+    if getattr(Worker.execute_model, "alternating", False):
+        return
+    alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
+    execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
+
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = int(scheduler_output.total_num_scheduled_tokens)
+        if tokens:
+            alternation.step(tokens)
+        return execute(self, scheduler_output, *args, **kwargs)
+
+    def execute_dummy_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        alternation.step(0)
+        return dummy(self, *args, **kwargs)
+
+    execute_model.alternating = True  # type: ignore[attr-defined]
+    Worker.execute_model = execute_model
+    Worker.execute_dummy_batch = execute_dummy_batch
+
+
+def _offer_both(alternation: Alternation) -> None:
+    """Has each dispatcher do as vLLM's own does while it is off."""
+    from vllm.distributed.device_communicators import all2all
+
+    padded = all2all.AgRsAll2AllManager
+    stock = padded.__mro__[1]
+    if stock.__name__ != "AgRsAll2AllManager":
+        raise RuntimeError("NCCLSCOPE_VLLM_DISPATCH has not taken hold")
+
+    def offer(name: str) -> None:
+        ours, own = getattr(padded, name), getattr(stock, name)
+
+        def either(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (ours if alternation.is_on else own)(self, *args, **kwargs)
+
+        setattr(padded, name, either)
+
+    for name in ("dispatch", "dispatch_router_logits", "combine"):
+        offer(name)

@@ -21,6 +21,7 @@ from ncclscope.signature import P2P_OPS, sign
 
 if TYPE_CHECKING:
     from ncclscope.capture import Capture
+    from ncclscope.device.stand import DeviceStand
     from ncclscope.graphs import Graph, Replay
     from ncclscope.logs import CallLog
 
@@ -234,6 +235,7 @@ class Rank:
         steps: Steps of the engine, oldest first.
         activities: What it does besides its calls, by name.
         graphs: CUDA graphs that it captured, by number.
+        device: How far its communicators are on its GPU, by key, where that was counted.
         source: File it was read from.
         details: Whatever else the process wrote about itself.
     """
@@ -256,6 +258,7 @@ class Rank:
     steps: Sequence[Step] = ()
     activities: Mapping[str, Activity] = field(default_factory=dict)
     graphs: Mapping[int, Graph] = field(default_factory=dict)
+    device: Mapping[str, DeviceStand] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 

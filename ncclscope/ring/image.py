@@ -288,6 +288,11 @@ class RingImage:
         data = self._read(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
         return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
 
+    def read_device(self) -> bytes:
+        """Returns what GPUs have written of how far they are."""
+        size = min(self.geometry.device_size, layout.MAX_COMMS * layout.SLOT.size)
+        return self._read(self.geometry.device, size) if size else b""
+
     # --- bytes ---
 
     def read_bytes(self, offset: int, size: int) -> bytes:
@@ -305,11 +310,12 @@ class RingImage:
                 f"{self.path} is a ring of version {version}",
                 f"this ncclscope reads versions {known[0]} and {known[1]}",
             )
-        sizes.append(int.from_bytes(header[layout.HEADER_GRAPHS_SIZE :][:8], "little"))
+        for place in (layout.HEADER_GRAPHS_SIZE, layout.HEADER_DEVICE_SIZE):
+            sizes.append(int.from_bytes(header[place:][:8], "little"))
         geometry = layout.Geometry(*sizes)
-        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS, _MOST_TEXT)
+        most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS, _MOST_TEXT, _MOST_TEXT)
         if (
-            min(sizes[:-1]) < 1
+            min(sizes[:-2]) < 1
             or any(size > limit for size, limit in zip(sizes, most, strict=True))
             or geometry.total > self._size
         ):

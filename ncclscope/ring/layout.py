@@ -20,6 +20,8 @@ marks      ``marks`` x 32                running hash at each 1024th call, a cir
 records    ``capacity`` x 96             the calls, a circle: record n is in slot n % capacity
 graphs     ``graphs_size``               what CUDA graphs hold, appended to, never changed;
                                          not there in files from before there was any
+device     ``device_size``               how far each communicator is on the GPU, which writes
+                                         here itself; only there where that was asked for
 ========== ============================= ==================================================
 
 A reader never trusts a length without holding it against the size of the file.
@@ -97,6 +99,15 @@ u32 name and u32 detail (numbers of the strings part), u64 end. ``begin`` counts
 began, ``end`` is the same. There is one for each name, and it holds the newest only: an
 activity takes no room from the calls.
 
+**Slot** (device, 128 bytes, one for each communicator, by its number). The GPU writes the
+first 32: u64 calls finished, u64 its clock then, u64 calls entered, u64 its clock then; each
+pair in one store. The process writes u64 at 64, the newest call behind which there is a marker;
+u32 at 72, a SLOT_* (0: nothing is counted); u32 at 76, a number of LOST; u64 at 80, the call at
+which that happened; i64 at 88, host clock less GPU clock, 0 where it is not known; u32 at 96, 1
+where calls entered are counted, too. What was ``scheduled`` in a record is known from here to
+have completed; where a slot is lost nothing is. A reader that knows nothing of this part finds
+all else as it was.
+
 **Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the
 position of the record with that seq, plus one, ``end`` its low 32 bits. Marks of a
 communicator stand at multiples of MARK_EVERY calls, which makes them comparable between
@@ -153,6 +164,8 @@ HEADER_GRAPHS_SIZE = 152
 """u64: bytes of the graphs part; zero in files from before there was one."""
 HEADER_GRAPHS_USED = 160
 """u64: bytes of the graphs part that are valid."""
+HEADER_DEVICE_SIZE = 168
+"""u64: bytes of the device part; zero where there is none."""
 HEADER_ACTIVITIES = 256
 """MAX_ACTIVITIES entries; zero in files from before there were any."""
 MAX_ACTIVITIES = 8
@@ -193,6 +206,31 @@ LONGEST_LIST = 1024
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
 KIND_ACTIVITY = 8
+
+SLOT = struct.Struct("<4Q32xQIIQqI28x")
+"""finished, its time, entered, its time; launched, state, reason, since, clock, enters"""
+SLOT_LAUNCHED, SLOT_STATE, SLOT_CLOCK, SLOT_ENTERS = 64, 72, 88, 96
+SLOT_FATE = struct.Struct("<IIQ")
+"""state, reason, since"""
+SLOT_COUNTED, SLOT_UNSETTLED, SLOT_LOST = 1, 2, 3
+"""The count is the number of the newest finished call; it will be, when all have finished; no."""
+LOST = (
+    "",
+    "calls were recorded before it was counted",
+    "its first call was captured into a CUDA graph",
+    "a call ran on a stream of NCCL's own (async_op=True, or torch before 2.8)",
+    "a call went to another device",
+    "a call was recorded that has no marker: it failed, or several threads posted at once",
+    "a CUDA graph holds calls without markers",
+    "a CUDA graph was captured on several streams",
+    "a graph was captured past torch, whose replays are not seen",
+    "a call was posted inside of a group of torch's",
+    "the driver refused a marker",
+    "calls were posted on two streams at once",
+    "a functional collective ran on a stream of NCCL's own",
+    "its stream is not known",
+)
+"""Why a count no longer tells the number of a call."""
 
 GRAPH_ENTRY = TEXT_ENTRY
 GRAPH_CALL, GRAPH_LIST, GRAPH = range(1, 4)
@@ -264,10 +302,16 @@ class Geometry:
     heap_size: int
     marks: int
     graphs_size: int = 0
+    device_size: int = 0
 
     @classmethod
-    def for_capacity(cls, capacity: int) -> Geometry:
-        """Returns the sizes a writer chooses for so many records."""
+    def for_capacity(cls, capacity: int, *, device: bool = False) -> Geometry:
+        """Returns the sizes a writer chooses for so many records.
+
+        Args:
+            capacity: The records.
+            device: Whether GPUs are to write how far they are.
+        """
         return cls(
             capacity=capacity,
             about_size=2 * PAGE,
@@ -275,6 +319,7 @@ class Geometry:
             heap_size=_pages(max(4 * PAGE, min(256 * PAGE, capacity * 8))),
             marks=max(128, capacity // MARK_EVERY * 2),
             graphs_size=_pages(max(16 * PAGE, min(128 * PAGE, capacity * 8))),
+            device_size=_pages(MAX_COMMS * SLOT.size) if device else 0,
         )
 
     @property
@@ -313,6 +358,11 @@ class Geometry:
         return self.records + _pages(self.capacity * RECORD.size)
 
     @property
+    def device(self) -> int:
+        """Offset of what GPUs write."""
+        return self.graphs + _pages(self.graphs_size)
+
+    @property
     def total(self) -> int:
         """Size of the file."""
-        return self.graphs + _pages(self.graphs_size)
+        return self.device + _pages(self.device_size)

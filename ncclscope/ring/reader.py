@@ -105,6 +105,7 @@ class RingFile(RingImage):
         head: Records made.
         states: How far each communicator has come, by its number.
         activities: Fields of what the process does besides its calls.
+        device: What GPUs had written before any record was looked at; empty where none do.
         scale: By which positions are multiplied to tell the calls of one replay apart; 1 in a
             ring without CUDA graphs.
         live: Set by whoever knows that the ring is still written, before asking for records.
@@ -120,12 +121,15 @@ class RingFile(RingImage):
         self.head = 0
         self.states: dict[int, ChannelState] = {}
         self.activities: list[tuple[int, ...]] = []
+        self.device = b""
         self.scale = 1
         self._serial = next(_serials)
         self._pinned: Records | None = None
         # Less than a circle, so that the record before fits in with them.
         self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
+            # Before the records: what has finished by now has been recorded.
+            self.device = self.read_device()
             self._find_head()
             self.activities = self.read_activities()
             self.scale = layout.MOST_GRAPH_CALLS if self.graphs_used else 1

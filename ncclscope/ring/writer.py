@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import RingError
 from ncclscope.ring import layout
@@ -28,6 +28,9 @@ from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import leave_pointer, make_file
 from ncclscope.ring.replays import Part, post_replay
 from ncclscope.signature import BASE, MASK, captured, replayed
+
+if TYPE_CHECKING:
+    from ncclscope.ring.slots import Slots
 
 __all__ = ["Channel", "RingWriter"]
 
@@ -52,12 +55,14 @@ class RingWriter:
         directory: Where the file goes; made with mode 0700 when absent.
         capacity: Records kept.
         about: Self-description, anything that JSON can hold.
+        device: Whether GPUs are to write into it how far they are.
 
     Attributes:
         activities: What the process does besides its calls.
         graphs: What CUDA graphs hold.
         capture: Gets communicator, packed parameters, signature and NCCL group of a call that is
             captured, and returns whether it has taken it as a part of a graph.
+        slots: Where GPUs write; None where they are not to.
         path: The file.
         moved: Why it is not in the directory that was asked for; empty when it is.
         pointed: Whether a note in that directory then says where it is.
@@ -72,13 +77,14 @@ class RingWriter:
         *,
         capacity: int = layout.DEFAULT_CAPACITY,
         about: Mapping[str, Any] | None = None,
+        device: bool = False,
     ) -> None:
         if capacity < layout.MIN_CAPACITY:
             raise RingError(
                 f"a ring of {capacity} records is too small",
                 f"give at least {layout.MIN_CAPACITY}",
             )
-        self.geometry = layout.Geometry.for_capacity(capacity)
+        self.geometry = layout.Geometry.for_capacity(capacity, device=device)
         place = make_file(Path(directory), self.geometry.total)
         self.path = place.path
         try:
@@ -101,6 +107,7 @@ class RingWriter:
         """:meth:`Interner.sizes_of`, which reads a sizes list back."""
         self.activities = Activities(buffer, self._interner)
         self.graphs = GraphBook(buffer, self.geometry)
+        self.slots = _slots(buffer, self.geometry) if device else None
         self.capture: Callable[[Channel, bytes, int, int], int] = _nothing
         self.capacity = capacity
         self.position = 0
@@ -365,6 +372,7 @@ class RingWriter:
         self._interner.detach()
         self.activities.detach()
         self.graphs.detach()
+        self.slots = None
         for name in ("_mark", "_write_table", "_write_about", "capture"):
             setattr(self, name, _nothing)
 
@@ -392,6 +400,12 @@ class RingWriter:
 
     def _put_u64(self, offset: int, value: int) -> None:
         self._buffer[offset : offset + 8] = value.to_bytes(8, "little")
+
+
+def _slots(buffer: mmap.mmap, geometry: layout.Geometry) -> Slots:
+    from ncclscope.ring.slots import Slots  # takes ctypes, which few processes need
+
+    return Slots(buffer, geometry)
 
 
 def _nothing(*_arguments: object) -> int:

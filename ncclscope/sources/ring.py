@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclscope.device.stand import DeviceStand
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text, texts
 from ncclscope.model import Call, Communicator, Rank
@@ -20,6 +21,7 @@ from ncclscope.ring.reader import RingFile, hash_before
 from ncclscope.signature import BASE
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode, is_signable
+from ncclscope.sources.ring_device import stands, with_states
 from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
@@ -48,6 +50,7 @@ def read_ring(path: Path) -> Rank:
     age = abs(time.time_ns() - ring.heartbeat_ns)
     ring.live = alive is not False and not exited and age < _LIVELY_NS
     found = communicators(ring)
+    device = stands(ring)
     return Rank(
         rank=_rank(about.get("rank")),
         world_size=number(about.get("world_size")),
@@ -56,7 +59,7 @@ def read_ring(path: Path) -> Rank:
         gpu=integer(about.get("gpu")),
         labels=texts(about.get("labels")),
         logs={
-            communicator.key: RingLog(ring, index, communicator)
+            communicator.key: RingLog(ring, index, communicator, device.get(index))
             for index, communicator in found.items()
             if index in ring.states
         },
@@ -70,6 +73,7 @@ def read_ring(path: Path) -> Rank:
         steps=RingSteps(ring),
         activities=activities(ring),
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
+        device={found[index].key: stand for index, stand in device.items() if index in found},
         source=str(path),
         details=about,
     )
@@ -81,8 +85,15 @@ class RingLog:
     anchored = True
     rooted = True
 
-    def __init__(self, ring: RingFile, number: int, communicator: Communicator) -> None:
+    def __init__(
+        self,
+        ring: RingFile,
+        number: int,
+        communicator: Communicator,
+        device: DeviceStand | None = None,
+    ) -> None:
         self.communicator = communicator
+        self._device = device
         self._ring = ring
         self._number = number
         self._strand = Strand(ring, number)
@@ -133,6 +144,7 @@ class RingLog:
         signatures = self._signatures(records)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).calls(signatures)
+        records = with_states(self._device, records)
         return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
@@ -149,6 +161,7 @@ class RingLog:
         found = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(found, start, stop).distinct()
+        found = with_states(self._device, found)
         return distinct_records(found, lambda records: decode(self._ring, records, key))
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
@@ -171,7 +184,8 @@ class RingLog:
     def _expanded(self, records: Records, start: int, stop: int) -> Expansion:
         start, stop = max(start, self.first), min(stop, self._end)
         key = self.communicator.key
-        return Expansion(self._ring, self._number, key, records, start, max(start, stop))
+        stop = max(start, stop)
+        return Expansion(self._ring, self._number, key, records, start, stop, self._device)
 
     def _inside(self, record: Records, seq: int) -> int:
         """Running hash after a call in the middle of a replay, or before the first of it."""

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope.device.stand import DeviceStand
 from ncclscope.graphs import Graph, Replay
 from ncclscope.model import Call, State
 from ncclscope.ring import layout
@@ -21,6 +22,7 @@ from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode
+from ncclscope.sources.ring_device import known_states, with_states
 
 __all__ = ["Expansion", "RingGraphs"]
 
@@ -35,12 +37,21 @@ class Expansion:
         records: Those that stand for the calls, without a gap.
         start: The first call.
         stop: The one after the last.
+        device: How far they are on the device.
     """
 
     def __init__(
-        self, ring: RingFile, comm: int, key: str, records: Records, start: int, stop: int
+        self,
+        ring: RingFile,
+        comm: int,
+        key: str,
+        records: Records,
+        start: int,
+        stop: int,
+        device: DeviceStand | None = None,
     ) -> None:
         self._ring = ring
+        self._device = device
         self._key = key
         self._table = ring.graphs.table(comm)
         self._rows = self._table.rows(records)
@@ -116,7 +127,7 @@ class Expansion:
         wanted = self._which[self._single]
         singles = decode(
             self._ring,
-            chosen_at(self._records, wanted),
+            with_states(self._device, chosen_at(self._records, wanted)),
             self._key,
             [own[place] for place in wanted.tolist()],
         )
@@ -138,7 +149,7 @@ class Expansion:
             seqs,
             self._positions()[self._replayed],
             records["time"][which],
-            records["state"][which],
+            known_states(self._device, seqs.astype(np.uint64), records["state"][which]),
             records["numel"][which],
             records["graph"][which],
             table.calls[self._flat],
@@ -196,6 +207,7 @@ class Expansion:
     def distinct(self) -> Distinct:
         """Returns the calls by what sets them apart."""
         records = chosen_at(self._records, self._which[self._single])
+        records = with_states(self._device, records)
         single = distinct_records(records, lambda some: decode(self._ring, some, self._key))
         calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
         which = np.empty(self._count, np.int64)
@@ -218,7 +230,8 @@ class Expansion:
         which = int(self._which[at])
         record = self._records[which : which + 1]
         seq = int(self._seqs()[at])
-        return Expansion(self._ring, int(record["comm"][0]), self._key, record, seq, seq + 1)
+        comm = int(record["comm"][0])
+        return Expansion(self._ring, comm, self._key, record, seq, seq + 1, self._device)
 
 
 def chosen_at(records: Records, places: NDArray[np.int64]) -> Records:

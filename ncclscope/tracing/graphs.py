@@ -21,6 +21,7 @@ from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.replays import parts_of
 
 if TYPE_CHECKING:
+    from ncclscope.device.marks import Marks
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.tracer import Tracer
 
@@ -32,12 +33,14 @@ class Capture:
 
     Attributes:
         calls: What was posted since.
+        marked: Calls behind which there is a marker for the GPU, by communicator.
     """
 
-    __slots__ = ("calls", "thread")
+    __slots__ = ("calls", "marked", "thread")
 
     def __init__(self) -> None:
         self.calls: list[GraphCall] = []
+        self.marked: dict[Channel, int] = {}
         self.thread = threading.get_ident()
 
 
@@ -48,14 +51,16 @@ class Graph:
         number: Its number in this process, from 1, among the graphs that hold calls; 0 for one
             that holds none.
         replays: How often it has been replayed.
+        marks: By communicator, the markers among its calls, and how many calls those are.
     """
 
-    __slots__ = ("_parts", "_singles", "_tracer", "number", "replays")
+    __slots__ = ("_parts", "_singles", "_tracer", "marks", "number", "replays")
 
     def __init__(self, tracer: Tracer, number: int, calls: Sequence[GraphCall], kept: bool) -> None:
         self._tracer = tracer
         self.number = number
         self.replays = 0
+        self.marks: Sequence[tuple[Marks, int]] = ()
         self._parts = parts_of(calls, number) if kept else []
         # What is not part of a common sequence, or what there was no room for.
         self._singles = [call for call in calls if not (kept and call.signature)]
@@ -129,7 +134,17 @@ class Graphs:
             self._count += 1
             number = self._count
         kept = self._tracer.ring.graphs.add(number, capture.calls)
-        return Graph(self._tracer, number, capture.calls, kept)
+        graph = Graph(self._tracer, number, capture.calls, kept)
+        if self._tracer.device is not None:
+            graph.marks = self._tracer.device.captured(capture)
+        return graph
+
+    def current(self) -> Capture | None:
+        """Returns what a call belongs to that this thread captures now."""
+        captures = self._open[:]
+        here = threading.get_ident()
+        mine = [capture for capture in captures if capture.thread == here] or captures
+        return mine[-1] if mine else None
 
     def detach(self) -> None:
         """Drops what was being captured; for the child after a fork."""
@@ -138,11 +153,9 @@ class Graphs:
 
     def _take(self, channel: Channel, fixed: bytes, signature: int, group: int) -> bool:
         """Takes a captured call where a graph is open for it."""
-        captures = self._open[:]
-        if not captures:
+        capture = self.current()
+        if capture is None:
             return False
-        here = threading.get_ident()
-        mine = [capture for capture in captures if capture.thread == here] or captures
         sizes = self._tracer.ring.sizes_of(fixed)
-        mine[-1].calls.append(GraphCall(channel, fixed, signature, group, sizes))
+        capture.calls.append(GraphCall(channel, fixed, signature, group, sizes))
         return True

@@ -17,15 +17,18 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ncclscope import signature
+from ncclscope import device, signature
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.tracing import callsite, guard, identity, scope
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.guard import Guard
+
+if TYPE_CHECKING:
+    from ncclscope.device.marks import DeviceMarks
 
 __all__ = ["Comm", "Template", "Tracer"]
 
@@ -95,7 +98,8 @@ class Tracer:
         about = identity.describe_process()
         about.update(rank=rank, world_size=world_size, labels=dict(labels or {}))
         about.update(details or {})
-        self.ring = RingWriter(directory, capacity=capacity, about=about)
+        counts = device.mode()
+        self.ring = RingWriter(directory, capacity=capacity, about=about, device=bool(counts))
         self.rank = rank
         self.world_size = world_size
         self._comms: dict[str, Comm] = {}
@@ -107,6 +111,8 @@ class Tracer:
         self.graphs = Graphs(self)
         self.watched: Callable[[Channel], None] | None = None
         """Hears of replays, where calls are compared."""
+        self.device = _open_marks(self, counts) if counts else None
+        """Counts calls on the GPU, where that was asked for."""
         self._guard: Guard | None = None
         if mode := guard.mode():
             self._guard = guard.open_guard(self, mode)
@@ -366,9 +372,16 @@ class Tracer:
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self.graphs.detach()
+        self.device = None
         if self._guard is not None:
             self._guard.detach()
         self.ring.detach()
+
+
+def _open_marks(tracer: Tracer, wanted: str) -> DeviceMarks | None:
+    from ncclscope.device.marks import open_marks
+
+    return open_marks(tracer, wanted)
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:

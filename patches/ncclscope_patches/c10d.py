@@ -11,11 +11,19 @@ a coalescing manager one call over all of its tensors, ``numel`` being their sum
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import scope, session
 from ncclscope_patches import group_creation, process_groups, works
+from ncclscope_patches.device_streams import (
+    NOWHERE_YET,
+    STREAM_UNKNOWN,
+    Place,
+    of_tensor,
+    stream_of_replay,
+)
 from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.posting import put_posting
 from ncclscope_patches.probe import Patch
@@ -48,7 +56,10 @@ class C10dProbe(Patch):
         group = module.ProcessGroup
         for name, read in READERS.items():
             after = _came_back if name in _ALWAYS_WAITED else _returned
-            put_posting(self, group, name, read, process_groups.handles, after=after)
+            put_posting(
+                self, group, name, read, process_groups.handles, after=after,
+                where=_where, returns_none=True,
+            )  # fmt: skip
         self._watch_waiting(module.Work)
         self.replace(module.Work, "is_completed", _find_work, _asked)
         for name in REDOP_OPTIONS:
@@ -114,6 +125,25 @@ class C10dProbe(Patch):
             return size, rank, ranks, creation
 
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
+
+
+def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
+    """Returns where a call runs that returns no ``Work``: on the stream that is current."""
+    for argument in (*args[1:], *kwargs.values()):
+        while isinstance(argument, (list, tuple)) and argument:
+            argument = argument[0]
+        if hasattr(argument, "get_device"):
+            return of_tensor(argument)
+    # A barrier says which device it uses, at least as torch itself calls it.
+    options = args[1] if len(args) > 1 else kwargs.get("opts")
+    device = getattr(options, "device", None)
+    cuda = sys.modules["torch"].cuda
+    if device is None or device.type != "cuda":
+        return STREAM_UNKNOWN
+    if not cuda.is_initialized():
+        return NOWHERE_YET
+    ordinal = cuda.current_device() if device.index is None else device.index
+    return ordinal, stream_of_replay(ordinal)
 
 
 def _returned(handle: Handle, position: int, args: tuple[Any, ...], work: Any) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ncclscope import device
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Capture, Graph
 from ncclscope.tracing.tracer import Tracer
+from ncclscope_patches.device_streams import stream_of_replay
 from ncclscope_patches.probe import Patch
 
 __all__ = ["CudaGraphProbe"]
@@ -44,7 +46,7 @@ class CudaGraphProbe(Patch):
         cls = module.CUDAGraph
         self.replace(cls, "capture_begin", after=self._begin)
         self.replace(cls, "capture_end", self._leave, self._end)
-        self.replace(cls, "replay", self._replay)
+        self.replace(cls, "replay", self._replay, self._replayed if device.mode() else None)
         self.replace(cls, "reset", self._forget)
 
     def _begin(self, token: Any, _result: Any) -> None:
@@ -78,10 +80,21 @@ class CudaGraphProbe(Patch):
         alive[number] = weakref.ref(graph, forget)
         graphs[number] = recorded
 
-    def _replay(self, args: tuple[Any, ...], _kwargs: Any) -> None:
+    def _replay(self, args: tuple[Any, ...], _kwargs: Any) -> Graph | None:
         recorded = self._graphs.get(id(args[0]))
-        if recorded is not None:
-            recorded.replay()
+        if recorded is None:
+            return None
+        recorded.replay()
+        if not recorded.marks:
+            return None
+        stream = stream_of_replay(recorded.marks[0][0].device.ordinal)
+        for counted, count in recorded.marks:
+            counted.begin_replay(stream, count)
+        return recorded
+
+    def _replayed(self, recorded: Graph, _result: Any) -> None:
+        for counted, count in recorded.marks:
+            counted.end_replay(count)
 
     def _forget(self, args: tuple[Any, ...], _kwargs: Any) -> None:
         number = id(args[0])

@@ -14,7 +14,8 @@ from typing import Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope
-from ncclscope_patches import recording
+from ncclscope_patches import device_streams, recording
+from ncclscope_patches.device_streams import Where
 from ncclscope_patches.probe import Patch
 from ncclscope_patches.recording import NOBODY, NOWHERE, Handle, Handles
 
@@ -37,6 +38,8 @@ def put_posting(
     can_be_off: bool = False,
     applies: Callable[[Any], bool] | None = None,
     after: After | None = None,
+    where: Where | None = None,
+    returns_none: bool = False,
 ) -> bool:
     """Has each call of a method recorded before it is made.
 
@@ -49,6 +52,8 @@ def put_posting(
         can_be_off: The instance has an attribute ``disabled``, under which nothing is posted.
         applies: Says of an instance whether a call would post anything.
         after: Called when the method has returned.
+        where: Says on which stream a call runs, for it to be counted on the GPU.
+        returns_none: That is only so where the method returns None.
 
     Returns:
         Whether the method is patched now.
@@ -57,7 +62,8 @@ def put_posting(
     if not callable(function) or patch.has_replaced(function):
         return False
     posted = functools.update_wrapper(
-        _posting(patch, function, read, handles, can_be_off, applies, after), function
+        _posting(patch, function, read, handles, can_be_off, applies, after, where, returns_none),
+        function,
     )
     return patch.put(owner, name, posted)
 
@@ -70,13 +76,16 @@ def _posting(
     can_be_off: bool,
     applies: Callable[[Any], bool] | None,
     after: After | None,
+    where: Where | None,
+    returns_none: bool,
 ) -> Callable[..., Any]:
     known, open_handle = handles.known, handles.of
     folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
+    start, finish = device_streams.start, device_streams.finish
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
 
     def posted(*args: Any, **kwargs: Any) -> Any:
-        position = -1
+        position, mark = -1, None
         if patch.active:
             try:
                 thing = args[0]
@@ -108,6 +117,11 @@ def _posting(
                             )  # fmt: skip
                         else:
                             position = handle.post(handle.channel, template[0], template[1])
+                        if handle.marks is not None:
+                            mark = start(
+                                handle.marks, where, args, kwargs, flags, position,
+                                returns_none=returns_none,
+                            )  # fmt: skip
                     else:
                         position = handle.ring.post_p2p(
                             handle.channel, template[0], 0, flags, scope.group_number()
@@ -115,6 +129,8 @@ def _posting(
             except Exception as error:
                 patch.fail(error)
         result = function(*args, **kwargs)
+        if mark is not None:
+            finish(mark, result)
         if position >= 0 and after is not None:
             try:
                 after(handle, position, args, result)

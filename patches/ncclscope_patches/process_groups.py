@@ -90,7 +90,7 @@ def _handle(group: Any, ranks: Sequence[int]) -> Handle:
         key=f"c10d:{digest.hexdigest()}", label=_label(group), ranks=ranks, backend=backend
     )
     waits = True if backends <= _WAITING else False if backends <= _QUEUEING else None
-    return Handle(tracer, comm, waits=waits)
+    return Handle(tracer, comm, waits=waits, on_device="nccl" in backends)
 
 
 def _backends(group: Any) -> frozenset[str]:

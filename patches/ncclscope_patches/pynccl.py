@@ -16,6 +16,7 @@ from typing import Any
 
 from ncclscope.tracing import scope, session
 from ncclscope_patches import process_groups
+from ncclscope_patches.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
 from ncclscope_patches.posting import Read, put_posting
 from ncclscope_patches.probe import Before, Patch
 from ncclscope_patches.recording import NOBODY, Handle, Handles, record, redop_name, watch_captures
@@ -44,14 +45,18 @@ class PyNcclProbe(Patch):
         for name, reader in _READERS.items():
             read = self._reader_for(cls, name, reader)
             if read is not None:
-                put_posting(self, cls, name, read, handles, can_be_off=True)
+                where = _where(cls, name, module)
+                put_posting(self, cls, name, read, handles, can_be_off=True, where=where)
         read = self._reader_for(cls, "scatter", _scatter)
         if read is not None:
             # The sends and receives it is made of are no calls of the program.
             enter = _entering_fold(read)
             self.put(cls, "scatter", self.guard_scope(cls.scatter, enter, _leave_fold))
         for name, applies in (("suspend", _can_suspend), ("resume", _is_suspended)):
-            put_posting(self, cls, name, _plain(name), handles, can_be_off=True, applies=applies)
+            put_posting(
+                self, cls, name, _plain(name), handles, can_be_off=True, applies=applies,
+                where=_where(cls, name, module),
+            )  # fmt: skip
         self._number_groups(cls)
         self._declare_before_init(cls, module.NCCLLibrary)
 
@@ -76,6 +81,7 @@ class PyNcclProbe(Patch):
 
         def leave(_token: Any) -> None:
             scope.leave_group()
+            end_group(failed=sys.exc_info()[0] is not None)
 
         self.replace(cls, "group_start", after=start)
         if hasattr(cls, "group_end"):
@@ -131,10 +137,32 @@ def _open(comm: Any) -> Handle:
             ranks=process_groups.global_ranks(group),
             backend="nccl",
         ),
+        on_device=True,
     )
 
 
 handles = Handles(_open)
+
+
+def _where(cls: Any, name: str, module: Any) -> Where:
+    """Returns what finds the stream of a call: the one it is given, or vLLM's current one."""
+    function = getattr(cls, name, None)
+    names = list(inspect.signature(function).parameters) if callable(function) else []
+    at = names.index("stream") if "stream" in names else len(names)
+    current = getattr(module, "current_stream", None)
+
+    def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
+        comm = args[0]
+        given = args[at] if len(args) > at else kwargs.get("stream")
+        if given is None and current is not None:
+            given = current()
+        ordinal = comm.device.index
+        if given is None or ordinal is None:
+            return STREAM_UNKNOWN
+        stream: int = given.cuda_stream
+        return checked(handles.of(comm).marks, ordinal, stream)
+
+    return where
 
 
 def _plain(op: str) -> Read:

@@ -13,6 +13,7 @@ from ncclscope.tracing import callsite, scope, session
 if TYPE_CHECKING:
     from types import FrameType
 
+    from ncclscope.device.marks import Marks
     from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = [
@@ -49,6 +50,8 @@ _locate = callsite.locate
 _groups = scope.groups
 
 COMPLETED = 2
+_NO_MARKER = 12
+"""In layout.LOST: what is recorded here may run on any stream."""
 _TEMPLATES_KEPT = 4096
 
 is_capturing: Callable[[], bool] | None = None
@@ -66,11 +69,21 @@ class Handle:
         waits: Whether a returned ``wait()`` means that the call has completed; None where
             that depends on the tensor's device.
         about: What it stands for, weakly, so that it ends with it.
+        marks: What counts its calls on the GPU; None where nothing does.
     """
 
-    __slots__ = ("about", "channel", "comm", "post", "ring", "templates", "tracer", "waits")
+    __slots__ = (
+        *("about", "channel", "comm", "marks", "post", "ring", "templates", "tracer", "waits"),
+    )
 
-    def __init__(self, tracer: Tracer, comm: Comm, *, waits: bool | None = False) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        comm: Comm,
+        *,
+        waits: bool | None = False,
+        on_device: bool = False,
+    ) -> None:
         self.tracer = tracer
         self.comm: Comm | None = comm
         self.channel = comm.channel
@@ -79,6 +92,9 @@ class Handle:
         self.ring = tracer.ring
         self.waits = waits
         self.about: weakref.ref[Any] | None = None
+        self.marks: Marks | None = None
+        if on_device and tracer.device is not None:
+            self.marks = tracer.device.of(comm.channel)
 
     def complete(self, position: int) -> None:
         """Notes that a call has completed."""
@@ -99,6 +115,7 @@ class _Nobody(Handle):
     def __init__(self) -> None:
         self.comm = None
         self.waits = False
+        self.marks = None
 
 
 NOBODY: Handle = _Nobody()
@@ -171,6 +188,8 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
         flags = layout.FLAG_CAPTURED  # what is on the host alone is carried out
     group = scope.group_number() if _groups else 0
     if signed:
+        if handle.marks is not None:
+            handle.marks.lose(_NO_MARKER)
         return handle.post(handle.channel, fixed, signed, 0, flags, group)
     return handle.ring.post_p2p(handle.channel, fixed, 0, flags, group)
 

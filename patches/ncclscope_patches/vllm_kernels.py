@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from ncclscope.tracing import session
 from ncclscope_patches import process_groups
+from ncclscope_patches.device_streams import Place, of_tensor
 from ncclscope_patches.posting import Read, put_posting
 from ncclscope_patches.probe import Patch
 from ncclscope_patches.recording import NOBODY, Handle, Handles, watch_captures
@@ -47,6 +48,7 @@ def _handles(backend: str) -> Handles:
                 ranks=group.comm.ranks,
                 backend=backend,
             ),
+            on_device=True,
         )
 
     return Handles(open_)
@@ -81,11 +83,15 @@ class _KernelProbe(Patch):
     def install(self, module: Any) -> None:
         cls = getattr(module, self.owner, None)
         for name, (op, parameter) in self.methods.items():
-            self.put_recorded(cls, name, _reader(op, parameter, "sum"))
+            self.put_recorded(cls, name, _reader(op, parameter, "sum"), parameter)
 
-    def put_recorded(self, owner: Any, name: str, read: Read) -> bool:
+    def put_recorded(self, owner: Any, name: str, read: Read, parameter: str) -> bool:
         """Has each call of a method recorded, where there is one."""
-        return put_posting(self, owner, name, read, self.handles, can_be_off=True)
+
+        def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
+            return of_tensor(args[1] if len(args) > 1 else kwargs[parameter])
+
+        return put_posting(self, owner, name, read, self.handles, can_be_off=True, where=where)
 
 
 class CustomProbe(_KernelProbe):
@@ -114,7 +120,7 @@ class CustomProbe(_KernelProbe):
 
     def _guard_declining(self, cls: Any, name: str, read: Read, suits: Callable[..., bool]) -> None:
         direct = getattr(cls, name)
-        if not self.put_recorded(cls, name, read):
+        if not self.put_recorded(cls, name, read, "inp"):
             return
         recorded = getattr(cls, name)
 

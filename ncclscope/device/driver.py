@@ -1,0 +1,131 @@
+"""The few functions of the CUDA driver that counting on the GPU takes, by ctypes.
+
+Only what the program has brought up itself is used: the primary context of its device, which is
+the one that torch works in. A thread's current context is left as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+
+from ncclscope.device.kernel import NAME, PTX
+
+__all__ = ["Driver", "DriverError", "Launcher"]
+
+Launcher = Callable[[int], int]
+"""Launches a kernel on a stream, by its handle. Returns the driver's result, 0 for success."""
+
+_LIBRARY = "libcuda.so.1"
+_PORTABLE_AND_MAPPED = 1 | 2
+_RELAXED = 2
+"""Capture mode of a thread that may do what is no good inside of a capture, elsewhere."""
+_CAPTURING = 1
+
+
+class DriverError(Exception):
+    """The driver is not there, or has refused something."""
+
+
+class Driver:
+    """The driver, which the program has loaded and initialised.
+
+    Raises:
+        DriverError: There is none.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._cuda = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            raise DriverError(f"no CUDA driver ({error})") from error
+        pointer, number = ctypes.c_void_p, ctypes.c_uint
+        launch = self._cuda.cuLaunchKernel
+        launch.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+        self._launch = launch
+        self._push = self._cuda.cuCtxPushCurrent_v2
+        self._push.argtypes = [pointer]
+        self._pop = self._cuda.cuCtxPopCurrent_v2
+        self._is_capturing = self._cuda.cuStreamIsCapturing
+        self._is_capturing.argtypes = [pointer, pointer]
+        self._call("cuInit", number(0))
+
+    def context(self, ordinal: int) -> int:
+        """Returns the primary context of a device, by its number in this process."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        return context.value or 0
+
+    @contextlib.contextmanager
+    def within(self, context: int) -> Iterator[None]:
+        """Makes a context current, and harmless to a capture that another thread is in."""
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            mode = ctypes.c_int(_RELAXED)
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        finally:
+            self._pop(ctypes.byref(ctypes.c_void_p()))
+
+    def register(self, address: int, size: int) -> int:
+        """Lets the GPU write host memory.
+
+        Args:
+            address: Of the first page.
+            size: In bytes, whole pages.
+
+        Returns:
+            The address by which the GPU knows it.
+        """
+        where, found = ctypes.c_void_p(address), ctypes.c_uint64()
+        flags = ctypes.c_uint(_PORTABLE_AND_MAPPED)
+        self._call("cuMemHostRegister_v2", where, ctypes.c_size_t(size), flags)
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), where, ctypes.c_uint(0))
+        return found.value
+
+    def load(self) -> int:
+        """Returns the function of the kernel in the current context."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), PTX)
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, NAME)
+        return function.value or 0
+
+    def launcher(self, context: int, function: int, *parameters: int) -> Launcher:
+        """Returns what launches the kernel with these parameters.
+
+        They are copied at each launch, also into a graph. A thread in which the context is not
+        current is lent it.
+        """
+        values = (ctypes.c_uint64 * len(parameters))(*parameters)
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * len(parameters))(
+            *(start + 8 * place for place in range(len(parameters)))
+        )
+        call, push, pop, array = self._launch, self._push, self._pop, ctypes.addressof(places)
+
+        def launch(stream: int, kept: object = (values, places)) -> int:
+            result: int = call(function, 1, 1, 1, 1, 1, 1, 0, stream, array, None)
+            if result and not push(context):
+                result = call(function, 1, 1, 1, 1, 1, 1, 0, stream, array, None)
+                pop(ctypes.byref(ctypes.c_void_p()))
+            return result
+
+        return launch
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is put on a stream becomes a part of a graph."""
+        status = ctypes.c_int()
+        result = self._is_capturing(stream, ctypes.addressof(status))
+        return not result and status.value == _CAPTURING
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._cuda, name)(*arguments)
+        if result:
+            said = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(result, ctypes.byref(said))
+            raise DriverError(f"{name}: {(said.value or b'error').decode()} ({result})")

@@ -41,7 +41,8 @@ class NotJoined:
             rank = case.run.by_rank.get(number)
             if rank is None or rank.details.get("probe_failed"):
                 continue  # what it did after its probe ended is not known
-            if number in case.waits.heads and not case.waits.overtaken(number):
+            is_late = case.waits.overtaken(number) or case.waits.is_outside(number)
+            if number in case.waits.heads and not is_late:
                 continue  # it is in a call itself, which all its members have joined
             if case.how_it_ended(rank) is None:
                 stand = case.waits.where_most_wait(waiting)
@@ -144,7 +145,13 @@ class NotJoined:
         """Says what a rank did instead of joining a call."""
         number, posted = rank.rank, _posted(rank, stand)
         head = case.waits.heads.get(number)
-        if posted >= stand.call.seq and head is not None:
+        if case.waits.is_outside(number) and head is not None:
+            comm = case.run.communicators[head.comm]
+            yield (
+                f"rank {number} posted it, too, but its device has not come to call {head.seq} on "
+                f"{comm_text(comm)}: its stream is behind other work"
+            )
+        elif posted >= stand.call.seq and head is not None:
             yield (
                 f"rank {number} posted it, too, but of its calls none has completed since "
                 f"#{head.seq} on {comm_text(case.run.communicators[head.comm])}, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
@@ -33,7 +33,9 @@ class Stalled:
         for comm, call in self._common_heads(case, behind):
             seconds = case.longest_common_quiet(comm.ranks)
             overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
-            if seconds is not None:
+            if seconds is not None and all(map(case.waits.is_outside, comm.ranks)):
+                yield self._before(comm, call, seconds)
+            elif seconds is not None:
                 yield self._finding(
                     comm,
                     call,
@@ -70,6 +72,24 @@ class Stalled:
                 proof,
             ),
             inferred=(_REASON,),
+        )
+
+    def _before(self, comm: Communicator, call: Call, seconds: float) -> Finding:
+        """Describes a call that all have posted and no device has come to."""
+        finding = self._finding(comm, call, "", "")
+        return replace(
+            finding,
+            summary=(
+                f"All ranks of {comm_text(comm)} have posted call {call.seq}, {call_text(call)}, "
+                f"and the device of none has come to it for {seconds:.0f} s: no rank diverged, "
+                f"their streams are behind other work."
+            ),
+            evidence=(
+                f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
+                f"{call_text(call)}; no device has entered it",
+                f"all showed life for at least {seconds:.0f} s after it",
+            ),
+            inferred=("a kernel or a copy before it on the same streams does not end",),
         )
 
     def _transfer(self, case: Case, half: _Half) -> Iterable[Finding]:
@@ -111,8 +131,8 @@ class Stalled:
             if comm.key in seen or len(comm.ranks) < 2:
                 continue
             seen.add(comm.key)
-            if any(rank in behind for rank in comm.ranks):
-                continue  # it has not come to the collective yet
+            if any(rank in behind or rank in case.waits.stands for rank in comm.ranks):
+                continue  # it has not come to the collective yet, or waits for one that has not
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Call, Communicator, Rank, Run, State
 
 __all__ = ["Cell", "Row", "build_table"]
@@ -21,12 +22,14 @@ class Cell:
         calls: Calls made; in a window, calls kept.
         delta: Difference to the majority.
         last: The last call that is kept.
+        device: How far the communicator is on the device; None where that was not counted.
     """
 
     comm: Communicator
     calls: int
     delta: int
     last: Call | None
+    device: DeviceStand | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cell in the terms of the JSON verdict."""
@@ -39,6 +42,7 @@ class Cell:
             "last_state": last.state.word if last else None,
             "last_redop": last.redop if last else None,
             "key": self.comm.key,
+            **({} if self.device is None else {"device": self.device.to_dict()}),
         }
 
 
@@ -87,7 +91,8 @@ def build_table(run: Run) -> list[Row]:
             calls = counts[key][rank.rank]
             last = log.call(log.calls) if log.calls >= log.first else None
             label = _free_label(comm, cells)
-            cells[label] = Cell(comm, calls, calls - usual.of(comm, calls), last)
+            behind = calls - usual.of(comm, calls)
+            cells[label] = Cell(comm, calls, behind, last, rank.device.get(key))
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
 

@@ -8,6 +8,7 @@ from functools import cmp_to_key, partial
 from typing import Any
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.device_stands import describe_device, device_notes
 from ncclscope.analysis.engine_steps import describe_steps
 from ncclscope.analysis.order import Moment
 from ncclscope.analysis.registry import Analyzer, load_analyzers
@@ -95,7 +96,8 @@ class Verdict:
             f"{ranks_text(ranks)}: not seen by the probes: {printable(told)}"
             for told, ranks in unseen.items()
         ]
-        return (*self.run.notes, *failed, *missed)
+        notes = map(printable, device_notes(self.run))
+        return (*self.run.notes, *failed, *missed, *notes)
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:
@@ -170,7 +172,8 @@ def diagnose(
     found.sort(key=_weight)
     cause = next((finding for finding in found if finding.role == "cause"), None)
     if cause is not None:
-        told = replace(cause, evidence=(*cause.evidence, *describe_steps(run, cause)))
+        more = *describe_device(run, cause), *describe_steps(run, cause)
+        told = replace(cause, evidence=(*cause.evidence, *more))
         found[found.index(cause)] = cause = told
     return Verdict(
         run=run,

@@ -35,7 +35,8 @@ class Stand:
         call: The first call in its stream that is not known to have completed.
         comm: Its communicator.
         absent: Members that have not posted this call.
-        queued: Members that have posted it, but stand in an earlier call themselves.
+        queued: Members that have posted it, but stand in an earlier call themselves, or whose
+            device has not come to it.
     """
 
     rank: int
@@ -80,6 +81,8 @@ class Waits:
         # Whom a call waits for is the same for all who stand in it, who may be the whole job.
         known: dict[tuple[str, int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for number, call in heads.items():
+            if self.is_outside(number):
+                continue  # behind work of its own, and not behind others
             comm = self._run.communicators[call.comm]
             concerned = _concerned(comm, call)
             where = (comm.key, call.seq, () if concerned is comm.ranks else concerned)
@@ -102,7 +105,9 @@ class Waits:
             log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
             if log is None or log.calls < call.seq:
                 absent.append(member)
-            elif self._stands_before(member, self.heads.get(member), call):
+            elif self._stands_before(member, self.heads.get(member), call) or (
+                self.is_outside(member) and self.heads[member].seq == call.seq
+            ):
                 queued.append(member)
         return tuple(absent), tuple(queued)
 
@@ -182,11 +187,16 @@ class Waits:
         part then, and does not get to know it: its device or its watchdog has stopped.
         """
         head = self.heads.get(number)
-        if head is None or not self._ranks[number].details.get("tells"):
+        if head is None or not _tells(self._ranks[number], head.comm):
             return False
         for rank in self._run.members(head.comm):
             log = rank.logs[head.comm]
-            if rank.rank == number or log.calls < head.seq or not rank.details.get("tells"):
+            if rank.rank == number or log.calls < head.seq or not _tells(rank, head.comm):
+                continue
+            finished = _finished(rank, head.comm)
+            if finished is not None:
+                if finished >= head.seq:
+                    return True
                 continue
             pending, told = _pending(log)
             if pending is not None and not told:
@@ -194,6 +204,17 @@ class Waits:
             if pending is None or pending.seq > head.seq:
                 return True
         return False
+
+    def is_outside(self, number: int) -> bool:
+        """Whether the device of a rank has not come to the call that the rank stands in.
+
+        Only where calls that the device enters are counted. Its stream is behind other work.
+        """
+        head = self.heads.get(number)
+        stand = None if head is None else self._ranks[number].device.get(head.comm)
+        if head is None or stand is None:
+            return False
+        return stand.at == head.seq and stand.is_inside is False
 
     def _overtaken(self) -> bool:
         """Whether a rank has completed a call that another member had not posted."""
@@ -228,6 +249,11 @@ class Waits:
         """The first call of a rank's stream that is not known to have completed."""
         heads = []
         for key, log in rank.logs.items():
+            finished = _finished(rank, key)
+            if finished is not None:
+                if finished < log.calls:
+                    heads.append(log.call(max(finished + 1, log.first)))
+                continue
             pending, told = _pending(log)
             if pending is not None and not told and rank.details.get("tells"):
                 pending = log.call(log.first)  # of what has completed nothing was kept
@@ -282,6 +308,17 @@ def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
     if call.op in CREATION_OPS and comm.backend == "store" and call.sizes:
         return tuple(rank for rank in comm.ranks if rank in call.sizes)
     return comm.ranks
+
+
+def _finished(rank: Rank, key: str) -> int | None:
+    """The last call that has finished on a rank's device; None where that is not known."""
+    stand = rank.device.get(key)
+    return None if stand is None else stand.finished
+
+
+def _tells(rank: Rank, key: str) -> bool:
+    """Whether a rank's input says of each call on a communicator whether it has completed."""
+    return bool(rank.details.get("tells")) or _finished(rank, key) is not None
 
 
 def _was_left(rank: Rank, call: Call) -> bool:

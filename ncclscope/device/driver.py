@@ -24,6 +24,22 @@ _RELAXED = 2
 _CAPTURING = 1
 
 
+_STREAMS_KEPT = 64
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
 class DriverError(Exception):
     """The driver is not there, or has refused something."""
 
@@ -40,16 +56,18 @@ class Driver:
             self._cuda = ctypes.CDLL(_LIBRARY)
         except OSError as error:
             raise DriverError(f"no CUDA driver ({error})") from error
-        pointer, number = ctypes.c_void_p, ctypes.c_uint
-        launch = self._cuda.cuLaunchKernel
-        launch.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
-        self._launch = launch
+        pointer = ctypes.c_void_p
+        if not hasattr(self._cuda, "cuLaunchKernelEx"):
+            raise DriverError("the CUDA driver is older than 11.8")
+        # With what does not change packed once, a launch takes four arguments and not eleven.
+        self._launch = self._cuda.cuLaunchKernelEx
+        self._launch.argtypes = [pointer, pointer, pointer, pointer]
         self._push = self._cuda.cuCtxPushCurrent_v2
         self._push.argtypes = [pointer]
         self._pop = self._cuda.cuCtxPopCurrent_v2
         self._is_capturing = self._cuda.cuStreamIsCapturing
         self._is_capturing.argtypes = [pointer, pointer]
-        self._call("cuInit", number(0))
+        self._call("cuInit", ctypes.c_uint(0))
 
     def context(self, ordinal: int) -> int:
         """Returns the primary context of a device, by its number in this process."""
@@ -106,12 +124,20 @@ class Driver:
         places = (ctypes.c_void_p * len(parameters))(
             *(start + 8 * place for place in range(len(parameters)))
         )
-        call, push, pop, array = self._launch, self._push, self._pop, ctypes.addressof(places)
+        call, push, pop = self._launch, self._push, self._pop
+        packed: dict[int, tuple[_Config, tuple[object, ...]]] = {}
 
         def launch(stream: int, kept: object = (values, places)) -> int:
-            result: int = call(function, 1, 1, 1, 1, 1, 1, 0, stream, array, None)
+            found = packed.get(stream)
+            if found is None:
+                if len(packed) >= _STREAMS_KEPT:
+                    packed.clear()
+                config = _Config((1, 1, 1), (1, 1, 1), 0, stream, None, 0)
+                where = ctypes.addressof(config), function, ctypes.addressof(places), None
+                found = packed[stream] = config, where
+            result: int = call(*found[1])
             if result and not push(context):
-                result = call(function, 1, 1, 1, 1, 1, 1, 0, stream, array, None)
+                result = call(*found[1])
                 pop(ctypes.byref(ctypes.c_void_p()))
             return result
 

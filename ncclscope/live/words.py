@@ -23,6 +23,7 @@ from ncclscope.ring.reader import ChannelState, RingFile
 from ncclscope.signature import MASK
 from ncclscope.sources.ring import RingLog, communicators, is_alive, read_ring
 from ncclscope.sources.ring_calls import decode
+from ncclscope.sources.ring_device import known_states, read_stand
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -282,7 +283,11 @@ class Words:
         """Reads how far the newest calls are; whether that has changed."""
         start = max(0, self.head - min(TAIL, self._capacity))
         records, wanted = self._ring.read_slots(start, self.head)
-        states = records["state"].tobytes()
+        device = self._ring.read_device(max(self._names, default=0))
+        if any(device):
+            records = self._on_device(records, device)
+        # A replay moves on the device for as long as its record stays the same.
+        states = records["state"].tobytes() + bytes(device)
         if states == self._states and self._tail_at == self.head:
             return False
         self._states, self._tail_at = states, self.head
@@ -301,6 +306,19 @@ class Words:
                 strand.last = self._tail[place]
                 strand.tells = strand.tells or not is_pending
         return True
+
+    def _on_device(self, records: Records, device: bytes) -> Records:
+        """Returns the newest records, as far as the GPU knows of the calls."""
+        self._ring.device = device
+        told = records.copy()
+        special = told["fixed"] & (layout.FIXED_P2P | layout.FIXED_STEP) != 0
+        for index, key in self._names.items():
+            posted = max(self.strands[key].seq, 0)
+            stand = read_stand(self._ring, index, posted)
+            if stand is not None:
+                own = (told["comm"] == index) & ~special
+                told["state"][own] = known_states(stand, told["seq"][own], told["state"][own])
+        return told
 
     @property
     def signature(self) -> tuple[int, bytes]:

@@ -35,6 +35,7 @@ from ncclscope.render.blocks import (
     section,
     status_panel,
 )
+from ncclscope.render.device import device_block
 from ncclscope.render.sides import aligned_sides
 
 __all__ = ["print_verdict", "render_verdict", "verdict_panel"]
@@ -58,6 +59,7 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
         _heading(verdict),
         verdict_panel(verdict),
         _stands(verdict, width),
+        *device_block(verdict.run),
     ]
     if verdict.neighbourhood is not None and verdict.cause is not None:
         parts.append(_parting(verdict.neighbourhood, verdict.cause, width))

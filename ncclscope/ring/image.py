@@ -288,9 +288,9 @@ class RingImage:
         data = self._read(layout.HEADER_ACTIVITIES, layout.MAX_ACTIVITIES * size)
         return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
 
-    def read_device(self) -> bytes:
-        """Returns what GPUs have written of how far they are."""
-        size = min(self.geometry.device_size, layout.MAX_COMMS * layout.SLOT.size)
+    def read_device(self, comms: int = layout.MAX_COMMS) -> bytes:
+        """Returns what GPUs have written of how far the first so many communicators are."""
+        size = min(self.geometry.device_size, comms * layout.SLOT.size)
         return self._read(self.geometry.device, size) if size else b""
 
     # --- bytes ---

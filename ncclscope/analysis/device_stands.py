@@ -1,0 +1,142 @@
+"""Where each rank stands on its device, in words and as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text, replay_text
+from ncclscope.device.stand import DeviceStand
+from ncclscope.model import Call, Communicator, Finding, Rank, Run
+
+__all__ = ["DeviceRow", "describe_device", "device_notes", "device_rows"]
+
+_SHOWN = 6
+"""Different places that are told one by one."""
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """Ranks that are in the same place on one communicator.
+
+    Attributes:
+        ranks: Which.
+        comm: The communicator.
+        stand: Where they are.
+        call: What they stand in; None where all has finished, or that is not known or kept.
+    """
+
+    ranks: tuple[int, ...]
+    comm: Communicator
+    stand: DeviceStand
+    call: Call | None
+
+    @property
+    def words(self) -> str:
+        """Where they are, in a few words."""
+        stand = self.stand
+        if stand.unknown:
+            return f"not known: {stand.unknown}"
+        if stand.at is None:
+            return "all finished"
+        place = f"call {stand.at}" if self.call is None else _call_words(self.call)
+        if stand.is_inside is False:
+            return f"before {place}, not entered"
+        if stand.at > stand.handed_over and not stand.is_inside:
+            return f"{place}, being posted"
+        return f"in {place}" if stand.is_inside else f"in or before {place}"
+
+
+def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
+    """Returns where the ranks are on their devices, those together that are in one place.
+
+    Args:
+        run: The run.
+        key: Of one communicator; all when absent.
+    """
+    groups: dict[object, list[Rank]] = {}
+    for rank in run.ranks:
+        for own, stand in rank.device.items():
+            if key in (None, own) and stand.posted:
+                call = _call(rank, own, stand)
+                alike = stand.posted, stand.finished, stand.entered, stand.unknown
+                same = own, alike, None if call is None else call.signature
+                groups.setdefault(same, []).append(rank)
+    rows = []
+    for where, ranks in groups.items():
+        assert isinstance(where, tuple)
+        stand = ranks[0].device[where[0]]
+        rows.append(
+            DeviceRow(
+                tuple(rank.rank for rank in ranks),
+                run.communicators[where[0]],
+                stand,
+                _call(ranks[0], where[0], stand),
+            )
+        )
+    return sorted(rows, key=lambda row: (row.comm.label, row.comm.key, row.ranks))
+
+
+def describe_device(run: Run, cause: Finding) -> Iterator[str]:
+    """Yields where the members of a cause's communicator are on their devices; for its evidence."""
+    if cause.comm is None:
+        return
+    rows = device_rows(run, cause.comm.key)
+    for row in rows[:_SHOWN]:
+        stand = row.stand
+        who = f"on the device of {ranks_text(row.ranks)}"
+        where = comm_text(row.comm)
+        if stand.unknown:
+            yield f"how far {who.removeprefix('on ')} is on {where} is not known {stand.unknown}"
+            continue
+        told = f"{who}, {stand.finished} of {stand.posted} calls on {where} have finished"
+        told += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
+        if stand.at is None:
+            yield told
+            continue
+        place = f"call {stand.at}" if row.call is None else _call_words(row.call)
+        if stand.is_inside:
+            yield f"{told}; {place} was entered and has not"
+        elif stand.is_inside is False:
+            yield f"{told}; {place} was not entered: the stream is behind other work"
+        elif stand.at > stand.handed_over:
+            yield f"{told}; {place} is not known to have been handed over"
+        else:
+            yield f"{told}; the next is {place}"
+    if len(rows) > _SHOWN:
+        yield f"the devices are in {len(rows) - _SHOWN} more places there"
+
+
+def device_notes(run: Run) -> Iterator[str]:
+    """Yields why nothing was counted on devices, where that was asked for."""
+    off: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        if isinstance(told := rank.details.get("device_progress"), str):
+            off.setdefault(told, []).append(rank.rank)
+    for told, ranks in off.items():
+        yield f"{ranks_text(ranks)}: progress on the device is {told}"
+
+
+def _age(ranks: Sequence[Rank], key: str) -> str:
+    """Says how long before their last sign of life the last call had finished."""
+    seconds = [
+        (rank.last_seen_ns - finished) / 1e9
+        for rank in ranks
+        if rank.last_seen_ns is not None and (finished := rank.device[key].finished_ns) is not None
+    ]
+    least = min(seconds, default=0.0)
+    if len(seconds) < len(ranks) or least < 1:
+        return ""
+    return f", the last about {least:.0f} s before the last sign of life"
+
+
+def _call(rank: Rank, key: str, stand: DeviceStand) -> Call | None:
+    log = rank.logs.get(key)
+    if log is None or stand.at is None or not log.first <= stand.at <= log.calls:
+        return None
+    return log.call(stand.at)
+
+
+def _call_words(call: Call) -> str:
+    text = f"call {call.seq}, {call_text(call)}"
+    return text if call.replay is None else f"{text}, {replay_text(call)}"

@@ -1,0 +1,47 @@
+"""Where each rank stands on its device, as a block of a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from ncclscope.analysis.device_stands import device_rows
+from ncclscope.analysis.wording import ranks_text
+from ncclscope.model import Run
+from ncclscope.render.blocks import add_row, item, plain_table, section
+
+__all__ = ["device_block"]
+
+MANY = 24
+"""Rows above which those are left out in which nothing is under way."""
+
+
+def device_block(run: Run) -> Iterator[RenderableType]:
+    """Yields a heading and a table; nothing where no device was asked to count."""
+    rows = device_rows(run)
+    if not rows:
+        return
+    yield section("on the device", "recorded by the GPU")
+    shown = rows if len(rows) <= MANY else [row for row in rows if row.stand.at is not None]
+    enters = any(row.stand.entered is not None for row in shown)
+    table = plain_table()
+    table.add_column("rank", justify="right")
+    table.add_column("comm", no_wrap=True)
+    for heading in ("posted", *(["entered"] if enters else ()), "finished"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("where it is", overflow="fold")
+    for row in shown[:MANY]:
+        stand = row.stand
+        counts = [stand.posted, *([stand.entered] if enters else ()), stand.finished]
+        add_row(
+            table,
+            ranks_text(row.ranks).partition(" ")[2],
+            row.comm.label or row.comm.key[:12],
+            *("?" if count is None else str(count) for count in counts),
+            row.words,
+            style="yellow" if stand.at is not None or stand.unknown else "",
+        )
+    yield table
+    if len(rows) > len(shown[:MANY]):
+        yield item(f"and {len(rows) - len(shown[:MANY])} more, see --json")

@@ -1,0 +1,124 @@
+"""A device without a GPU: streams that run markers when they are told to, into the real ring.
+
+What counts is as on a GPU: a marker runs when all before it on its stream has, adds to a count,
+and stores count and clock into the slot of the mapped file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ncclscope.device.marks import DeviceMarks, Marks
+from ncclscope.ring import layout
+from ncclscope.ring.channel import Channel
+from ncclscope.tracing.graphs import Capture, Graph
+from ncclscope.tracing.tracer import Comm, Tracer
+
+__all__ = ["HostDevice", "post"]
+
+STREAM = 7
+
+
+class HostDevice(DeviceMarks):
+    """Plays the device of one process."""
+
+    def __init__(self, tracer: Tracer, *, enters: bool = False) -> None:
+        assert tracer.ring.slots is not None
+        super().__init__(tracer, tracer.ring.slots, enters=enters)
+        tracer.device = self
+        self.streams: dict[int, deque[Callable[[], None]]] = {}
+        self.holding: list[Callable[[], None]] | None = None
+        self.counts: dict[int, int] = {}
+        self.refuses = 0
+
+    def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
+        self.ordinal = max(self.ordinal, 0)
+        return True
+
+    def launcher(self, channel: Channel, which: int, more: int) -> Callable[[int], int]:
+        place = self.slots.offset(channel.index) + which * 16
+
+        def run() -> None:
+            self.counts[place] = self.counts.get(place, 0) + more
+            stored = struct.pack("<QQ", self.counts[place], time.time_ns())
+            ctypes.memmove(self.slots.address + place, stored, 16)
+
+        def launch(stream: int) -> int:
+            if self.refuses:
+                return self.refuses
+            if self.holding is not None:
+                self.holding.append(run)
+            else:
+                self.streams.setdefault(stream, deque()).append(run)
+            return 0
+
+        return launch
+
+    def run(self, count: int | None = None, stream: int = STREAM) -> None:
+        """Has a stream run its next markers; all of them when no number is given."""
+        waiting = self.streams.get(stream, deque())
+        for _ in range(len(waiting) if count is None else count):
+            waiting.popleft()()
+
+    def slot(self, comm: Comm) -> dict[str, int]:
+        """What stands in the file."""
+        start = comm.channel.index - 1
+        data = ctypes.string_at(self.slots.address + start * layout.SLOT.size, layout.SLOT.size)
+        finished, _, entered, _, launched, state, reason, since, _, _ = layout.SLOT.unpack(data)
+        return {
+            "finished": finished,
+            "entered": entered,
+            "launched": launched,
+            "state": state,
+            "reason": reason,
+            "since": since,
+        }
+
+
+def post(
+    tracer: Tracer,
+    comm: Comm,
+    op: str = "all_reduce",
+    *,
+    stream: int = STREAM,
+    capture: Capture | None = None,
+    **parameters: Any,
+) -> None:
+    """Posts a collective as a probe does: record, marker before, the call, marker behind."""
+    assert tracer.device is not None
+    marks = tracer.device.of(comm.channel)
+    call = {"shape": (4,), "dtype": "float32", "redop": "sum", **parameters}
+    if op == "all_gather":
+        call.pop("redop")
+    tracer.record(comm, op, captured=capture is not None, **call)
+    if marks.begin(stream, capture, 0):
+        marks.end(stream, capture, 0, grouped=False)
+
+
+def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[Graph, list[Any]]:
+    """Captures a graph of collectives, with their markers."""
+    device = tracer.device
+    assert isinstance(device, HostDevice)
+    capture = tracer.graphs.begin()
+    device.holding = []
+    for op in ops:
+        post(tracer, comm, op, stream=99, capture=capture, site=f"layer.py:{len(capture.calls)} f")
+    markers, device.holding = device.holding, None
+    return tracer.graphs.end(capture), markers
+
+
+def replay(tracer: Tracer, graph: Graph, markers: list[Any], stream: int = STREAM) -> None:
+    """Replays a graph as the probe does."""
+    device = tracer.device
+    assert isinstance(device, HostDevice)
+    graph.replay()
+    for marks, count in graph.marks:
+        marks.begin_replay(stream, count)
+    device.streams.setdefault(stream, deque()).extend(markers)
+    for marks, count in graph.marks:
+        marks.end_replay(count)

@@ -33,6 +33,7 @@ _CLOCK_SECONDS = 0.005
 
 _BEFORE, _IN_CAPTURE, _OWN_STREAM, _ELSEWHERE, _WITHOUT = 1, 2, 3, 4, 5
 _IN_GRAPH, _MANY_STREAMS, _PAST_TORCH, _IN_GROUP, _REFUSED, _TWO_STREAMS = 6, 7, 8, 9, 10, 11
+_ENDED = 14
 
 
 def open_marks(tracer: Tracer, wanted: str) -> DeviceMarks | None:
@@ -134,7 +135,8 @@ class DeviceMarks:
 
         self.is_off = True
         for marks in list(self._marks.values()):
-            marks.lose(_REFUSED)
+            if marks.is_counted:
+                marks.lose(_ENDED)
         session.warn_once("device", f"progress on the device is off in this process: {reason}")
         self._tracer.describe(device_progress=f"off: {reason}"[:500])
 
@@ -209,6 +211,11 @@ class Marks:
         self._more: dict[int, Launcher] = {}
         self._grouped: list[int] = []
         self._captured_on: tuple[object, int] = (None, -1)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether markers of it have been launched."""
+        return self._finish is not None
 
     def lose(self, reason: int) -> None:
         """Notes that the count does not tell the number of a call any more."""

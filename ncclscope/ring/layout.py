@@ -229,6 +229,7 @@ LOST = (
     "calls were posted on two streams at once",
     "a functional collective ran on a stream of NCCL's own",
     "its stream is not known",
+    "counting has ended in this process",
 )
 """Why a count no longer tells the number of a call."""
 

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ncclscope
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.errors import DamagedFileError
+from ncclscope.ring import layout
+from ncclscope.tracing.tracer import Tracer
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json, os, sys, time
+from ncclscope.tracing.tracer import Tracer
+from tests.unit.host_device import HostDevice, captured, post, replay
+directory, rank, ranks, enters, script = sys.argv[1:]
+os.environ["NCCLSCOPE_DEVICE_PROGRESS"] = "entered" if enters == "1" else "1"
+tracer = Tracer(directory, rank=int(rank), world_size=int(ranks), capacity=1024, heartbeat=False)
+device = HostDevice(tracer, enters=enters == "1")
+comm = tracer.communicator("k", "tp:0", range(int(ranks)), "nccl")
+for step in json.loads(script):
+    name, value = step
+    if name == "post":
+        for _ in range(value):
+            post(tracer, comm)
+    elif name == "run":
+        device.run(value)
+    elif name == "capture":
+        graph, markers = captured(tracer, comm, value)
+    elif name == "replay":
+        for _ in range(value):
+            replay(tracer, graph, markers)
+    elif name == "record":
+        tracer.record(comm, value)
+tracer.ring._put_u64(136, time.time_ns() + 60_000_000_000)  # it showed life for a minute more
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+Script = list[tuple[str, Any]]
+Verdicts = Callable[..., Verdict]
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Verdicts:
+    """Runs a process for each rank, kills it, and diagnoses what is left."""
+
+    def run(*scripts: Script, enters: bool = False) -> Verdict:
+        directory = tmp_path / "rings"
+        for rank, script in enumerate(scripts):
+            words = [str(directory), str(rank), str(len(scripts)), str(int(enters))]
+            child = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *words, json.dumps(script)],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            assert child.stdout is not None
+            with child.stdout:
+                assert child.stdout.readline() == "ready\n"
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+        return ncclscope.diagnose(ncclscope.open_run(directory))
+
+    return run
+
+
+def counts(verdict: Verdict, rank: int) -> tuple[int | None, int | None, int | None]:
+    stand = verdict.run.by_rank[rank].device["k"]
+    return stand.posted, stand.finished, stand.at
+
+
+def test_ranks_that_have_finished_everything(killed: Verdicts) -> None:
+    script: Script = [("post", 5), ("run", None)]
+    verdict = killed(script, script)
+    assert verdict.status == "ok"
+    assert counts(verdict, 0) == counts(verdict, 1) == (5, 5, None)
+    log = verdict.run.ranks[0].logs["k"]
+    assert {call.state.word for call in log.span(1, 6)} == {"completed"}
+    device = verdict.to_dict()["table"][0]["comms"]["tp:0"]["device"]
+    assert (device["posted"], device["finished"], device["at"], device["unknown"]) == (
+        *(5, 5, None, None),
+    )
+
+
+def test_all_ranks_spin_in_the_same_call(killed: Verdicts) -> None:
+    script: Script = [("post", 5), ("run", 7)]
+    verdict = killed(script, script, script, enters=True)
+    assert verdict.cause is not None
+    assert (verdict.status, verdict.cause.kind, verdict.cause.seq) == ("hung", "stalled", 4)
+    assert verdict.cause.diverging_ranks == ()
+    assert any(
+        "on the device of ranks 0-2, 3 of 5 calls" in line and "was entered and has not" in line
+        for line in verdict.cause.evidence
+    )
+    states = [call.state.word for call in verdict.run.ranks[0].logs["k"].span(1, 6)]
+    assert states == ["completed"] * 3 + ["started", "scheduled"]
+
+
+def test_a_device_that_has_not_come_to_the_call(killed: Verdicts) -> None:
+    inside: Script = [("post", 4), ("run", 7)]
+    verdict = killed(inside, [("post", 4), ("run", 6)], inside, enters=True)
+    assert verdict.cause is not None
+    assert (verdict.status, verdict.cause.kind, verdict.cause.seq) == ("hung", "not_joined", 4)
+    assert verdict.cause.diverging_ranks == (1,)
+    assert any("its stream is behind other work" in line for line in verdict.cause.evidence)
+
+
+def test_no_device_has_come_to_the_call(killed: Verdicts) -> None:
+    script: Script = [("post", 4), ("run", 6)]
+    verdict = killed(script, script, enters=True)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("stalled", ())
+    assert "their streams are behind other work" in verdict.cause.summary
+    assert "does not come to an end" not in verdict.cause.summary
+
+
+def test_a_rank_that_never_posted_it(killed: Verdicts) -> None:
+    waiting: Script = [("post", 6), ("run", 5)]
+    verdict = killed(waiting, [("post", 5), ("run", None)], waiting)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("not_joined", 6)
+    assert verdict.cause.diverging_ranks == (1,)
+    evidence = "\n".join(verdict.cause.evidence)
+    assert "on the device of ranks 0 2, 5 of 6 calls" in evidence
+    assert "on the device of rank 1, 5 of 5 calls" in evidence
+
+
+def test_a_rank_that_peers_have_left_behind(killed: Verdicts) -> None:
+    past: Script = [("post", 6), ("run", 5)]
+    verdict = killed(past, [("post", 6), ("run", 4)], past)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))
+    assert counts(verdict, 1) == (6, 4, 5)
+
+
+@pytest.mark.parametrize("finished", [0, 1, 4, 7, 8, 9, 15])
+def test_a_replay_is_expanded_to_the_captured_call(killed: Verdicts, finished: int) -> None:
+    ops = ["all_gather", "all_reduce"] * 4
+    script: Script = [("post", 1), ("run", None), ("capture", ops), ("replay", 2)]
+    verdict = killed([*script, ("run", finished)], [*script, ("run", finished)])
+    assert counts(verdict, 0) == (17, 1 + finished, 2 + finished)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 2 + finished)
+    stands_in = verdict.cause.peers
+    assert stands_in is not None
+    assert stands_in.replay is not None
+    assert (stands_in.replay.number, stands_in.replay.call) == (finished // 8 + 1, finished % 8 + 1)
+    assert (stands_in.op, stands_in.site) == (ops[finished % 8], f"layer.py:{finished % 8} f")
+
+
+def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
+    killed: Verdicts,
+) -> None:
+    def script(ops: str, finished: int) -> Script:
+        names = {"g": "all_gather", "r": "all_reduce"}
+        return [
+            *(("post", 3), ("run", None), ("capture", [names[op] for op in ops])),
+            *(("replay", 1), ("run", finished)),
+        ]
+
+    usual = script("grgrgrgr", 4)
+    verdict = killed(usual, script("grgrrggr", 5), usual, usual)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("op_mismatch", 8)
+    assert verdict.cause.diverging_ranks == (1,)
+    evidence = "\n".join(verdict.cause.evidence)
+    assert "on the device of ranks 0 2 3, 7 of 11 calls" in evidence
+    assert "call 8, all_gather" in evidence
+    assert "on the device of rank 1, 8 of 11 calls" in evidence
+    assert "replay 1 of graph 1, call 6 of 8" in evidence
+
+
+def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
+    script: Script = [("post", 3), ("run", None), ("record", "barrier")]
+    verdict = killed(script, script)
+    stand = verdict.run.ranks[0].device["k"]
+    assert (stand.finished, stand.handed_over, stand.at) == (3, 3, 4)
+    assert verdict.cause is not None
+    assert any("not known to have been handed over" in line for line in verdict.cause.evidence)
+
+
+def test_a_lost_count_names_no_call(killed: Verdicts) -> None:
+    script: Script = [("post", 3), ("record", "barrier"), ("post", 2), ("run", None)]
+    verdict = killed(script, script)
+    stand = verdict.run.ranks[0].device["k"]
+    assert (stand.finished, stand.at) == (None, None)
+    assert layout.LOST[5] in stand.unknown
+    assert verdict.status == "ok"  # as it was without counting
+    states = {call.state.word for call in verdict.run.ranks[0].logs["k"].span(1, 7)}
+    assert states == {"scheduled"}
+
+
+FIELDS = {"finished": 0, "entered": 16, "launched": 64, "state": 72, "reason": 76, "since": 80}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"finished": 9}, "the device counts 9 calls, and 5 are recorded"),
+        ({"launched": 1 << 63}, "calls, and 5 are recorded"),
+        ({"finished": (1 << 64) - 1}, "and 5 are recorded"),
+        ({"entered": 9}, "has entered 9 calls and finished 3 of 5"),
+        ({"entered": 2}, "has entered 2 calls and finished 3 of 5"),
+        ({"state": 77}, "in no known state (77)"),
+        ({"state": 3, "reason": 4_000_000_000}, "reason unknown here"),
+        ({"state": 3, "reason": 0, "since": 1 << 63}, "since call 5"),
+        ({"state": 2}, "two streams"),
+    ],
+)
+def test_hostile_slots_name_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], word: str
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    image = _ring(tmp_path / "made")
+    for name, value in changes.items():
+        kind = "<I" if name in ("state", "reason") else "<Q"
+        struct.pack_into(kind, image, _device(image) + FIELDS[name], value)
+    _check(tmp_path, image, word)
+
+
+def test_random_slots_name_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    image = _ring(tmp_path / "made")
+    at = _device(image)
+    image[at : at + layout.SLOT.size] = bytes(range(1, layout.SLOT.size + 1))
+    _check(tmp_path, image, "no known state")
+
+
+def test_a_ring_of_one_kind_is_read_as_before_by_what_knows_no_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    image = _ring(tmp_path / "made")
+    # To a reader that does not look at it the header ends before the size of the part.
+    struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 0)
+    path = tmp_path / "x.ring"
+    path.write_bytes(image)
+    (rank,) = ncclscope.open_run(path).ranks
+    assert (rank.logs["k"].calls, dict(rank.device)) == (5, {})
+
+
+def test_a_part_that_is_larger_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
+    image = _ring(tmp_path / "made")
+    struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 1 << 40)
+    path = tmp_path / "x.ring"
+    path.write_bytes(image)
+    with pytest.raises(DamagedFileError):
+        ncclscope.open_run(path)
+
+
+def _ring(directory: Path) -> bytearray:
+    """A ring of five calls; the device has finished three and entered four."""
+    from tests.unit.host_device import HostDevice, post
+
+    tracer = Tracer(directory, rank=0, world_size=1, capacity=1024, heartbeat=False)
+    device = HostDevice(tracer, enters=True)
+    comm = tracer.communicator("k", "tp:0", (0,), "nccl")
+    for _ in range(5):
+        post(tracer, comm)
+    device.run(7)
+    (rank,) = ncclscope.open_run(tracer.path).ranks
+    assert (rank.device["k"].finished, rank.device["k"].entered) == (3, 4)
+    return bytearray(Path(tracer.path).read_bytes())
+
+
+def _device(image: bytearray) -> int:
+    return layout.Geometry.for_capacity(1024, device=True).device
+
+
+def _check(tmp_path: Path, image: bytearray, word: str) -> None:
+    path = tmp_path / "x.ring"
+    path.write_bytes(image)
+    run = ncclscope.open_run(path)
+    stand = run.ranks[0].device["k"]
+    assert word in stand.unknown
+    assert (stand.finished, stand.at) == (None, None)
+    assert {call.state.word for call in run.ranks[0].logs["k"].span(1, 6)} == {"scheduled"}
+    assert ncclscope.diagnose(run).cause is None

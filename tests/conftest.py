@@ -14,6 +14,7 @@ import pytest
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
 VARIABLES += ("NCCLSCOPE_GUARD", "NCCL_SCOPE_GUARD")
+VARIABLES += ("NCCLSCOPE_DEVICE_PROGRESS", "NCCL_SCOPE_DEVICE_PROGRESS")
 
 # A shell that starts us in the background has Ctrl-C ignored, and nohup a hang-up; what we start
 # would inherit that.

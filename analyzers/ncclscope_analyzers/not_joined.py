@@ -83,7 +83,9 @@ class NotJoined:
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
                 what = (
-                    "waits to be asked for something: see its engine"
+                    "stands on its device behind something that is no recorded call"
+                    if case.waits.is_outside(rank.rank)
+                    else "waits to be asked for something: see its engine"
                     if is_idle(rank)
                     else "is busy or stuck outside of any recorded call"
                 )
@@ -100,7 +102,7 @@ class NotJoined:
         elif one and not ranks[0].lost:
             was = "; it has posted nothing"
         late = [rank.rank for rank in ranks if _posted(rank, stand) >= stand.call.seq]
-        joined = "do not get to" if late else "never joined"
+        joined = f"{'does' if one else 'do'} not get to" if late else "never joined"
         who = rank_text(case.run, numbers[0]) if one else ranks_text(numbers)
         return Finding(
             kind=self.name,

@@ -96,11 +96,11 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
             continue
         place = f"call {stand.at}" if row.call is None else _call_words(row.call)
         if stand.is_inside:
-            yield f"{told}; {place} was entered and has not"
+            yield f"{told}; {place}, is entered and not finished"
         elif stand.is_inside is False:
-            yield f"{told}; {place} was not entered: the stream is behind other work"
+            yield f"{told}; {place}, is not entered: the stream is behind other work"
         elif stand.at > stand.handed_over:
-            yield f"{told}; {place} is not known to have been handed over"
+            yield f"{told}; {place}, is not known to have been handed over"
         else:
             yield f"{told}; the next is {place}"
     if len(rows) > _SHOWN:

@@ -136,7 +136,7 @@ def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
             return of_tensor(argument)
     # A barrier says which device it uses, at least as torch itself calls it.
     options = args[1] if len(args) > 1 else kwargs.get("opts")
-    device = getattr(options, "device", None)
+    device = getattr(options, "device", None) or getattr(args[0], "bound_device_id", None)
     cuda = sys.modules["torch"].cuda
     if device is None or device.type != "cuda":
         return STREAM_UNKNOWN

@@ -101,7 +101,7 @@ def test_all_ranks_spin_in_the_same_call(killed: Verdicts) -> None:
     assert (verdict.status, verdict.cause.kind, verdict.cause.seq) == ("hung", "stalled", 4)
     assert verdict.cause.diverging_ranks == ()
     assert any(
-        "on the device of ranks 0-2, 3 of 5 calls" in line and "was entered and has not" in line
+        "on the device of ranks 0-2, 3 of 5 calls" in line and "is entered and not finished" in line
         for line in verdict.cause.evidence
     )
     states = [call.state.word for call in verdict.run.ranks[0].logs["k"].span(1, 6)]

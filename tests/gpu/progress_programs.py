@@ -1,0 +1,140 @@
+"""What the ranks of tests/gpu/test_device_progress.py do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.gpu.graph_programs import ODD
+
+__all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]
+
+BEFORE = 20
+"""Calls that all ranks post before one of them does something else."""
+CALLS = 64
+"""All-reduces of 8 bytes to 64 KB in a graph."""
+ROUNDS, REPLAYS = 15, 20
+
+
+def _calls(count: int) -> None:
+    tensor = torch.ones(64, device="cuda")
+    for _ in range(count):
+        dist.all_reduce(tensor)
+
+
+def asleep(rank: int) -> None:
+    """Does not post, on one rank, what the others wait in."""
+    _calls(BEFORE)
+    torch.cuda.synchronize()
+    if rank == ODD:
+        time.sleep(600)
+    _calls(3)
+    torch.cuda.synchronize()
+
+
+def outside(rank: int) -> None:
+    """Posts the same on all ranks, but on one behind a kernel that takes minutes."""
+    _calls(BEFORE)
+    torch.cuda.synchronize()
+    if rank == ODD:
+        for _ in range(200):
+            torch.cuda._sleep(1 << 31)
+    _calls(3)
+    torch.cuda.synchronize()
+
+
+def cost(rank: int) -> dict[str, Any]:
+    """Measures what markers cost, in one process and alternating.
+
+    Returns:
+        ``node``: microseconds of the device a call in a graph, by what stands around it.
+        ``launch``: nanoseconds of the host a marker. ``call``: nanoseconds of the host an eager
+        all_reduce, counted, recorded only, and neither.
+    """
+    from ncclscope.tracing import session
+    from ncclscope_patches import process_groups, registry
+
+    _calls(3)
+    torch.cuda.synchronize()
+    tracer = session.opened()
+    assert tracer is not None
+    device = tracer.device
+    handle = process_groups.handles.of(dist.group.WORLD)
+    assert device is not None
+    assert handle.marks is not None
+    assert not handle.marks.is_lost
+
+    tensor = torch.ones(2, device="cuda")
+    call = {"counted": _host(lambda: dist.all_reduce(tensor))}
+    marks, handle.marks = handle.marks, None
+    call["recorded"] = _host(lambda: dist.all_reduce(tensor))
+    registry.revert_all()
+    call["neither"] = _host(lambda: dist.all_reduce(tensor))
+    finish, enter = (device.launcher(marks.channel, which, 1) for which in (0, 1))
+    stream = torch.cuda.current_stream().cuda_stream
+    launch = _host(lambda: finish(stream))
+
+    graphs = {
+        "without": _graph(lambda stream: None, lambda stream: None),
+        "finished": _graph(lambda stream: None, finish),
+        "entered": _graph(enter, finish),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            began.record()
+            for _ in range(REPLAYS):
+                graph.replay()
+            ended.record()
+            ended.synchronize()
+            taken[name].append(began.elapsed_time(ended) * 1e3 / REPLAYS / CALLS)
+    return {
+        "node": {name: (min(each), statistics.median(each)) for name, each in taken.items()},
+        "ratios": {
+            name: statistics.median(
+                one / bare for one, bare in zip(taken[name], taken["without"], strict=True)
+            )
+            for name in graphs
+        },
+        "launch": launch,
+        "call": call,
+    }
+
+
+def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> Any:
+    """Captures all-reduces of 8 bytes to 64 KB, with something around each."""
+    tensors = [
+        torch.zeros(2 << (13 * number // (CALLS - 1)), device="cuda") for number in range(CALLS)
+    ]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        stream = torch.cuda.current_stream().cuda_stream
+        for tensor in tensors:
+            before(stream)
+            dist.all_reduce(tensor)
+            behind(stream)
+    torch.cuda.synchronize()
+    return graph
+
+
+def _host(action: Callable[[], object], count: int = 100, rounds: int = 15) -> tuple[float, float]:
+    """Returns the least and the median nanoseconds of the host, in short bursts."""
+    taken = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(count):
+            action()
+        taken.append((time.perf_counter_ns() - began) / count)
+    torch.cuda.synchronize()
+    return min(taken), statistics.median(taken)

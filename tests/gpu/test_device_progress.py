@@ -1,0 +1,164 @@
+"""Progress on the device, over NCCL: `pytest -m gpu tests/gpu/test_device_progress.py`.
+
+Two GPUs are enough. What was said is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ncclscope import diagnose, open_run
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.device.stand import DeviceStand
+from ncclscope.model import Call
+from ncclscope.parity.processes import run_ranks
+from tests.gpu.asking import ask, keep
+from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
+from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+RANKS = max(2, min(4, torch.cuda.device_count()))
+STALL = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+
+@pytest.mark.parametrize(
+    ("mode", "pieces"),
+    [("1", [4, *[1] * (RANKS - 1)]), ("entered", [1] * RANKS)],
+    ids=["finished, pieces on rank 0", "entered, full"],
+)
+def test_everything_has_finished(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, mode: str, pieces: list[int]
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", mode)
+    replays = 1000
+    outcome = run_ranks(agree, pieces, replays, ranks=RANKS, rings=rings, backend="nccl")
+    verdict = diagnose(open_run(rings))
+    _keep_stands(f"progress agree {mode}", verdict)
+
+    gathered = 8.0 * sum(range(1, RANKS + 1))
+    assert (outcome.ending, outcome.results) == ("finished", [(gathered, 8.0 * RANKS**4)] * RANKS)
+    assert verdict.status == "ok"
+    for rank in range(RANKS):
+        stand = _stand(verdict, rank)
+        assert stand.unknown == ""
+        assert stand.finished == stand.handed_over == stand.posted
+        assert stand.posted >= (replays + 1) * len(LAYERS) + replays + len(LAYERS)
+        assert stand.entered == (stand.posted if mode == "entered" else None)
+        assert stand.at is None
+
+
+def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    outcome = run_ranks(asleep, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
+    verdict = diagnose(open_run(rings))  # of processes that SIGKILL has ended
+    _keep_stands("progress-asleep", verdict)
+    found = ask("progress-asleep", "diagnose", "diagnose", rings)["verdict"]
+
+    assert outcome.ending == "stalled"
+    odd = _stand(verdict, ODD)
+    assert odd.unknown == ""
+    assert odd.finished == odd.entered == odd.posted
+    assert odd.posted >= BEFORE
+    for rank in range(RANKS):
+        if rank != ODD:
+            stand = _stand(verdict, rank)
+            assert (stand.finished, stand.entered) == (odd.posted, odd.posted + 1)
+            assert (stand.at, stand.is_inside) == (odd.posted + 1, True)
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+    assert found["seq"] == odd.posted + 1
+    assert any("is entered and not finished" in line for line in found["evidence"])
+
+
+def test_a_rank_whose_stream_is_behind_something_else(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    outcome = run_ranks(outside, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
+    verdict = diagnose(open_run(rings))
+    _keep_stands("progress-outside", verdict)
+    found = ask("progress-outside", "diagnose", "diagnose", rings)["verdict"]
+
+    assert outcome.ending == "stalled"
+    for rank in range(RANKS):
+        stand = _stand(verdict, rank)
+        assert stand.unknown == ""
+        assert stand.finished == stand.posted - 3
+        assert stand.is_inside is (rank != ODD)
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+    assert any("its stream is behind other work" in line for line in found["evidence"])
+
+
+def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    outcome = run_ranks(
+        differ, "swapped", ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL
+    )
+    verdict = diagnose(open_run(rings))
+    _keep_stands("progress-swapped", verdict)
+    found = ask("progress-swapped", "diagnose", "diagnose", rings)["verdict"]
+
+    assert outcome.ending == "stalled"
+    assert found["kind"] == "op_mismatch"
+    assert found["diverging_ranks"] == ([ODD] if RANKS > 2 else [])
+    standing = 0
+    for rank in range(RANKS):
+        stand = _stand(verdict, rank)
+        assert stand.unknown == ""
+        call = _call(verdict, rank)
+        if call is None:
+            continue  # NCCL may let it get through
+        standing += 1
+        assert call.replay is not None
+        assert call.replay.call >= 5
+        assert call.seq >= found["seq"]
+        assert call.site is not None
+        assert "graph_programs" in call.site
+    assert standing > 0
+    assert any(line.startswith("on the device of rank") for line in found["evidence"])
+
+
+def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
+    outcome = run_ranks(cost, ranks=2, rings=rings, backend="nccl")
+    assert outcome.ending == "finished", outcome.failures
+    keep("progress-cost", "figures.json", json.dumps(outcome.results, indent=1))
+    print(json.dumps(outcome.results[0], indent=1))
+
+    for found in outcome.results:
+        node = {name: least for name, (least, _) in found["node"].items()}
+        assert node["finished"] - node["without"] < 10
+        assert node["entered"] - node["without"] < 20
+
+
+def _stand(verdict: Verdict, rank: int) -> DeviceStand:
+    """Where a rank is on the communicator of all, the one that is counted."""
+    found = verdict.run.by_rank[rank]
+    (stand,) = [stand for stand in found.device.values() if stand.posted]
+    return stand
+
+
+def _call(verdict: Verdict, rank: int) -> Call | None:
+    found = verdict.run.by_rank[rank]
+    ((key, stand),) = [(key, stand) for key, stand in found.device.items() if stand.posted]
+    return None if stand.at is None else found.logs[key].call(stand.at)
+
+
+def _keep_stands(case: str, verdict: Verdict) -> None:
+    """Keeps the counts before anything is asserted of them."""
+    stands = {
+        rank.rank: {key: stand.to_dict() for key, stand in rank.device.items()}
+        for rank in verdict.run.ranks
+    }
+    said = {"stands": stands, "notes": verdict.notes, "status": verdict.status}
+    keep(case.replace(" ", "-"), "stands.json", json.dumps(said, indent=1))

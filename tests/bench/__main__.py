@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import diagnosis, dispatch, gloo, guard, nodes, replays, rings, watching
+from tests.bench import device, diagnosis, dispatch, gloo, guard, nodes, replays, rings, watching
 from tests.bench.timing import Rounds, Sample
 
 RING_BYTES = 7_700_000
@@ -90,7 +90,17 @@ def main() -> None:
     parser.add_argument(
         "--only",
         choices=(
-            *("records", "diagnose", "nodes", "watch", "guard", "dispatch", "latency", "replay"),
+            *(
+                "records",
+                "diagnose",
+                "nodes",
+                "watch",
+                "guard",
+                "dispatch",
+                "latency",
+                "replay",
+                "device",
+            ),
         ),
         help="one part of it",
     )
@@ -111,6 +121,7 @@ def main() -> None:
             "nodes": add_nodes,
             "dispatch": add_dispatch,
             "replay": add_replays,
+            "device": add_device,
             "latency": add_latencies,
         }
         for part, add in parts.items():
@@ -271,6 +282,15 @@ def add_dispatch(table: Table, directory: Path, effort: Effort) -> None:
         for words, one in ((name, plain), (f"  {name}, verified", sample)):
             least, median = f"{one.least / 1e3:,.0f}", f"{one.median / 1e3:,.0f}"
             table.add_row(words, least, median, f"{one.median / plain.median:.2f}")
+
+
+def add_device(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what it costs the host to have calls counted on the device, but for the driver."""
+    say("calls that are counted on the device")
+    found = device.measure(directory, rounds=effort.rounds, count=effort.count)
+    add_header(table, "a call counted on the device, ns", "least", "median", "of a recorded")
+    for title, sample in found.items():
+        add_sample(table, title, sample, found[device.RECORDED])
 
 
 def add_replays(table: Table, directory: Path, effort: Effort) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import scope, session
@@ -43,17 +43,9 @@ STREAM_UNKNOWN = 13
 _UNSEEN_CAPTURE, _IN_GROUP, _OWN_STREAM = 8, 9, 3
 
 
-class Mark(NamedTuple):
-    """A call on its way."""
-
-    marks: Marks
-    place: Place
-    capture: Capture | None
-    grouped: bool
-    where: Where
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    returns_none: bool
+Mark = tuple["Marks", Place, "Capture | None", bool, Where, tuple[Any, ...], dict[str, Any], bool]
+"""A call on its way: markers, place, graph, whether in an NCCL group, what finds its place, its
+arguments, and whether only that it returns None proves that it ran there."""
 
 
 _grouped: dict[int, list[Marks]] = {}
@@ -104,7 +96,7 @@ def start(
         if not marks.begin(place[1], capture, place[0]):
             return None
         assert where is not None
-        return Mark(marks, place, capture, grouped, where, args, kwargs, returns_none)
+        return marks, place, capture, grouped, where, args, kwargs, returns_none
     except Exception as error:
         marks.device.turn_off(repr(error))
         return None

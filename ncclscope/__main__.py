@@ -45,7 +45,8 @@ examples:
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input
 environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),
              NCCLSCOPE_RECORDS (records kept per process, default 65536),
-             NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host)
+             NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host),
+             NCCLSCOPE_DEVICE_PROGRESS=1|entered (have the GPU count what it has finished)
 """
 
 

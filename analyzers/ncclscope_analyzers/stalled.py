@@ -30,6 +30,7 @@ class Stalled:
         for half in pending.values():
             if half.is_shared(pending) and half.call.op == "send":
                 yield from self._transfer(case, half)
+        yield from self._left_behind(case)
         for comm, call in self._common_heads(case, behind):
             seconds = case.longest_common_quiet(comm.ranks)
             overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
@@ -50,6 +51,39 @@ class Stalled:
                     f"on {ranks_text(overdue)} it was given up, or calls after its timeout are "
                     f"recorded",
                 )
+
+    def _left_behind(self, case: Case) -> Iterable[Finding]:
+        """Describes calls that end on some devices and not on others, which most stand in."""
+        seen = set()
+        for head in case.waits.heads.values():
+            comm = case.run.communicators[head.comm]
+            if comm.key in seen or len(comm.ranks) < 2:
+                continue
+            seen.add(comm.key)
+            found = case.waits.left_behind(comm)
+            seconds = case.longest_common_quiet(comm.ranks)
+            if found is None or seconds is None:
+                continue
+            call, inside = found
+            if any(case.waits.overtaken(rank) and rank in case.waits.ends for rank in inside):
+                continue  # others wait for it, which says more
+            past = [rank for rank in comm.ranks if rank not in inside]
+            few = 2 * len(inside) < len(comm.ranks)
+            yield replace(
+                self._finding(comm, call, "", ""),
+                candidate_ranks=inside if few else comm.ranks,
+                summary=(
+                    f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
+                    f"{call_text(call)}; {ranks_text(past)} finished it, and "
+                    f"{ranks_text(inside)} did not for {seconds:.0f} s: no rank diverged, the call "
+                    f"itself does not come to an end."
+                ),
+                evidence=(
+                    f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
+                    f"{call_text(call)}; it is completed on {ranks_text(past)} alone",
+                    f"all showed life for at least {seconds:.0f} s after it",
+                ),
+            )
 
     def _finding(self, comm: Communicator, call: Call, time: str, proof: str) -> Finding:
         return Finding(

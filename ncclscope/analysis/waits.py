@@ -184,18 +184,22 @@ class Waits:
         """Whether another member has completed the call in which a rank stands.
 
         Only for input that says of each call whether it has completed. The rank has done its
-        part then, and does not get to know it: its device or its watchdog has stopped.
+        part then, and does not get to know it: its device or its watchdog has stopped. Where
+        devices count, most members must have completed it: one that is ahead of all others, such
+        as the root of a broadcast, singles out nobody.
         """
         head = self.heads.get(number)
         if head is None or not _tells(self._ranks[number], head.comm):
             return False
+        past = 0
         for rank in self._run.members(head.comm):
             log = rank.logs[head.comm]
             if rank.rank == number or log.calls < head.seq or not _tells(rank, head.comm):
                 continue
             finished = _finished(rank, head.comm)
             if finished is not None:
-                if finished >= head.seq:
+                past += finished >= head.seq
+                if 2 * past > len(log.communicator.ranks):
                     return True
                 continue
             pending, told = _pending(log)
@@ -204,6 +208,29 @@ class Waits:
             if pending is None or pending.seq > head.seq:
                 return True
         return False
+
+    def left_behind(self, comm: Communicator) -> tuple[Call, tuple[int, ...]] | None:
+        """Returns a call that some members stand in and others have finished.
+
+        Only where the devices of all members count, and none is elsewhere.
+
+        Returns:
+            The call, and those who stand in it; None where there is no such call.
+        """
+        heads = {member: self.heads.get(member) for member in comm.ranks}
+        finished = []
+        for member, head in heads.items():
+            rank = self._ranks.get(member)
+            known = None if rank is None else _finished(rank, comm.key)
+            if known is None or (head is not None and head.comm != comm.key):
+                return None
+            finished.append(known)
+        lowest = min(finished, default=0) + 1
+        inside = tuple(m for m, head in heads.items() if head is not None and head.seq == lowest)
+        call = heads[inside[0]] if inside and len(inside) < len(comm.ranks) else None
+        if call is None or any(self._ranks[m].logs[comm.key].calls < lowest for m in comm.ranks):
+            return None
+        return call, inside
 
     def is_outside(self, number: int) -> bool:
         """Whether the device of a rank has not come to the call that the rank stands in.
@@ -251,7 +278,7 @@ class Waits:
         for key, log in rank.logs.items():
             finished = _finished(rank, key)
             if finished is not None:
-                if finished < log.calls:
+                if max(finished + 1, log.first) <= log.calls:
                     heads.append(log.call(max(finished + 1, log.first)))
                 continue
             pending, told = _pending(log)

@@ -133,10 +133,10 @@ class DeviceMarks:
         """Ends it for this process, and says so once."""
         from ncclscope.tracing import session
 
-        self.is_off = True
         for marks in list(self._marks.values()):
             if marks.is_counted:
                 marks.lose(_ENDED)
+        self.is_off = True
         session.warn_once("device", f"progress on the device is off in this process: {reason}")
         self._tracer.describe(device_progress=f"off: {reason}"[:500])
 
@@ -219,7 +219,7 @@ class Marks:
 
     def lose(self, reason: int) -> None:
         """Notes that the count does not tell the number of a call any more."""
-        if not self.is_lost:
+        if not self.is_lost and not self.device.is_off:
             self.is_lost = True
             self.device.slots.put(self.channel.index, layout.SLOT_LOST, reason, self.channel.seq)
 

@@ -315,7 +315,9 @@ class Words:
         for index, key in self._names.items():
             posted = max(self.strands[key].seq, 0)
             stand = read_stand(self._ring, index, posted)
-            if stand is not None:
+            if stand is not None and stand.unknown:
+                self.strands[key].tells = False  # not any more
+            elif stand is not None:
                 own = (told["comm"] == index) & ~special
                 told["state"][own] = known_states(stand, told["seq"][own], told["state"][own])
         return told

@@ -14,7 +14,7 @@ import pytest
 
 import ncclscope
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.errors import DamagedFileError
+from ncclscope.errors import InputError
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Tracer
 
@@ -145,6 +145,34 @@ def test_a_rank_that_peers_have_left_behind(killed: Verdicts) -> None:
     assert counts(verdict, 1) == (6, 4, 5)
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_call_that_ends_on_some_devices_alone_singles_out_nobody(
+    killed: Verdicts, ahead: int
+) -> None:
+    past: Script = [("post", 6), ("run", 5)]
+    inside: Script = [("post", 6), ("run", 4)]
+    verdict = killed(*[past] * ahead, *[inside] * (4 - ahead))
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 5)
+    assert verdict.cause.diverging_ranks == ()
+    assert "finished it, and" in verdict.cause.summary
+
+
+def test_a_pair_of_which_one_has_finished_everything(killed: Verdicts) -> None:
+    verdict = killed([("post", 6), ("run", None)], [("post", 6), ("run", 5)])
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 6)
+    assert verdict.cause.diverging_ranks == ()
+
+
+def test_one_of_many_that_has_not_finished_the_last_call(killed: Verdicts) -> None:
+    done: Script = [("post", 6), ("run", None)]
+    verdict = killed(done, done, [("post", 6), ("run", 5)])
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 6)
+    assert verdict.cause.candidate_ranks == (2,)
+
+
 @pytest.mark.parametrize("finished", [0, 1, 4, 7, 8, 9, 15])
 def test_a_replay_is_expanded_to_the_captured_call(killed: Verdicts, finished: int) -> None:
     ops = ["all_gather", "all_reduce"] * 4
@@ -259,7 +287,7 @@ def test_a_part_that_is_larger_than_the_file(
     struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 1 << 40)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
-    with pytest.raises(DamagedFileError):
+    with pytest.raises(InputError, match="cut short or damaged"):
         ncclscope.open_run(path)
 
 

@@ -171,7 +171,8 @@ class DeviceMarks:
                 continue  # never asked for: nothing is counted there
             if capture.marked.get(channel, 0) != count:
                 marks.lose(_IN_GRAPH)
-            found.append((marks, count))
+            elif not marks.is_lost:
+                found.append((marks, count))
         return found
 
 

@@ -8,6 +8,7 @@ a while, so that the hash under the number where a peer stands needs no search.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -284,10 +285,12 @@ class Words:
         start = max(0, self.head - min(TAIL, self._capacity))
         records, wanted = self._ring.read_slots(start, self.head)
         device = self._ring.read_device(max(self._names, default=0))
+        states = b""
         if any(device):
             records = self._on_device(records, device)
-        # A replay moves on the device for as long as its record stays the same.
-        states = records["state"].tobytes() + bytes(device)
+            # A replay moves on the device for as long as its record stays the same.
+            states = zlib.crc32(device).to_bytes(4, "little")
+        states = records["state"].tobytes() + states
         if states == self._states and self._tail_at == self.head:
             return False
         self._states, self._tail_at = states, self.head

@@ -227,7 +227,7 @@ LOST = (
     "a call was posted inside of a group of torch's",
     "the driver refused a marker",
     "calls were posted on two streams at once",
-    "a functional collective ran on a stream of NCCL's own",
+    "a call was of a kind that has no marker (a functional collective, a scatter)",
     "its stream is not known",
     "counting has ended in this process",
 )

@@ -21,8 +21,8 @@ from ncclscope_patches.device_streams import (
     NOWHERE_YET,
     STREAM_UNKNOWN,
     Place,
+    current_stream,
     of_tensor,
-    stream_of_replay,
 )
 from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.posting import put_posting
@@ -143,7 +143,7 @@ def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
     if not cuda.is_initialized():
         return NOWHERE_YET
     ordinal = cuda.current_device() if device.index is None else device.index
-    return ordinal, stream_of_replay(ordinal)
+    return ordinal, current_stream(ordinal)
 
 
 def _returned(handle: Handle, position: int, args: tuple[Any, ...], work: Any) -> None:

@@ -15,7 +15,7 @@ from ncclscope import device
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Capture, Graph
 from ncclscope.tracing.tracer import Tracer
-from ncclscope_patches.device_streams import stream_of_replay
+from ncclscope_patches import device_streams
 from ncclscope_patches.probe import Patch
 
 __all__ = ["CudaGraphProbe"]
@@ -87,14 +87,11 @@ class CudaGraphProbe(Patch):
         recorded.replay()
         if not recorded.marks:
             return None
-        stream = stream_of_replay(recorded.marks[0][0].device.ordinal)
-        for counted, count in recorded.marks:
-            counted.begin_replay(stream, count)
+        device_streams.start_replay(recorded.marks)
         return recorded
 
     def _replayed(self, recorded: Graph, _result: Any) -> None:
-        for counted, count in recorded.marks:
-            counted.end_replay(count)
+        device_streams.finish_replay(recorded.marks)
 
     def _forget(self, args: tuple[Any, ...], _kwargs: Any) -> None:
         number = id(args[0])

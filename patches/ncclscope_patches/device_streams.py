@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
@@ -23,11 +23,13 @@ __all__ = [
     "Place",
     "Where",
     "checked",
+    "current_stream",
     "end_group",
     "finish",
+    "finish_replay",
     "of_tensor",
     "start",
-    "stream_of_replay",
+    "start_replay",
 ]
 
 Place = tuple[int, int]
@@ -160,8 +162,32 @@ def checked(marks: Marks | None, ordinal: int, stream: int) -> Place | int:
     return ordinal, stream
 
 
-def stream_of_replay(ordinal: int) -> int:
-    """Returns the stream that a graph is about to be launched on."""
+def start_replay(counted: Sequence[tuple[Marks, int]]) -> None:
+    """Notes that a graph is about to be launched, whose calls have been recorded.
+
+    Args:
+        counted: Markers of each communicator, and how many of its calls the graph holds.
+    """
+    device = counted[0][0].device
+    try:
+        stream = current_stream(device.ordinal)
+        for marks, count in counted:
+            marks.begin_replay(stream, count)
+    except Exception as error:
+        device.turn_off(repr(error))
+
+
+def finish_replay(counted: Sequence[tuple[Marks, int]]) -> None:
+    """Counts the calls of a graph that has just been launched."""
+    try:
+        for marks, count in counted:
+            marks.end_replay(count)
+    except Exception as error:
+        counted[0][0].device.turn_off(repr(error))
+
+
+def current_stream(ordinal: int) -> int:
+    """Returns the stream that is current on a device, by its handle."""
     torch: Any = sys.modules["torch"]
     found: int = torch._C._cuda_getCurrentRawStream(ordinal)
     return found

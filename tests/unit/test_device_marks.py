@@ -14,6 +14,7 @@ from ncclscope.ring import layout
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope_patches import device_streams, recording
+from ncclscope_patches.cuda_graphs import CudaGraphProbe
 from ncclscope_patches.posting import put_posting
 from ncclscope_patches.probe import Patch
 from ncclscope_patches.recording import Handle, Handles
@@ -422,3 +423,46 @@ def test_there_is_a_slot_for_each_communicator_that_a_ring_holds(bench: Bench) -
     end = bench.device.slots.offset(comms[-1].channel.index) + layout.SLOT.size
     assert end == bench.device.slots.size
     assert os.path.getsize(bench.tracer.path) == bench.tracer.ring.geometry.total
+
+
+def test_the_probe_of_graphs_counts_replays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+
+    class CUDAGraph:
+        def capture_begin(self) -> None: ...
+
+        def capture_end(self) -> None: ...
+
+        def replay(self) -> None:
+            launched.append("graph")
+            assert bench.slot["launched"] == 1 + 3 * (len(launched) - 1)  # not before it has been
+
+        def reset(self) -> None: ...
+
+    module = type(sys)("graphs")
+    module.CUDAGraph = CUDAGraph  # type: ignore[attr-defined]
+    monkeypatch.setattr("ncclscope_patches.cuda_graphs.session.opened", lambda: bench.tracer)
+    monkeypatch.setattr(device_streams, "current_stream", lambda ordinal: STREAM)
+    probe = CudaGraphProbe()
+    probe.active = True
+    probe.install(module)
+    bench.post()
+    graph = CUDAGraph()
+    graph.capture_begin()
+    capture = bench.tracer.graphs.current()
+    bench.device.holding = []
+    for _ in range(3):
+        bench.post(capture=capture, stream=99)
+    bench.device.holding = None
+    graph.capture_end()
+    for _ in range(5):
+        graph.replay()
+    assert (len(launched), bench.slot["launched"], bench.comm.channel.seq) == (5, 16, 16)
+    assert bench.slot["state"] == COUNTED
+
+    # A fault of ours is none of the probe's.
+    monkeypatch.setattr(device_streams, "current_stream", lambda ordinal: 1 // 0)
+    graph.replay()
+    assert (probe.active, bench.comm.channel.seq) == (True, 19)
+    assert bench.lost() == layout.LOST[14]
+    probe.revert()

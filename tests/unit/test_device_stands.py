@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 import ncclscope
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import InputError
+from ncclscope.live.words import Words
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Tracer
+from tests.unit.host_device import HostDevice, captured, post, replay
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +44,8 @@ for step in json.loads(script):
     elif name == "replay":
         for _ in range(value):
             replay(tracer, graph, markers)
+    elif name == "clock":
+        device.slots.put_clock(comm.channel.index, value)
     elif name == "record":
         tracer.record(comm, value)
 tracer.ring._put_u64(136, time.time_ns() + 60_000_000_000)  # it showed life for a minute more
@@ -293,8 +298,6 @@ def test_a_part_that_is_larger_than_the_file(
 
 def _ring(directory: Path) -> bytearray:
     """A ring of five calls; the device has finished three and entered four."""
-    from tests.unit.host_device import HostDevice, post
-
     tracer = Tracer(directory, rank=0, world_size=1, capacity=1024, heartbeat=False)
     device = HostDevice(tracer, enters=True)
     comm = tracer.communicator("k", "tp:0", (0,), "nccl")
@@ -319,3 +322,91 @@ def _check(tmp_path: Path, image: bytearray, word: str) -> None:
     assert (stand.finished, stand.at) == (None, None)
     assert {call.state.word for call in run.ranks[0].logs["k"].span(1, 6)} == {"scheduled"}
     assert ncclscope.diagnose(run).cause is None
+
+
+def test_who_watches_sees_what_the_device_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
+    tracer = Tracer(tmp_path, rank=0, world_size=1, capacity=1024, heartbeat=False)
+    device = HostDevice(tracer)
+    comm = tracer.communicator("k", "tp:0", (0,), "nccl")
+    words = Words(Path(tracer.path))
+    for _ in range(3):
+        post(tracer, comm)
+    device.run(2)
+    assert words.look(1.0)
+    assert (words.pending(), words.strands["k"].tells) == ({"k"}, True)
+    assert not words.look(2.0)
+    device.run()
+    assert words.look(3.0)
+    assert words.pending() == set()
+    last = words.last("k")
+    assert last is not None
+    assert last.state.word == "completed"
+
+    graph, markers = captured(tracer, comm, ["all_reduce"] * 4)
+    replay(tracer, graph, markers)
+    assert words.look(4.0)
+    device.run(1)
+    assert words.look(5.0)  # it moves within the replay
+    assert words.pending() == {"k"}
+    tracer.record(comm, "barrier")
+    post(tracer, comm)
+    words.look(6.0)
+    assert not words.strands["k"].tells  # the count is lost, and nothing is known to be under way
+
+
+def test_where_a_call_of_torch_distributed_runs() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.distributed import BarrierOptions
+
+    from ncclscope_patches import c10d, device_streams
+
+    class Group:
+        bound_device_id = None
+
+    where = c10d._where
+    unknown = device_streams.STREAM_UNKNOWN
+    assert where((Group(), [torch.ones(2)], None), {}) == unknown  # of gloo, in a mixed group
+    assert where((Group(), [[torch.ones(2)]], [torch.ones(2)]), {}) == unknown
+    options = BarrierOptions()
+    assert where((Group(), options), {}) == unknown
+    options.device = torch.device("cuda")
+    assert where((Group(),), {"opts": options}) is device_streams.NOWHERE_YET
+    options.device = torch.device("cpu")
+    assert where((Group(), options), {}) == unknown
+
+
+def test_when_the_last_call_finished_is_told_where_clocks_are_related(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
+    tracer = Tracer(tmp_path, rank=0, world_size=1, capacity=1024, heartbeat=False)
+    device = HostDevice(tracer)
+    comm = tracer.communicator("k", "tp:0", (0,), "nccl")
+    post(tracer, comm)
+    before = time.time_ns()
+    device.run()
+    tracer.ring.beat()
+
+    def told() -> int | None:
+        return ncclscope.open_run(tracer.path).ranks[0].device["k"].finished_ns
+
+    assert told() is None
+    device.slots.put_clock(comm.channel.index, 1)
+    found = told()
+    assert found is not None
+    assert before <= found <= time.time_ns()
+    for wrong in (-(10**18), 10**18, (1 << 63) - 1, -(1 << 63)):
+        device.slots.put_clock(comm.channel.index, wrong)
+        assert told() is None
+
+
+def test_how_long_ago_the_last_call_finished(killed: Verdicts) -> None:
+    waiting: Script = [("post", 6), ("run", 5), ("clock", 1)]
+    verdict = killed(waiting, [("post", 5), ("run", None)], waiting)
+    assert verdict.cause is not None
+    told = [line for line in verdict.cause.evidence if "before the last sign of life" in line]
+    assert [line.startswith("on the device of ranks 0 2, 5 of 6 calls") for line in told] == [True]
+    assert "about 60 s before" in told[0] or "about 59 s before" in told[0]

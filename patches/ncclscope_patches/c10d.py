@@ -134,15 +134,16 @@ def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
             argument = argument[0]
         if hasattr(argument, "get_device"):
             return of_tensor(argument)
-    # A barrier says which device it uses, at least as torch itself calls it.
+    # A barrier that returns no Work has held its caller until it ended, on whatever device.
     options = args[1] if len(args) > 1 else kwargs.get("opts")
     device = getattr(options, "device", None) or getattr(args[0], "bound_device_id", None)
     cuda = sys.modules["torch"].cuda
-    if device is None or device.type != "cuda":
+    if device is not None and device.type != "cuda":
         return STREAM_UNKNOWN
     if not cuda.is_initialized():
         return NOWHERE_YET
-    ordinal = cuda.current_device() if device.index is None else device.index
+    index = None if device is None else device.index
+    ordinal = cuda.current_device() if index is None else index
     return ordinal, current_stream(ordinal)
 
 

@@ -61,7 +61,7 @@ class Stalled:
                 continue
             seen.add(comm.key)
             found = case.waits.left_behind(comm)
-            seconds = case.longest_common_quiet(comm.ranks)
+            seconds = None if found is None else case.longest_common_quiet(comm.ranks)
             if found is None or seconds is None:
                 continue
             call, inside = found

@@ -217,11 +217,12 @@ class Waits:
         Returns:
             The call, and those who stand in it; None where there is no such call.
         """
-        heads = {member: self.heads.get(member) for member in comm.ranks}
+        heads: dict[int, Call | None] = {}
         finished = []
-        for member, head in heads.items():
+        for member in comm.ranks:
             rank = self._ranks.get(member)
             known = None if rank is None else _finished(rank, comm.key)
+            head = heads[member] = self.heads.get(member)
             if known is None or (head is not None and head.comm != comm.key):
                 return None
             finished.append(known)

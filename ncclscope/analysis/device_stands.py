@@ -42,7 +42,7 @@ class DeviceRow:
         place = f"call {stand.at}" if self.call is None else _call_words(self.call)
         if stand.is_inside is False:
             return f"before {place}, not entered"
-        if stand.at > stand.handed_over and not stand.is_inside:
+        if stand.at > stand.handed_over:
             return f"{place}, being posted"
         return f"in {place}" if stand.is_inside else f"in or before {place}"
 
@@ -59,9 +59,11 @@ def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
         for own, stand in rank.device.items():
             if key in (None, own) and stand.posted:
                 call = _call(rank, own, stand)
-                alike = stand.posted, stand.finished, stand.entered, stand.unknown
-                same = own, alike, None if call is None else call.signature
-                groups.setdefault(same, []).append(rank)
+                is_handed_over = stand.at is None or stand.at <= stand.handed_over
+                alike = stand.posted, stand.finished, stand.entered, stand.unknown, is_handed_over
+                # One rank may have cut into pieces what another captured as a whole.
+                what = None if call is None else (call.signature, call.graph, call.replay)
+                groups.setdefault((own, alike, what), []).append(rank)
     rows = []
     for where, ranks in groups.items():
         assert isinstance(where, tuple)

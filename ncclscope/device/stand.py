@@ -37,8 +37,11 @@ class DeviceStand:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the stream has come to that call; None where it is not known."""
-        if self.at is None or self.entered is None:
+        """Whether the stream has come to that call; None where it is not known.
+
+        Of one that may not have been handed over, it is not: its markers may be missing.
+        """
+        if self.at is None or self.entered is None or self.at > self.handed_over:
             return None
         return self.entered >= self.at
 

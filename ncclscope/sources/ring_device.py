@@ -79,7 +79,7 @@ def known_states(
     """Returns how far calls are, by their records and by the device."""
     if stand is None or stand.finished is None:
         return states
-    entered = stand.finished if stand.entered is None else stand.entered
+    entered = min(stand.finished if stand.entered is None else stand.entered, stand.handed_over)
     told = (seqs <= np.uint64(entered)).astype(np.uint8)
     told[seqs <= np.uint64(stand.finished)] = State.COMPLETED
     found: NDArray[np.uint8] = np.maximum(states, told)

@@ -44,6 +44,9 @@ for step in json.loads(script):
     elif name == "replay":
         for _ in range(value):
             replay(tracer, graph, markers)
+    elif name == "begin":
+        tracer.record(comm, value)
+        device.of(comm.channel).begin(7, None, 0)
     elif name == "clock":
         device.slots.put_clock(comm.channel.index, value)
     elif name == "record":
@@ -215,6 +218,19 @@ def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
     assert "replay 1 of graph 1, call 6 of 8" in evidence
 
 
+def test_ranks_that_cut_their_graphs_differently_are_told_apart(killed: Verdicts) -> None:
+    ops = ["all_gather", "all_reduce"] * 2
+    whole: Script = [("post", 1), ("capture", ops * 2), ("replay", 1), ("run", 6)]
+    pieces: Script = [("post", 1), ("capture", ops), ("replay", 2), ("run", 6)]
+    verdict = killed(whole, pieces)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 7)
+    evidence = "\n".join(verdict.cause.evidence)
+    assert "rank 0, 6 of 9 calls" in evidence
+    assert "replay 1 of graph 1, call 6 of 8" in evidence
+    assert "replay 2 of graph 1, call 2 of 4" in evidence
+
+
 def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
     script: Script = [("post", 3), ("run", None), ("record", "barrier")]
     verdict = killed(script, script)
@@ -222,6 +238,19 @@ def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
     assert (stand.finished, stand.handed_over, stand.at) == (3, 3, 4)
     assert verdict.cause is not None
     assert any("not known to have been handed over" in line for line in verdict.cause.evidence)
+
+
+def test_a_call_entered_that_may_not_have_been_handed_over(killed: Verdicts) -> None:
+    script: Script = [("post", 3), ("run", None), ("begin", "barrier"), ("run", None)]
+    verdict = killed(script, script, enters=True)
+    stand = verdict.run.ranks[0].device["k"]
+    assert (stand.finished, stand.entered, stand.handed_over, stand.at) == (3, 4, 3, 4)
+    assert stand.is_inside is None
+    assert verdict.run.ranks[0].logs["k"].call(4).state.word == "scheduled"
+    assert verdict.cause is not None
+    evidence = "\n".join(verdict.cause.evidence)
+    assert "call 4, barrier, is not known to have been handed over" in evidence
+    assert "entered" not in evidence
 
 
 def test_a_lost_count_names_no_call(killed: Verdicts) -> None:

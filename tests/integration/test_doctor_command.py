@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,18 @@ import pytest
 
 from ncclscope.live.checks import Check, is_useful
 from tests.cluster import Cluster
+from tests.nodes import can_unshare
 from tests.programs import ROOT
 
 
-def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(str(ROOT / part) for part in ("", "analyzers", "patches"))
+def doctor(
+    *arguments: str, prefix: tuple[str, ...] = (), first: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(
+        filter(None, [first, *(str(ROOT / part) for part in ("", "analyzers", "patches"))])
+    )
     return subprocess.run(
-        [sys.executable, "-m", "ncclscope", "doctor", *arguments],
+        [*prefix, sys.executable, "-m", "ncclscope", "doctor", *arguments],
         env={**os.environ, "PYTHONPATH": path, "NCCL_RAS_ADDR": "127.0.0.1:1", **environment},
         capture_output=True,
         text=True,
@@ -28,8 +34,8 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def checks(**environment: str) -> dict[str, dict[str, Any]]:
-    done = doctor("--json", **environment)
+def checks(first: str = "", **environment: str) -> dict[str, dict[str, Any]]:
+    done = doctor("--json", first=first, **environment)
     assert done.returncode == 0, done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -38,14 +44,16 @@ def test_it_looks_at_everything() -> None:
     found = checks()
 
     assert set(found) >= {
-        *("switch", "rings", "recorded", "vllm"),
+        *("switch", "shm", "rings", "fallback", "recorded", "vllm"),
         *("stacks", "permission", "native", "gpu", "ras", "flight_recorder"),
-        *("ncclscope", "diagnoses", "probes", "vLLM plugin", "torch"),
+        *("ncclscope", "diagnoses", "probes", "vLLM plugin", "pytest plugin"),
+        *("torch", "vLLM version", "NCCL"),
     }
     assert found["stacks"]["status"] == "ok"
     for check in found.values():
-        assert check["status"] in ("ok", "off", "bad")
-        assert check["enable"] or check["status"] == "ok" or check["name"] in ("recorded", "torch")
+        assert check["status"] in ("ok", "off", "warn", "bad")
+        if check["name"] not in ("recorded", "torch", "vLLM version"):
+            assert check["enable"] or check["status"] == "ok"
 
 
 def test_rings_that_are_there_are_found(tmp_path: Path) -> None:
@@ -69,6 +77,69 @@ def test_the_screen_fits_and_says_what_to_do() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "LOOKING AT LIVING PROCESSES" in done.stdout
     assert "-> " in done.stdout
+
+
+def install(folder: Path, name: str, version: str, entry_points: str = "") -> str:
+    """Puts what pip would write of a distribution into a folder for the search path."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(entry_points)
+    return str(folder)
+
+
+def test_versions_that_the_probes_were_not_written_for_are_a_warning(tmp_path: Path) -> None:
+    install(tmp_path, "vllm", "0.32.1")
+    found = checks(first=install(tmp_path, "torch", "99.1.0"))
+
+    assert found["torch"]["status"] == "warn"
+    assert "99.1.0; the probes are written for 2.6 to 2.13" in found["torch"]["state"]
+    assert "torch 2.13" in found["torch"]["enable"]
+    assert found["vLLM version"]["status"] == "ok"
+    assert "0.32.1; the probes are written for 0.26 to 0.32" in found["vLLM version"]["state"]
+
+
+def test_a_plugin_that_does_not_load_is_named_with_its_owner(tmp_path: Path) -> None:
+    entry = "[ncclscope.analyzers]\nghost = ghost_analyzer:Ghost\n"
+    found = checks(first=install(tmp_path, "ghost-analyzer", "1.0", entry))["diagnoses"]
+
+    assert found["status"] == "bad"
+    assert "ghost of ghost-analyzer: ModuleNotFoundError" in found["state"]
+    assert found["enable"] == "update or remove ghost-analyzer"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_nccl_is_asked_for_its_version(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl.so.2"
+    source = ROOT / "tests" / "integration" / "nccl_stand_in.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+
+    said = checks(VLLM_NCCL_SO_PATH=str(library))["NCCL"]
+    assert (said["status"], said["state"]) == ("ok", "2.28.9, with RAS")
+    said = checks(VLLM_NCCL_SO_PATH=str(library), NCCL_RAS_ENABLE="0")["NCCL"]
+    assert (said["status"], said["enable"]) == ("warn", "unset NCCL_RAS_ENABLE for the job")
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces")
+@pytest.mark.parametrize(
+    ("size", "shm", "rings"), [("64m", "room for 1 ring", "ok"), ("32m", "room for 0 rings", "bad")]
+)
+def test_the_small_shm_of_a_container_is_a_warning(size: str, shm: str, rings: str) -> None:
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    done = doctor("--json", prefix=("unshare", "-rm", "sh", "-c", mount, "sh"))
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+    assert (found["shm"]["status"], found["rings"]["status"]) == ("warn", rings)
+    assert shm in found["shm"]["state"]
+    assert "--shm-size" in found["shm"]["enable"]
+
+
+def test_a_library_that_is_not_nccl_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").write_text("no library\n")
+    said = checks(VLLM_NCCL_SO_PATH=str(tmp_path / "libnccl.so.2"))["NCCL"]
+
+    assert said["status"] == "bad"
+    assert said["state"].startswith("libnccl.so.2: ")
 
 
 def test_it_imports_nothing_heavy() -> None:

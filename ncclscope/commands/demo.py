@@ -23,15 +23,14 @@ class DemoCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        from ncclscope.lab.faults import FAULTS
+        from ncclscope.lab.faults import fault_names
         from ncclscope.lab.plan import BACKENDS
 
         parser.add_argument(
             "--fault",
             metavar="NAME",
-            choices=sorted(FAULTS),
             default="divergent_dispatch",
-            help=f"what goes wrong: {', '.join(FAULTS)} (default: divergent_dispatch)",
+            help=f"what goes wrong: {', '.join(fault_names())} (default: divergent_dispatch)",
         )
         parser.add_argument("--tp", type=int, default=4, help="ranks of one replica (default: 4)")
         parser.add_argument("--dp", type=int, default=2, help="replicas (default: 2)")

@@ -35,7 +35,7 @@ class Program:
         experts: Width of a row of routing metadata.
         max_tokens: Most tokens a replica is given in one step.
         seed: Where token counts and the place of the fault come from.
-        fault: Name in :data:`ncclscope.lab.faults.FAULTS`.
+        fault: One of :func:`ncclscope.lab.faults.fault_names`.
         fault_rank: Global rank it happens to; from the seed where -1.
         fault_step: Step it happens in; from the seed where -1.
         fault_layer: Layer it happens in; from the seed where -1.

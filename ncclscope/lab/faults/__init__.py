@@ -1,11 +1,14 @@
 """What can go wrong, by name.
 
 A fault is one class derived from :class:`~ncclscope.lab.faults.base.Fault` that overrides
-the places at which one rank behaves differently at one step. To try one of your own, add it
-to :data:`FAULTS`.
+the places at which one rank behaves differently at one step. Those of other packages are found
+by entry point, in the group ``ncclscope.faults``, under the fault's name (docs/extending.md).
 """
 
 from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
 
 from ncclscope.errors import LaboratoryError
 from ncclscope.lab.faults.base import Fault
@@ -27,7 +30,9 @@ from ncclscope.lab.faults.process import FrozenRank, KilledRank, SleepingRank
 from ncclscope.lab.faults.split import StaleSizes
 from ncclscope.lab.faults.transfer import WrongPeer
 
-__all__ = ["FAULTS", "Fault", "fault_named"]
+__all__ = ["FAULTS", "GROUP", "Fault", "fault_named", "fault_names"]
+
+GROUP = "ncclscope.faults"
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
@@ -53,18 +58,42 @@ FAULTS: dict[str, Fault] = {
         Fault(),
     )
 }
-"""By name; the first is the one a demonstration shows."""
+"""Ours, by name; the first is the one a demonstration shows."""
 
 
+def fault_names() -> list[str]:
+    """Returns the names of all faults, ours first; loads none of the others."""
+    return list(dict.fromkeys((*FAULTS, *sorted(metadata.entry_points(group=GROUP).names))))
+
+
+@cache
 def fault_named(name: str) -> Fault:
     """Returns a fault.
 
     Raises:
-        LaboratoryError: There is none of that name.
+        LaboratoryError: There is none of that name, or it cannot be loaded.
     """
-    try:
+    if name in FAULTS:
         return FAULTS[name]
-    except KeyError:
+    for point in metadata.entry_points(group=GROUP, name=name):
+        return _load(point)
+    raise LaboratoryError(
+        f"there is no fault {name!r}", f"choose one of {', '.join(fault_names())}"
+    )
+
+
+def _load(point: metadata.EntryPoint) -> Fault:
+    owner = point.dist.name if point.dist else "an unknown distribution"
+    try:
+        fault = point.load()()
+    except Exception as error:
         raise LaboratoryError(
-            f"there is no fault {name!r}", f"choose one of {', '.join(FAULTS)}"
-        ) from None
+            f"fault {point.name} of {owner} cannot be loaded: {error}", f"update or remove {owner}"
+        ) from error
+    if not isinstance(fault, Fault) or fault.name != point.name:
+        raise LaboratoryError(
+            f"fault {point.name} of {owner} is none: a class derived from Fault, of that name, "
+            f"was expected",
+            f"update or remove {owner}",
+        )
+    return fault

@@ -1,0 +1,42 @@
+"""A rank that takes its time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ncclscope.lab.faults.base import Fault, describe, hidden_reduction
+
+if TYPE_CHECKING:
+    import torch
+
+    from ncclscope.lab.engine import Engine
+    from ncclscope.lab.plan import Program
+
+__all__ = ["SlowRank"]
+
+PAUSE_SECONDS = 0.06
+
+
+class SlowRank(Fault):
+    """The rank pauses before the attention of every layer; nothing hangs."""
+
+    name: ClassVar[str] = "slow_rank"
+    kind: ClassVar[str | None] = "straggler"
+    least_tp: ClassVar[int] = 2
+
+    def planted(self, program: Program) -> dict[str, Any]:
+        """Returns what goes wrong, in the terms of the verdict."""
+        return describe(
+            self,
+            program,
+            "tp",
+            f"pauses {PAUSE_SECONDS:g} s before each layer",
+            odd=None,
+            peers=hidden_reduction(program),
+        )
+
+    def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
+        """Posts what all post, later."""
+        time.sleep(PAUSE_SECONDS)
+        engine.reduce_attention(hidden)

@@ -1,0 +1,83 @@
+"""The commands of the documents, run in their order, and what they print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ncclscope.__main__ import main
+from tests.documents import Session, blocks, differences, sessions
+from tests.programs import ROOT
+
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+EVERYTHING = [*DOCUMENTS, *sorted(ROOT.glob("examples/**/README.md"))]
+WITH_SESSIONS = [path for path in DOCUMENTS if sessions(path.read_text("utf-8"))]
+
+_PLACEHOLDERS = {"PID": "1", "JOBID": "1", "SECONDS": "1"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_guides_have_sessions() -> None:
+    found = {path.name for path in WITH_SESSIONS}
+    assert found >= {"README.md", "operators.md", "vllm-contributors.md", "extending.md"}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("document", WITH_SESSIONS, ids=name)
+def test_commands_do_what_the_document_says(document: Path, tmp_path: Path) -> None:
+    commands = sessions(document.read_text("utf-8"))
+    wrong = differences(Session(tmp_path).run(commands, 200))
+    assert not wrong, "\n\n".join(wrong)
+
+
+def invocations(text: str) -> Iterator[str]:
+    """Yields what comes after ``ncclscope`` in each line of code that runs it."""
+    text = text.replace("\\\n", " ")
+    code = [line for line in text.splitlines() if line.startswith("    ")]
+    for info, body in blocks(text):
+        if info in ("", "console", "console vllm", "console elsewhere", "sh"):
+            code += body.splitlines()
+    for line in code:
+        # Remarks stand far to the right.
+        line = re.split(r"\s{2,}|\s#", line.strip().removeprefix("$ "))[0]
+        found = re.search(r"(?:^|-- |\b[A-Z_]+=\S+ )(?:python3? -m )?ncclscope (.*)$", line)
+        if found and not found[1].startswith("baseline "):  # the first line of a lock file
+            yield found[1]
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{name(path)}: {command}")
+    for path in EVERYTHING
+    for command in dict.fromkeys(invocations(path.read_text("utf-8")))
+]
+
+
+class _Parsed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_of_every_command_exist(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [_PLACEHOLDERS.get(word, word) for word in shlex.split(command) if word != "..."]
+    words = words[: next((i for i, w in enumerate(words) if w in ("|", ">", "&", "&&")), None)]
+
+    def stop(*_: object) -> int:
+        raise _Parsed
+
+    for verb in ("Attach", "Check", "Collect", "Demo", "Diagnose", "Diff", "Doctor", "Export"):
+        monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
+    for verb in ("Report", "Run", "Watch"):
+        monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
+    with pytest.raises((_Parsed, SystemExit)) as ended:
+        main(words)
+    said = capsys.readouterr().err
+    assert ended.type is _Parsed or ended.value.code == 0, said  # --help and --version

@@ -37,6 +37,52 @@ def test_commands_do_what_the_document_says(document: Path, tmp_path: Path) -> N
     assert not wrong, "\n\n".join(wrong)
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(240)
+def test_commands_that_want_vllm_do_what_the_document_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "vllm-contributors.md").read_text("utf-8")
+    commands = sessions(text, "console vllm")
+    assert commands
+    assert differences(Session(tmp_path).run(commands, 200)) == []
+
+
+QUOTED = [
+    pytest.param(path, info.partition(" ")[2], body, id=f"{name(path)}: {info}")
+    for path in EVERYTHING
+    for info, body in blocks(path.read_text("utf-8"))
+    if "/" in info
+]
+
+
+@pytest.mark.parametrize(("document", "file", "body"), QUOTED)
+def test_what_is_quoted_stands_in_the_file(document: Path, file: str, body: str) -> None:
+    assert body in (ROOT / file).read_text("utf-8"), f"{name(document)} shows another {file}"
+
+
+def test_enough_is_quoted() -> None:
+    assert len(QUOTED) >= 4
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    wrong = []
+    for path in EVERYTHING:
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")):
+            if re.match(r"https?:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            found = (path.parent / file).resolve() if file else path
+            if not found.exists() or (anchor and anchor not in anchors(found)):
+                wrong.append(f"{name(path)}: {target}")
+    assert not wrong
+
+
+def anchors(path: Path) -> set[str]:
+    """Returns what GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
 def invocations(text: str) -> Iterator[str]:
     """Yields what comes after ``ncclscope`` in each line of code that runs it."""
     text = text.replace("\\\n", " ")

@@ -27,14 +27,9 @@ class SlowRank(Fault):
 
     def planted(self, program: Program) -> dict[str, Any]:
         """Returns what goes wrong, in the terms of the verdict."""
-        return describe(
-            self,
-            program,
-            "tp",
-            f"pauses {PAUSE_SECONDS:g} s before each layer",
-            odd=None,
-            peers=hidden_reduction(program),
-        )
+        told = f"pauses {PAUSE_SECONDS:g} s before each layer"
+        planted = describe(self, program, "tp", told, odd=None, peers=hidden_reduction(program))
+        return {**planted, "comm": None}  # it is late on each of its communicators
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
         """Posts what all post, later."""

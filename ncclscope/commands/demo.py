@@ -151,6 +151,8 @@ def _watch(laboratory: Laboratory, stall_after: float) -> None:
 
 
 def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
+    from rich.console import Group
+    from rich.padding import Padding
     from rich.text import Text
 
     from ncclscope.render.console import print_verdict
@@ -159,8 +161,9 @@ def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
     console = stdout_console()
     print_verdict(verdict, console)
     console.print(Text("\nPLANTED", style="bold"))
-    console.print(Text(f"  {planted['fault']}: {planted['summary']}"))
+    said = [Text(f"{planted['fault']}: {planted['summary']}")]
     if named:
-        console.print(Text("  The verdict names it.", style="green"))
+        said.append(Text("The verdict names it.", style="green"))
     else:
-        console.print(Text("  The verdict does not name it.", style="bold red"))
+        said.append(Text("The verdict does not name it.", style="bold red"))
+    console.print(Padding(Group(*said), (0, 0, 0, 2)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -56,7 +57,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
 def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     """Returns the screen for a terminal of so many columns."""
     parts: list[RenderableType] = [
-        _heading(verdict),
+        _heading(verdict, width),
         verdict_panel(verdict),
         _stands(verdict, width),
         *device_block(verdict.run),
@@ -72,7 +73,7 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(verdict: Verdict) -> Text:
+def _heading(verdict: Verdict, width: int) -> Text:
     run = verdict.run
     hosts = len({rank.host for rank in run.ranks if rank.host})
     lost = sum(rank.lost for rank in run.ranks)
@@ -81,7 +82,10 @@ def _heading(verdict: Verdict) -> Text:
         parts.append(plural(hosts, "host"))
     parts.append(kept_text(run.ranks))
     parts.append(f"{lost} overwritten" if lost else "none overwritten")
-    return Text(f"{' '.join(run.sources)}  {', '.join(parts)}", style="dim")
+    sources, facts = " ".join(run.sources), ", ".join(parts)
+    # A path that leaves no room for the facts gets a line of its own.
+    between = "  " if cell_len(sources) + 2 + len(facts) <= width else "\n"
+    return Text(f"{sources}{between}{facts}", style="dim")
 
 
 def verdict_panel(verdict: Verdict) -> Panel:

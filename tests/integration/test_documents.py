@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from ncclscope.__main__ import main
 from tests.documents import Session, blocks, differences, sessions
@@ -57,6 +58,25 @@ QUOTED = [
 @pytest.mark.parametrize(("document", "file", "body"), QUOTED)
 def test_what_is_quoted_stands_in_the_file(document: Path, file: str, body: str) -> None:
     assert body in (ROOT / file).read_text("utf-8"), f"{name(document)} shows another {file}"
+
+
+def test_the_readme_is_short_and_shows_a_terminal_of_80_columns() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    screens = [body.splitlines() for info, body in blocks(text) if info.startswith("console")]
+    lines = [line for screen in screens for line in screen]
+    assert max(cell_len(line) for line in lines) == 80
+    framed = [line for line in lines if line[0:1] in ("╭", "│", "╰")]
+    assert {cell_len(line) for line in framed} == {80}
+
+
+def test_the_readme_s_program_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = [
+        body for info, body in blocks((ROOT / "README.md").read_text("utf-8")) if info == "python"
+    ]
+    assert "/dev/shm/rings" in program
+    exec(program.replace("/dev/shm/rings", str(tmp_path)), {})
+    assert capsys.readouterr().out == "incomplete\n"  # rank 2 of 4
 
 
 def test_enough_is_quoted() -> None:

@@ -31,7 +31,7 @@ demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARG
 
 .PHONY: test
 test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: pytest options)
-	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)

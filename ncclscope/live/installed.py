@@ -113,6 +113,9 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
     ]
     if not points:
         return Check(section, what, "bad", "none is registered", "pip install ncclscope again")
+    if group == "pytest11" and environment.version_of("pytest") is None:
+        how = "pip install 'ncclscope[pytest]'"
+        return Check(section, what, "off", "pytest is not installed in this Python", how)
     broken, foreign = [], set()
     for point in sorted(points, key=lambda point: point.name):
         owner = point.dist.name if point.dist else "an unknown distribution"

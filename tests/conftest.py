@@ -33,7 +33,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     shared = info is not None and any(
         fixtures and fixtures[-1].scope == "module" for fixtures in info.name2fixturedefs.values()
     )
-    if shared and item.config.pluginmanager.hasplugin("xdist"):
+    if shared:
         item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 

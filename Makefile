@@ -9,6 +9,9 @@ PYTHON ?= python3
 ARGS ?=
 # Most tests wait for processes of their own, so that two at a time take half as long on two cores.
 JOBS ?= 2
+# What the tests of a file share, such as runs of real processes, is set up once and not by each worker. In the order of
+# the files the short ones come last, so that no worker waits long for the other.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 VLLM_VENV := .venv-vllm
 
@@ -31,11 +34,11 @@ demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARG
 
 .PHONY: test
 test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: pytest options)
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)

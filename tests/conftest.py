@@ -24,19 +24,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keeps tests that share a fixture of their module on one worker of ``-n``.
-
-    It would be made on each of them otherwise, and some take a minute: runs of real processes.
-    """
-    info = getattr(item, "_fixtureinfo", None)
-    shared = info is not None and any(
-        fixtures and fixtures[-1].scope == "module" for fixtures in info.name2fixturedefs.values()
-    )
-    if shared:
-        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(autouse=True)
 def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:

@@ -38,7 +38,7 @@ test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: p
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "vllm and not gpu" $(ARGS)
 
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -434,27 +431,3 @@ def test_modules():
     )
 
     result.assert_outcomes(passed=1)
-
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ci_parity"
-
-
-@pytest.mark.parametrize("dispatcher", ["fixed", "buggy"])
-def test_the_example_fails_on_the_seeded_bug_alone(dispatcher: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--ncclscope"],
-        cwd=EXAMPLE,
-        env={**os.environ, "DISPATCHER": dispatcher, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-
-    if dispatcher == "fixed":
-        assert done.returncode == 0, done.stdout
-        return
-    assert done.returncode == 1
-    assert "1 failed, 1 passed" in done.stdout
-    assert "DIVERGED · op mismatch · rank 0" in done.stdout
-    assert "RoutingPattern(name='no token to a rank'" in done.stdout

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ncclscope.errors import LaboratoryError
-from ncclscope.lab.faults import FAULTS, fault_named
+from ncclscope.lab.faults import FAULTS, fault_named, fault_names
 from ncclscope.lab.faults.dispatch import DivergentDispatch
 from ncclscope.lab.plan import Program
 
@@ -210,3 +211,53 @@ def test_a_wrong_root_is_neither_the_right_one_nor_the_rank_itself(rank: int) ->
     planted = Program(fault="wrong_root", fault_rank=rank).planted()
     assert planted["peers"]["root"] == 0
     assert planted["odd"]["root"] not in {0, rank}
+
+
+def install(folder: Path, entry: str, source: str) -> None:
+    """Puts a distribution with one fault into a folder for the search path."""
+    about = folder / "other_faults-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-faults\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[ncclscope.faults]\n{entry}\n")
+    (folder / f"{folder.name}.py").write_text(source)
+
+
+OTHER = """
+from ncclscope.lab.faults.base import Fault
+
+
+class Other(Fault):
+    name = "other"
+"""
+
+
+def test_a_fault_of_another_package_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "other_good", "other = other_good:Other", OTHER)
+    monkeypatch.syspath_prepend(tmp_path / "other_good")
+    fault_named.cache_clear()
+
+    assert fault_names() == [*FAULTS, "other"]
+    assert Program(fault="other").planted()["fault"] == "other"
+    fault_named.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("folder", "entry", "message"),
+    [
+        ("other_gone", "other = other_nowhere:Other", "cannot be loaded"),
+        ("other_misnamed", "another = other_misnamed:Other", "of that name, was expected"),
+        ("other_none", "other = pathlib:Path", "a class derived from Fault"),
+    ],
+)
+def test_one_that_is_none_is_told_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, entry: str, message: str
+) -> None:
+    install(tmp_path / folder, entry, OTHER)
+    monkeypatch.syspath_prepend(tmp_path / folder)
+
+    with pytest.raises(LaboratoryError, match=message) as caught:
+        fault_named(entry.partition(" ")[0])
+    assert "of other-faults" in caught.value.message
+    assert caught.value.help == "update or remove other-faults"

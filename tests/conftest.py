@@ -39,3 +39,10 @@ def rings(tmp_path: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="ncclscope-test-", dir=SHARED_MEMORY))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory whose name leaves room on a line of 80 columns, which pytest's own do not."""
+    with tempfile.TemporaryDirectory(prefix="docs-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -171,7 +172,7 @@ class Session:
         log = self.place.parent / "log"
         with log.open("wb") as output:
             shell = subprocess.Popen(
-                ["bash", str(script)],
+                [*_alone(), "bash", str(script)],
                 cwd=self.place,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -190,6 +191,18 @@ class Session:
                     os.killpg(shell.pid, signal.SIGKILL)
                 shell.wait()
         return _outcomes(commands, log.read_text(errors="replace"), str(self.place))
+
+
+@cache
+def _alone() -> tuple[str, ...]:
+    """What lets a session see its own processes only: `attach` asks which of two jobs is meant."""
+    options = ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+    command = ("unshare", *options)
+    try:
+        done = subprocess.run([*command, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return ()
+    return command if done.returncode == 0 else ()
 
 
 def _outcomes(commands: Sequence[Command], log: str, place: str) -> list[Outcome]:

@@ -32,19 +32,19 @@ def test_the_guides_have_sessions() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("document", WITH_SESSIONS, ids=name)
-def test_commands_do_what_the_document_says(document: Path, tmp_path: Path) -> None:
+def test_commands_do_what_the_document_says(document: Path, short_path: Path) -> None:
     commands = sessions(document.read_text("utf-8"))
-    wrong = differences(Session(tmp_path).run(commands, 200))
+    wrong = differences(Session(short_path).run(commands, 200))
     assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(240)
-def test_commands_that_want_vllm_do_what_the_document_says(tmp_path: Path) -> None:
+def test_commands_that_want_vllm_do_what_the_document_says(short_path: Path) -> None:
     text = (ROOT / "docs" / "vllm-contributors.md").read_text("utf-8")
     commands = sessions(text, "console vllm")
     assert commands
-    assert differences(Session(tmp_path).run(commands, 200)) == []
+    assert differences(Session(short_path).run(commands, 200)) == []
 
 
 QUOTED = [

@@ -74,8 +74,8 @@ def serve(folder: Path, dispatcher: str) -> Build:
     return build
 
 
-def test_a_healthy_program_passes(tmp_path: Path) -> None:
-    build = serve(tmp_path, "fixed")
+def test_a_healthy_program_passes(short_path: Path) -> None:
+    build = serve(short_path, "fixed")
 
     assert [outcome.status for outcome in build.done] == [0, 0, 0], build.done
     assert "the same calls" in build.done[-1].said
@@ -90,8 +90,8 @@ def test_a_healthy_program_passes(tmp_path: Path) -> None:
     assert "::error file=program.lock" in outcome.said
 
 
-def test_a_hang_fails_with_the_verdict_and_leaves_a_page(tmp_path: Path) -> None:
-    build = serve(tmp_path, "buggy")
+def test_a_hang_fails_with_the_verdict_and_leaves_a_page(short_path: Path) -> None:
+    build = serve(short_path, "buggy")
 
     tests, pages = build.done
     assert (tests.status, pages.status) == (1, 0), build.done

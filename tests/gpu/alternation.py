@@ -1,7 +1,7 @@
-"""What something costs a step of vLLM's: ``python -m tests.gpu.alternation tracing|dispatch``.
+"""What something costs a step of vLLM's: ``python -m tests.gpu.alternation WHAT``.
 
 One server does it for some steps and not for the next, over and over, under a steady load:
-see tests/gpu/alternating. What differs between two servers that are otherwise alike, and it is
+see tests/gpu/alternating. ``asking`` for routed experts is switched by the load. What differs between two servers that are otherwise alike, and it is
 more than what is looked for here, does not enter. Steps are compared with steps of as many
 tokens, each kind by its median, and weighted by how often it occurs.
 """
@@ -25,13 +25,15 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.throughput import make_requests
+from tests.gpu.throughput import ASKED, make_requests
 from tests.integration.traced_server import NCCLSCOPE
 from tests.integration.vllm_server import VllmServer
 
 PLUGIN = Path(__file__).with_name("alternating")
 LEAST = 30
 """Steps with so many tokens, on and off, before their medians are compared."""
+STRETCH = 3.0
+"""Seconds of load that asks, or does not."""
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
@@ -39,10 +41,11 @@ Step = tuple[int, int, int]
 """Whether it was on, tokens, nanoseconds."""
 
 
-def load(server: VllmServer, seconds: float, concurrency: int) -> int:
+def load(server: VllmServer, seconds: float, concurrency: int, *, asks: bool = False) -> int:
     """Serves requests for so long; returns how many tokens were generated."""
     end = threading.Event()
     longest = 300 if on_gpus() else 64
+    more = ASKED if asks else {}
 
     def serve(number: int) -> int:
         tokens = 0
@@ -50,7 +53,8 @@ def load(server: VllmServer, seconds: float, concurrency: int) -> int:
         for prompt, count in make_requests(100_000, number, longest):
             if end.is_set():
                 break
-            tokens += len(server.choice(prompt, count, 120, replica=replica)["token_ids"])
+            choice = server.choice(prompt, count, 120, replica=replica, **more)
+            tokens += len(choice["token_ids"])
         return tokens
 
     with ThreadPoolExecutor(concurrency) as pool:
@@ -58,6 +62,15 @@ def load(server: VllmServer, seconds: float, concurrency: int) -> int:
         time.sleep(seconds)
         end.set()
         return sum(each.result() for each in serving)
+
+
+def load_in_turns(server: VllmServer, seconds: float, concurrency: int) -> int:
+    """The same, in stretches in which all requests ask for their routed experts, or none does."""
+    end, tokens, asks = time.monotonic() + seconds, 0, False
+    while time.monotonic() < end:
+        tokens += load(server, STRETCH, concurrency, asks=asks)
+        asks = not asks
+    return tokens
 
 
 def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
@@ -120,7 +133,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=["tracing", "dispatch"])
+    parser.add_argument("what", choices=["tracing", "dispatch", "asking"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--warm", type=float, default=10.0, help="seconds of load before that")
     parser.add_argument("--concurrency", type=int, default=32 if on_gpus() else 8)
@@ -141,13 +154,16 @@ def main() -> int:
         prefix = []
         if arguments.what == "tracing":
             prefix = [*NCCLSCOPE, "run", "--dir", str(directory / "rings"), "--"]
-        else:
+        elif arguments.what == "dispatch":
             environment["NCCLSCOPE_VLLM_DISPATCH"] = "fixed"
+        else:
+            environment["NCCLSCOPE_VLLM_ROUTED_EXPERTS"] = "1"
         given = options(eager=eager, environment=environment)
         with VllmServer(directory, prefix=prefix, **given) as server:
-            load(server, arguments.warm, arguments.concurrency)
+            run = load_in_turns if arguments.what == "asking" else load
+            run(server, arguments.warm, arguments.concurrency)
             warm = {path: len(json.loads(path.read_text())) for path in found.glob("*.json")}
-            tokens = load(server, arguments.seconds, arguments.concurrency)
+            tokens = run(server, arguments.seconds, arguments.concurrency)
         workers = [
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
             for path in sorted(found.glob("*.json"))

@@ -6,7 +6,8 @@ make the same steps, so they switch at the same one, without a word between them
 
 ``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker, or
 ``dispatch``, ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
-graphs, as they hold what was captured. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker
+graphs, as they hold what was captured. With ``asking`` nothing is switched here: steps are told
+apart by whether all their requests ask for their routed experts, or none. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker
 writes how long its steps took, in nanoseconds from the beginning of one to that of the next.
 """
 
@@ -44,6 +45,20 @@ class Alternation:
         self.last: tuple[int, bool] | None = None
         self.taken: list[tuple[int, int, int]] = []
         self.patches: list[Any] = []
+        self.asking: set[str] = set()
+
+    def tell_apart(self, output: Any) -> bool:
+        """Notes which requests of a step ask; returns whether all of them do, or none."""
+        for request in output.scheduled_new_reqs:
+            extra = getattr(request.sampling_params, "extra_args", None) or {}
+            if extra.get("return_routed_experts"):
+                self.asking.add(request.req_id)
+        own = [request in self.asking for request in output.num_scheduled_tokens]
+        self.asking.difference_update(output.finished_req_ids)
+        alike = len(set(own)) == 1
+        if alike:
+            self.is_on = own[0]
+        return alike
 
     def _prepare(self) -> None:
         if self.what == "tracing":
@@ -52,10 +67,10 @@ class Alternation:
             self.patches = registry.active()
             if not self.patches:
                 raise RuntimeError("nothing is traced here")
-        else:
+        elif self.what == "dispatch":
             _offer_both(self)
 
-    def step(self, tokens: int) -> None:
+    def step(self, tokens: int, output: Any = None) -> None:
         """Notes that a step begins, and switches before it, where it is time to."""
         now = time.perf_counter_ns()
         if self.last is not None:
@@ -66,7 +81,10 @@ class Alternation:
         if self.steps == 1:
             self._prepare()
         place = self.steps % PERIOD
-        if place == 0:
+        counts = place >= SETTLING
+        if self.what == "asking":
+            counts = output is not None and self.tell_apart(output)
+        elif place == 0:
             self.is_on = not self.is_on
             for patch in self.patches:
                 patch.active = self.is_on
@@ -74,7 +92,7 @@ class Alternation:
             draft = self.path.with_suffix(".draft")
             draft.write_text(json.dumps(self.taken))
             draft.rename(self.path)
-        self.last = tokens, place >= SETTLING
+        self.last = tokens, counts
         self.began = time.perf_counter_ns()
 
 
@@ -93,7 +111,7 @@ def register() -> None:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         tokens = int(scheduler_output.total_num_scheduled_tokens)
         if tokens:
-            alternation.step(tokens)
+            alternation.step(tokens, scheduler_output)
         return execute(self, scheduler_output, *args, **kwargs)
 
     def execute_dummy_batch(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,10 @@
 """What something costs a step of vLLM's: ``python -m tests.gpu.alternation WHAT``.
 
-One server does it for some steps and not for the next, over and over, under a steady load:
-see tests/gpu/alternating. ``asking`` for routed experts is switched by the load. What differs between two servers that are otherwise alike, and it is
-more than what is looked for here, does not enter. Steps are compared with steps of as many
-tokens, each kind by its median, and weighted by how often it occurs.
+One server does it for some steps and not for the next, over and over, under a steady load: see
+tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) What differs
+between two servers that are otherwise alike, and it is more than what is looked for here, does
+not enter. Steps are compared with steps of as many tokens, each kind by its median, and weighted
+by how often it occurs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ make the same steps, so they switch at the same one, without a word between them
 ``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker, or
 ``dispatch``, ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
 graphs, as they hold what was captured. With ``asking`` nothing is switched here: steps are told
-apart by whether all their requests ask for their routed experts, or none. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker
-writes how long its steps took, in nanoseconds from the beginning of one to that of the next.
+apart by whether all their requests ask for their routed experts, or none.
+``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker writes how long its steps took, in
+nanoseconds from the beginning of one to that of the next.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def main() -> int:
             environment["NCCLSCOPE_VLLM_DISPATCH"] = "fixed"
         else:
             environment["NCCLSCOPE_VLLM_ROUTED_EXPERTS"] = "1"
-        given = options(eager=eager, environment=environment)
+        given = options(eager=eager, shape=SHAPE, environment=environment)
         with VllmServer(directory, prefix=prefix, **given) as server:
             run = load_in_turns if arguments.what == "asking" else load
             run(server, arguments.warm, arguments.concurrency)

@@ -4,7 +4,8 @@ Two servers are never quite alike: where their processes run and what their memo
 costs more or less than what is to be measured. Here one server is both. Ranks that share experts
 make the same steps, so they switch at the same one, without a word between them.
 
-``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker, or
+``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker (or those
+that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names), or
 ``dispatch``, ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
 graphs, as they hold what was captured. With ``asking`` nothing is switched here: steps are told
 apart by whether all their requests ask for their routed experts, or none.
@@ -65,7 +66,10 @@ class Alternation:
         if self.what == "tracing":
             from ncclscope_patches import registry
 
-            self.patches = registry.active()
+            only = os.environ.get("NCCLSCOPE_TEST_ALTERNATE_ONLY", "").split(",")
+            self.patches = [
+                patch for patch in registry.active() if only == [""] or patch.name in only
+            ]
             if not self.patches:
                 raise RuntimeError("nothing is traced here")
         elif self.what == "dispatch":

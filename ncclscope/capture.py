@@ -264,6 +264,7 @@ class Capture:
         versions: Of what took the capture.
         redacted: Whether paths, command lines and environments were left out.
         hosts: Where, if it was put together from the captures of several hosts.
+        node: The folder of the node that it was collected from; names of hosts may be alike.
     """
 
     host: str
@@ -279,6 +280,7 @@ class Capture:
     versions: Mapping[str, str] = field(default_factory=dict)
     redacted: bool = False
     hosts: tuple[str, ...] = ()
+    node: str = ""
 
     def source(self, name: str) -> Source | None:
         """The witness of that name."""
@@ -286,4 +288,6 @@ class Capture:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything, in a form for JSON."""
-        return {"ncclscope_attach": 1, **asdict(self)}
+        document = {"ncclscope_attach": 1, **asdict(self)}
+        del document["node"]  # it is where the reader keeps it
+        return document

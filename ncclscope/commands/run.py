@@ -67,9 +67,17 @@ def _environment(directory: Path) -> dict[str, str]:
         **os.environ,
         "NCCLSCOPE_DIR": str(directory),
         "NCCL_SCOPE_DIR": str(directory),
-        "NCCLSCOPE_RUN": uuid.uuid4().hex[:16],
+        "NCCLSCOPE_RUN": _run_name(),
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else str(bootstrap),
     }
+
+
+def _run_name() -> str:
+    """Names the run: alike on all nodes where each is started by a task of the same Slurm step."""
+    step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")]
+    if all(part.isdecimal() for part in step):
+        return f"slurm-{step[0]}.{step[1]}"
+    return uuid.uuid4().hex[:16]
 
 
 def _default_directory() -> Path:

@@ -75,8 +75,10 @@ class Candidate:
     @property
     def job(self) -> str:
         """What the workers of one job share, where their environment says so."""
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "NCCLSCOPE_RUN")
-        return " ".join(self.environment.get(name, "") for name in names).strip()
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+        told = " ".join(self.environment.get(name, "") for name in names).strip()
+        # Each rank of a job may have been started by an `ncclscope run` of its own.
+        return told or self.environment.get("NCCLSCOPE_RUN", "")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
 from ncclscope.sources.nodes import Nodes
-from ncclscope.sources.replicas import separate_replicas
+from ncclscope.sources.replicas import separate_replicas, span
 from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
 
@@ -54,7 +54,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     for path in steps("reading", list(input_files(paths, notes))):
         try:
             if is_capture(path):
-                captures.append(read_capture(path))
+                captures.append(replace(read_capture(path), node=nodes.of(path)))
                 continue
             reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
             status = path.stat()
@@ -210,6 +210,29 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
     if len(runs) < 2:
         return processes
     newest = max(runs, key=lambda run: max(rank.started_ns or 0 for rank in runs[run]))
-    left_out = len(processes) - len(loose) - len(runs[newest])
-    notes.append(f"{left_out} rings of {len(runs) - 1} earlier run(s) were left out")
-    return runs[newest] + loose
+    kept, earlier = list(runs.pop(newest)), 0
+    for part in runs.values():
+        if _belongs(part, kept):
+            kept += part
+        else:
+            earlier += 1
+    if earlier:
+        left_out = len(processes) - len(loose) - len(kept)
+        notes.append(f"{left_out} rings of {earlier} earlier run(s) were left out")
+    return kept + loose
+
+
+def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
+    """Whether another `ncclscope run` started these for the same job, as on each of its nodes.
+
+    They have other ranks of as many, and both were there at the same time. A rank that both have
+    is that of another job, or was started anew.
+    """
+    numbers = {rank.rank for rank in kept if rank.rank >= 0}
+    own = {rank.rank for rank in part if rank.rank >= 0}
+    sizes = {rank.world_size for rank in (*part, *kept) if rank.rank >= 0}
+    if not own or own & numbers or len(sizes) != 1:
+        return False
+    ended = max(span(rank)[1] for rank in part)
+    began = min((start for rank in kept if (start := span(rank)[0])), default=0)
+    return not ended or ended > began

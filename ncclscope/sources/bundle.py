@@ -127,7 +127,9 @@ def with_capture(run: Run, capture: Capture) -> Run:
     for number_, rank in recorded.items():
         # Of a host that nobody looked at, nothing is known but what its rings say.
         seen = rank.host in (capture.hosts or (capture.host,))
-        ranks.setdefault(number_, replace(rank, alive=False) if seen else rank)
+        # One that lived when its ring was copied may have been out of sight: in another container.
+        gone = seen and rank.alive is not True
+        ranks.setdefault(number_, replace(rank, alive=False) if gone else rank)
     world = max([worker.world_size for worker in capture.workers] or [0])
     return replace(
         run,

@@ -15,7 +15,7 @@ _APART_NS = 600_000_000_000
 
 
 def together(captures: Sequence[Capture], run: Run) -> Capture:
-    """Puts the newest capture of each host together.
+    """Puts the newest capture of each host together, or node, where hosts have the same name.
 
     What is known by the number of a process or of a device is left out: RAS and NVML do not say
     of which host, and another host may have the same numbers.
@@ -25,17 +25,17 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
         run: Of the rings; its processes tell which rank is whose, where replicas share numbers.
     """
     newest = max(captures, key=lambda capture: capture.time_ns)
-    of_host: dict[str, Capture] = {}
+    of_host: dict[tuple[str, str], Capture] = {}
     for capture in sorted(captures, key=lambda capture: capture.time_ns):
         if newest.time_ns - capture.time_ns <= _APART_NS:
-            of_host[capture.host] = capture
+            of_host[capture.host, capture.node] = capture
     if len(of_host) == 1:
         return newest
     ranks = {(rank.host, rank.pid): rank.rank for rank in run.ranks if rank.pid}
     workers: dict[int, Worker] = {}
     notes: list[str] = []
     left_out = 0
-    for host, capture in sorted(of_host.items()):
+    for (host, _), capture in sorted(of_host.items()):
         for worker in capture.workers:
             rank = ranks.get((host, worker.pid), worker.rank)
             if rank in workers:
@@ -47,10 +47,12 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
         notes.append(
             f"{left_out} process(es) with the rank of another, on another host, were left out"
         )
+    hosts = sorted({host for host, _ in of_host})
     return replace(
         newest,
-        host=", ".join(sorted(of_host)),
-        hosts=tuple(sorted(of_host)),
+        host=", ".join(hosts),
+        hosts=tuple(hosts),
+        node="",
         gap=min(capture.gap for capture in of_host.values()),
         workers=tuple(workers[rank] for rank in sorted(workers)),
         sources=tuple(

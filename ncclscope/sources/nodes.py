@@ -69,6 +69,13 @@ class Nodes:
             return replace(rank, alive=alive if isinstance(alive, bool) else None, details=details)
         return rank
 
+    def of(self, path: Path) -> str:
+        """Returns the folder of the node that a file was collected from; empty where none is."""
+        for folder in list(path.parents)[:_LEVELS]:
+            if self._rings(folder) is not None:
+                return str(folder)
+        return ""
+
     def _rings(self, folder: Path) -> Mapping[str, Any] | None:
         if folder not in self._known:
             self._known[folder] = _read(folder / NODE_FILE)

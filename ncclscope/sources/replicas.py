@@ -12,7 +12,7 @@ from dataclasses import replace
 from ncclscope.model import Communicator, Rank
 from ncclscope.sources.memory import Relabelled
 
-__all__ = ["separate_replicas"]
+__all__ = ["separate_replicas", "span"]
 
 
 def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
@@ -46,19 +46,19 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
 def _living(same: Sequence[Rank]) -> list[Rank]:
     """Leaves out processes that had ended when the latest of the same number began."""
     living: list[Rank] = []
-    for rank in sorted(same, key=lambda rank: _span(rank)[0], reverse=True):
+    for rank in sorted(same, key=lambda rank: span(rank)[0], reverse=True):
         if all(_overlap(rank, other) for other in living):
             living.append(rank)
     return living
 
 
 def _overlap(older: Rank, newer: Rank) -> bool:
-    start, end = _span(newer)[0], _span(older)[1]
+    start, end = span(newer)[0], span(older)[1]
     return not start or not end or end > start
 
 
-def _span(rank: Rank) -> tuple[int, int]:
-    """When a process began to record and when it was last heard of; 0 where nothing tells."""
+def span(rank: Rank) -> tuple[int, int]:
+    """Returns when a process began to record and was last heard of; 0 where nothing tells."""
     start, end = rank.started_ns or 0, rank.last_seen_ns or 0
     if not start or not end:
         logs = [log for log in rank.logs.values() if log.calls >= log.first]

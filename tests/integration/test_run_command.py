@@ -388,3 +388,20 @@ def test_ctrl_c_reaches_the_program_once(rings: Path, tmp_path: Path) -> None:
     os.close(terminal)
 
     assert process.wait(timeout=30) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "alike"),
+    [({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3"}, True), ({"SLURM_JOB_ID": "77"}, False)],
+    ids=["tasks of a step", "a batch script"],
+)
+def test_tasks_of_a_slurm_step_are_one_run(
+    tmp_path: Path, step: dict[str, str], alike: bool
+) -> None:
+    show = (sys.executable, "-c", "import os; print(os.environ['NCCLSCOPE_RUN'])")
+    names = {
+        run(tmp_path, *show, **step, SLURM_PROCID=str(rank)).stdout.strip() for rank in range(2)
+    }
+
+    assert "" not in names
+    assert (len(names) == 1) is alike

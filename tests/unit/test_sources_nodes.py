@@ -138,6 +138,38 @@ def test_of_one_host_the_newest_counts(tmp_path: Path) -> None:
     assert together([long_ago, new], run) is new
 
 
+def test_nodes_whose_hosts_have_the_same_name_are_kept_apart(tmp_path: Path) -> None:
+    """As containers and machines that were cloned have; the pid of one is nobody on the other."""
+    for rank, node in enumerate("ab"):
+        (tmp_path / node / "files").mkdir(parents=True)
+        ring = copied(tmp_path / node / "files", rank, "same", calls=3 - rank, at=time.time_ns())
+        rings = {f"files/same/{ring.name}": {"alive": True, "beats": True}}
+        document = {"ncclscope_node": 1, "host": "same", "rings": rings}
+        (tmp_path / node / "node.json").write_text(json.dumps(document))
+        seen = capture("same", worker(rank, 10 + rank), at=10**18 + rank)
+        (tmp_path / node / "attach.json").write_text(json.dumps(seen.to_dict()))
+
+    run = open_run(tmp_path)
+
+    assert [(rank.rank, rank.alive) for rank in run.ranks] == [(0, True), (1, True)]
+    assert run.capture is not None
+    assert [(one.rank, one.pid) for one in run.capture.workers] == [(0, 10), (1, 11)]
+
+
+def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_sight(
+    tmp_path: Path,
+) -> None:
+    for rank in range(2):
+        copied(tmp_path, rank, "a", calls=3 - rank, at=time.time_ns())
+    describe(tmp_path, "a", alive=True, beats=True)
+    (tmp_path / "a" / "attach.json").write_text(json.dumps(capture("a", worker(0, 10)).to_dict()))
+
+    assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, True]
+
+    describe(tmp_path, "a", alive=None, beats=True)
+    assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, False]
+
+
 def test_a_rank_is_told_by_its_process_where_numbers_are_shared(tmp_path: Path) -> None:
     run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
     run = replace(run, ranks=(replace(run.ranks[0], host="b", pid=10, rank=4),))

@@ -55,6 +55,36 @@ def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
     assert run.notes == ("5 rings of 3 earlier run(s) were left out",)
 
 
+def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path) -> None:
+    for rank in range(3):
+        ring(tmp_path, rank, ranks=(0, 1, 2), run=f"node {rank}", began=rank, ended=20 + rank)
+        ring(tmp_path, rank, "old", ranks=(0, 1, 2), run=f"earlier {rank}", began=-30, ended=-9)
+
+    run = open_run(tmp_path)
+
+    assert keys(run) == {0: ["k"], 1: ["k"], 2: ["k"]}
+    assert run.notes == ("3 rings of 3 earlier run(s) were left out",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"began": -20, "ended": -1},  # it had ended
+        {"rank": 1},  # it has a rank of the newest
+        {"ranks": (0, 1, 2)},  # it was larger
+    ],
+    ids=["earlier", "same rank", "other size"],
+)
+def test_another_run_is_not_taken_for_a_part(tmp_path: Path, other: dict[str, Any]) -> None:
+    ring(tmp_path, 1, run="new", began=1)
+    ring(tmp_path, **{"rank": 0, "key": "k-other", "run": "other", **other})
+
+    run = open_run(tmp_path)
+
+    assert keys(run) == {1: ["k"]}
+    assert run.notes == ("1 rings of 1 earlier run(s) were left out",)
+
+
 def test_rings_of_one_run_need_no_identifier(tmp_path: Path) -> None:
     for rank in range(3):
         ring(tmp_path, rank, ranks=(0, 1, 2))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ncclscope.capture import Capture, Worker
-from ncclscope.model import Run
+from ncclscope.model import Rank, Run
 
 __all__ = ["together"]
 
@@ -31,13 +32,14 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
             of_host[capture.host, capture.node] = capture
     if len(of_host) == 1:
         return newest
-    ranks = {(rank.host, rank.pid): rank.rank for rank in run.ranks if rank.pid}
+    nodes = {node for _, node in of_host}
+    ranks = {(rank.host, _node(rank, nodes), rank.pid): rank.rank for rank in run.ranks if rank.pid}
     workers: dict[int, Worker] = {}
     notes: list[str] = []
     left_out = 0
-    for (host, _), capture in sorted(of_host.items()):
+    for (host, node), capture in sorted(of_host.items()):
         for worker in capture.workers:
-            rank = ranks.get((host, worker.pid), worker.rank)
+            rank = ranks.get((host, node, worker.pid), worker.rank)
             if rank in workers:
                 left_out += 1
                 continue
@@ -68,3 +70,9 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
         notes=tuple(notes),
         redacted=any(capture.redacted for capture in of_host.values()),
     )
+
+
+def _node(rank: Rank, nodes: Collection[str]) -> str:
+    """Returns the node that the ring of a rank was collected from; empty where none is."""
+    folders = map(str, Path(rank.source).parents)
+    return next((folder for folder in folders if folder in nodes), "")

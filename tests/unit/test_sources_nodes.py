@@ -20,7 +20,9 @@ from ncclscope.sources.nodes import describe_ring
 SECOND = 1_000_000_000
 
 
-def copied(directory: Path, rank: int, host: str, *, calls: int, at: int) -> Path:
+def copied(
+    directory: Path, rank: int, host: str, *, calls: int, at: int, pid: int | None = None
+) -> Path:
     """A ring whose process was last heard of at this time, when it was copied."""
     tracer = Tracer(
         directory / host,
@@ -28,7 +30,7 @@ def copied(directory: Path, rank: int, host: str, *, calls: int, at: int) -> Pat
         world_size=4,
         capacity=layout.MIN_CAPACITY,
         heartbeat=False,
-        details={"host": host, "pid": 10 + rank, "boot_id": "elsewhere"},
+        details={"host": host, "pid": pid or 10 + rank, "boot_id": "elsewhere"},
     )
     comm = tracer.communicator("K", "tp:0", range(4), "nccl")
     for _ in range(calls):
@@ -142,18 +144,19 @@ def test_nodes_whose_hosts_have_the_same_name_are_kept_apart(tmp_path: Path) -> 
     """As containers and machines that were cloned have; the pid of one is nobody on the other."""
     for rank, node in enumerate("ab"):
         (tmp_path / node / "files").mkdir(parents=True)
-        ring = copied(tmp_path / node / "files", rank, "same", calls=3 - rank, at=time.time_ns())
+        folder = tmp_path / node / "files"
+        ring = copied(folder, rank, "same", calls=3 - rank, at=time.time_ns(), pid=10)
         rings = {f"files/same/{ring.name}": {"alive": True, "beats": True}}
         document = {"ncclscope_node": 1, "host": "same", "rings": rings}
         (tmp_path / node / "node.json").write_text(json.dumps(document))
-        seen = capture("same", worker(rank, 10 + rank), at=10**18 + rank)
+        seen = capture("same", worker(rank, 10), at=10**18 + rank)
         (tmp_path / node / "attach.json").write_text(json.dumps(seen.to_dict()))
 
     run = open_run(tmp_path)
 
     assert [(rank.rank, rank.alive) for rank in run.ranks] == [(0, True), (1, True)]
     assert run.capture is not None
-    assert [(one.rank, one.pid) for one in run.capture.workers] == [(0, 10), (1, 11)]
+    assert [(one.rank, one.pid) for one in run.capture.workers] == [(0, 10), (1, 10)]
 
 
 def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_sight(

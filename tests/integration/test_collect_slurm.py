@@ -1,0 +1,170 @@
+"""`collect --slurm` on a real Slurm of two nodes: needs root, slurmctld, slurmd and munged.
+
+    apt-get install slurm-wlm munge && python -m pytest tests/integration/test_collect_slurm.py
+
+Both nodes are on this machine, each with processes and a /dev/shm of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ncclscope import diagnose, open_run
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "squeue", "unshare")
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort=27017
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+NodeName=node[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[27018-27019] CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+"""
+PROGRAM = """\
+import os, time
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["SLURM_PROCID"])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"])
+dist.init_process_group("gloo", rank=rank, world_size=2)
+tensor = torch.ones(4)
+for _ in range(20):
+    dist.all_reduce(tensor)
+if rank == 1:
+    print("asleep", flush=True)
+    time.sleep(600)
+dist.all_reduce(tensor)
+"""
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        os.getuid() != 0 or any(shutil.which(name) is None for name in PROGRAMS),
+        reason=f"needs root and {' '.join(PROGRAMS)}",
+    ),
+]
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            pytest.fail(f"not within {seconds:g} s: {what}")
+        time.sleep(0.1)
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a daemon with all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        whole = psutil.Process(process.pid).children(recursive=True)
+        for one in whole:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("slurm")
+    folder.chmod(0o711)
+    for parent in folder.parents[:2]:
+        parent.chmod(0o711)  # munged wants no folder on the way that others may write
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o400)
+    (folder / "state").mkdir()
+    configuration = folder / "slurm.conf"
+    host = socket.gethostname().partition(".")[0]
+    configuration.write_text(CONFIGURATION.format(folder=folder, host=host))
+    monkeypatch.setenv("SLURM_CONF", str(configuration))
+    munged = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key"]
+    munged += [f"--{name}={folder}/munge.{name[:3]}" for name in ("pid-file", "seed-file")]
+    apart = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    daemons: list[Sequence[str]] = [
+        [*munged, f"--socket={folder}/munge.socket"],
+        ["slurmctld", "-D", "-i"],
+        *(
+            [*apart, f"mount -t tmpfs tmpfs /dev/shm && exec slurmd -D -N node{n}"]
+            for n in range(2)
+        ),
+    ]
+    with contextlib.ExitStack() as running:
+        for number, command in enumerate(daemons):
+            log = running.enter_context((folder / f"daemon{number}.log").open("wb"))
+            daemon = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            running.callback(end, daemon)
+            if number == 0:
+                until((folder / "munge.socket").exists, "munged listens")
+        until(lambda: said("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"], "two idle nodes")
+        yield folder
+
+
+def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "program.py").write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tool = [sys.executable, "-m", "ncclscope"]
+    traced = [*tool, "run", "--dir", "/dev/shm/rings", "--", sys.executable, "program.py"]
+    log = (tmp_path / "job.log").open("wb")
+    job = subprocess.Popen(
+        ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", f"--chdir={cluster}", *traced],
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "PORT": str(port)},
+    )
+    try:
+        until(lambda: b"asleep" in (tmp_path / "job.log").read_bytes(), "rank 1 sleeps")
+        number = said("squeue", "-h", "-o", "%i").strip()
+        target = tmp_path / "hang"
+        collect = [*tool, "collect", "--slurm", number, "/dev/shm/rings", "-o", str(target)]
+        done = subprocess.run(collect, capture_output=True, text=True, check=False)
+    finally:
+        said("scancel", "--signal=KILL", *said("squeue", "-h", "-o", "%i").split())
+        job.kill()
+        job.wait()
+        log.close()
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in target.iterdir()) == ["collect.json", "node0", "node1"]
+    # Each task was started by an `ncclscope run` of its own, and both nodes have the same name.
+    run = open_run(target)
+    assert [rank.alive for rank in run.ranks] == [True, True]
+    assert run.capture is not None
+    assert [worker.rank for worker in run.capture.workers] == [0, 1]
+    verdict = diagnose(run)
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))

@@ -18,6 +18,8 @@ _HELP = {
     "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
     "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
     "ncclscope_calls_total": ("counter", "Collectives posted on a communicator."),
+    "ncclscope_gpu_finished_calls_total": ("counter", "Collectives that the GPU has finished."),
+    "ncclscope_gpu_entered_calls_total": ("counter", "Collectives that the GPU has come to."),
     "ncclscope_p2p_calls_total": ("counter", "Sends and receives posted on a communicator."),
     "ncclscope_lag_calls": ("gauge", "Collectives that the farthest member is ahead."),
     "ncclscope_in_call": ("gauge", "1 while the newest call on a communicator is not completed."),

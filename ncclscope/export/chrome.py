@@ -16,6 +16,7 @@ from ncclscope.export.intervals import (
     Track,
     arguments_of,
     axis_of,
+    gpu_moment,
     rank_name,
 )
 from ncclscope.export.packing import open_target
@@ -70,6 +71,18 @@ def _events(run: Run, axis: Axis) -> Iterator[Event]:
             if not track.p2p:
                 place = (interval.start_ns, track.rank.rank, number)
                 places.setdefault((track.key, interval.call.seq), []).append(place)
+        if (counted := gpu_moment(axis, track)) is not None:
+            time_ns, told, known = counted
+            yield {
+                "ph": "i",
+                "pid": track.rank.rank,
+                "tid": number,
+                "ts": _micros(time_ns - axis.start_ns),
+                "name": told,
+                "cat": "gpu",
+                "s": "t",
+                "args": known,
+            }
     yield from _flows(axis, places)
 
 

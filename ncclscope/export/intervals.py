@@ -17,7 +17,16 @@ from ncclscope.export.selection import calls_of
 from ncclscope.model import Call, Rank, Run, State, Step
 from ncclscope.signature import P2P_OPS
 
-__all__ = ["LAST_SIGN", "Axis", "Interval", "Track", "arguments_of", "axis_of", "rank_name"]
+__all__ = [
+    "LAST_SIGN",
+    "Axis",
+    "Interval",
+    "Track",
+    "arguments_of",
+    "axis_of",
+    "gpu_moment",
+    "rank_name",
+]
 
 LAST_SIGN = "last sign of life"
 """What the end of a rank's records is called."""
@@ -121,6 +130,22 @@ class Axis:
             comm = run.communicators[key]
             name = (comm.label or key[:12]) + (" p2p" if p2p else "")
             yield Track(rank, key, p2p, name, tuple(found))
+
+
+def gpu_moment(axis: Axis, track: Track) -> tuple[int, str, dict[str, Any]] | None:
+    """Returns what the GPU has counted on a track: when it last did, in words, and the numbers.
+
+    None where it did not count, or its time is not known.
+    """
+    stand = None if track.p2p else track.rank.device.get(track.key)
+    if stand is None or not axis.timed or stand.finished_ns is None:
+        return None
+    about = {
+        name: value
+        for name in ("finished", "entered", "posted", "at")
+        if (value := getattr(stand, name)) is not None
+    }
+    return max(stand.finished_ns, axis.start_ns), f"GPU: call {stand.finished} finished", about
 
 
 def axis_of(run: Run) -> Axis:

@@ -6,7 +6,7 @@ in the trace           in the run
 track                  a rank; below it one for each communicator, and one for engine steps
 slice                  a call, from its posting until the rank posts its next one
 slice without an end   the last call on a communicator, not known to have completed
-instant                the last sign of life of a rank
+instant                the last sign of life of a rank; when its GPU last counted a call
 flow                   the calls of one number on one communicator, across ranks
 argument               a parameter of the call
 ====================== ====================================================================
@@ -26,6 +26,7 @@ from ncclscope.export.intervals import (
     Track,
     arguments_of,
     axis_of,
+    gpu_moment,
     rank_name,
 )
 from ncclscope.export.packing import open_target
@@ -81,6 +82,9 @@ class _Trace:
             yield _descriptor(uuid, name, parent=_uuid(number), order=order)
             for interval in track.intervals:
                 yield from self._slice(track, uuid, interval)
+            if (counted := gpu_moment(self._axis, track)) is not None:
+                time_ns, told, about = counted
+                yield self._event(_INSTANT, uuid, time_ns, told, "gpu", about, None)
 
     def _clocks(self) -> bytes:
         """Says that the trace's clock is the hosts'."""

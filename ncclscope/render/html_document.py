@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclscope import __version__
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.device_stands import device_rows
 from ncclscope.analysis.stack_classes import Node, build_tree, classify
 from ncclscope.analysis.stances import Stance, take_stances
 from ncclscope.analysis.table import Cell
@@ -22,7 +23,7 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Call, Finding
+from ncclscope.model import Call, Finding, Run
 from ncclscope.render.blocks import WORDS, duration
 from ncclscope.render.html_data import page_data
 from ncclscope.render.html_graph import draw_graph
@@ -33,6 +34,8 @@ MANY = 16
 """Ranks above which those that stand alike share a row, to be unfolded."""
 MOST_COLUMNS = 4
 """Communicators with columns of their own; of more each rank has a list."""
+MOST_PLACES = 200
+"""Rows of places on GPUs; ranks in one place share a row."""
 _CONFIDENCE = {
     "certain": "This is certain",
     "likely": "This is likely, not certain: a part of it is inferred",
@@ -56,12 +59,29 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
         "statements": _statements(verdict, how),
         "others": [_other(finding) for finding in verdict.findings if finding != verdict.cause],
         "table": _table(verdict, waits),
+        "device": _device(run),
         "graph": draw_graph(waits),
         "stacks": _stacks(verdict),
         "witnesses": [witness.to_dict() for witness in verdict.witnesses],
         "notes": list(verdict.notes),
         "data": page_data(verdict, case),
     }
+
+
+def _device(run: Run) -> list[dict[str, Any]]:
+    """Where the ranks are on their GPUs, those first that stand in a call."""
+    rows = sorted(device_rows(run), key=lambda row: row.stand.at is None)
+    return [
+        {
+            "ranks": ranks_text(row.ranks).partition(" ")[2],
+            "comm": row.comm.label or row.comm.key[:12],
+            "posted": row.stand.posted,
+            "entered": row.stand.entered,
+            "finished": row.stand.finished,
+            "where": row.words,
+        }
+        for row in rows[:MOST_PLACES]
+    ]
 
 
 def _is_recorded(verdict: Verdict) -> bool:

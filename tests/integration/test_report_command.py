@@ -11,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
+from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Run
 from ncclscope.render.html import render_html
 from ncclscope.sources import open_run
@@ -170,6 +172,26 @@ def test_the_last_call_of_a_rank_that_never_came_is_not_taken_for_the_call(
 
     assert "<dt>Rank 3, last call</dt>" in page
     assert "<dt>Its peers</dt>" in page
+
+
+def test_where_ranks_are_on_their_gpus_is_on_the_page(diverged: Cluster) -> None:
+    run = diverged.run()
+    assert 'id="device"' not in page_of(run)
+
+    key = next(iter(run.ranks[0].logs))
+    calls = run.ranks[0].logs[key].calls
+    stands = [DeviceStand(calls, finished=calls)] * (len(run.ranks) - 1)
+    stands.append(DeviceStand(calls, finished=calls - 1, entered=calls, handed_over=calls))
+    ranks = [
+        replace(rank, device={key: stand}) for rank, stand in zip(run.ranks, stands, strict=True)
+    ]
+    page = page_of(replace(run, ranks=tuple(ranks)))
+
+    part = page[page.index('id="device"') : page.index("</section>", page.index('id="device"'))]
+    rows = re.findall(r"<tr><th[^>]*>(.*?)</th>.*?<td data-label=\"where\">(.*?)</td>", part)
+    assert [row[0] for row in rows] == [str(len(ranks) - 1), f"0-{len(ranks) - 2}"]
+    assert rows[0][1].startswith(f"in call {calls}")
+    assert rows[1][1] == "all finished"
 
 
 def test_it_refers_to_nothing_outside_of_itself(diverged: Cluster) -> None:

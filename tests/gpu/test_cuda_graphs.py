@@ -17,16 +17,10 @@ from ncclscope.parity.processes import run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ, replay_cost
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus"), pytest.mark.timeout(300)]
 
 RANKS = max(2, min(4, torch.cuda.device_count()))
 STALL = 5.0
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,10 @@ from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
 from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus"), pytest.mark.timeout(180)]
 
 RANKS = max(2, min(4, torch.cuda.device_count()))
 STALL = 5.0
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from ncclscope import diagnose, open_run
 from ncclscope.parity.processes import run_ranks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 
 def reduce(rank: int, counts: list[int]) -> float:
@@ -21,14 +21,6 @@ def reduce(rank: int, counts: list[int]) -> float:
         dist.all_reduce(tensor)
     # Where ranks disagree, reading the result would wait for ever.
     return tensor[0].item() if len(set(counts)) == 1 else 0.0
-
-
-@pytest.fixture(autouse=True)
-def _two_gpus() -> None:
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
 
 
 def test_ranks_that_agree(rings: Path) -> None:

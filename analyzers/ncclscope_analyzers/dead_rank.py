@@ -123,6 +123,8 @@ class DeadRank:
         stand = (
             self._last_stand(case, waiting) if rank is None else case.waits.where_most_wait(waiting)
         )
+        # Others may wait for it in other calls.
+        waiting = tuple(own for own in waiting if self._has_posted(case, own, stand))
         evidence = [
             f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
             f"{call_text(stand.call)}, and rank {number} did not"
@@ -155,6 +157,12 @@ class DeadRank:
             analyzer=self.name,
             evidence=tuple(evidence),
         )
+
+    def _has_posted(self, case: Case, number: int, stand: Stand) -> bool:
+        """Whether a rank that waits does so on a stand's communicator, and has come as far."""
+        if case.waits.stands[number].comm.key != stand.comm.key:
+            return False
+        return case.run.by_rank[number].logs[stand.comm.key].calls >= stand.call.seq
 
     def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> Stand:
         """Where those stand who wait for a rank without a record, which tells no first call.

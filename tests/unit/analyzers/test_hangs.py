@@ -103,6 +103,25 @@ def test_a_dead_rank_on_nccl_where_hosts_have_gone_on(
     assert cause.seq == (6 if recorded else 13)
 
 
+def test_who_waits_for_a_dead_rank_elsewhere_is_not_said_to_have_posted_the_same(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.history("dp:0", members=(2, 3))
+    cluster.post([0, 1], "tp:0", "all_gather", done=False)
+    cluster.post([3], "dp:0", members=(2, 3), done=False)
+
+    cause = cluster.verdict(quiet={2: 0.3}).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (2,))
+    assert cause.comm is not None
+    assert cause.comm.label == "tp:0"
+    assert "ranks 0 1 wait for it" in cause.summary
+    assert cause.evidence[0].startswith("ranks 0 1 posted call 6 on tp:0")
+
+
 def test_a_missing_file_of_a_finished_job_is_incomplete(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history()

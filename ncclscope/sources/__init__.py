@@ -216,6 +216,11 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
             kept += part
         else:
             earlier += 1
+    if parts := len(runs) - earlier:
+        notes.append(
+            f"{parts + 1} runs are taken for one job: they were there at the same time, with other "
+            f"ranks of as many"
+        )
     if earlier:
         left_out = len(processes) - len(loose) - len(kept)
         notes.append(f"{left_out} rings of {earlier} earlier run(s) were left out")

@@ -63,7 +63,11 @@ def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path
     run = open_run(tmp_path)
 
     assert keys(run) == {0: ["k"], 1: ["k"], 2: ["k"]}
-    assert run.notes == ("3 rings of 3 earlier run(s) were left out",)
+    assert run.notes == (
+        "3 runs are taken for one job: they were there at the same time, with other ranks of as "
+        "many",
+        "3 rings of 3 earlier run(s) were left out",
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture
 from ncclscope.model import Finding, Run
+from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = [
     "Witness",
@@ -202,13 +203,15 @@ def _names(found: Judgement) -> str:
 def stall_limit(run: Run, stall_seconds: float, live_stall_seconds: float) -> float:
     """Returns how long living ranks may be quiet before they are held to be stuck.
 
-    Where stacks were seen not to move, they need not be waited for any longer.
+    Where stacks were seen not to move, they need not be waited for any longer. The last sign of
+    life in a ring may then be a beat older than the look at the process.
     """
     if run.capture is None:
         return live_stall_seconds
+    gap = run.capture.gap
     conditions = {stance.condition for stance in take_stances(run.capture).values()}
     if conditions <= {"still", "stopped", "ended"}:
-        return min(live_stall_seconds, max(stall_seconds, run.capture.gap))
+        return min(live_stall_seconds, max(stall_seconds, gap) - min(gap, BEAT_SECONDS))
     return live_stall_seconds
 
 

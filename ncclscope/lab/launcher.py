@@ -24,7 +24,7 @@ from ncclscope.errors import LaboratoryError
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Board, Phase, Progress
-from ncclscope.tracing.tracer import BEAT_SECONDS
+from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["Laboratory", "Outcome"]
 

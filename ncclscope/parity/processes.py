@@ -33,7 +33,7 @@ from typing import IO, Any
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.parity.rank_process import Job, Place, be_rank
 from ncclscope.parity.spawn import pack, spawn
-from ncclscope.tracing.tracer import BEAT_SECONDS
+from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["START_METHODS", "Failure", "Outcome", "run_ranks"]
 

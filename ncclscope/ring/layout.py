@@ -158,6 +158,8 @@ HEADER_STRINGS_USED = 128
 """u64: bytes of the strings part that are valid."""
 HEADER_HEARTBEAT = 136
 """u64: host clock at the last sign of life."""
+BEAT_SECONDS = 1.0
+"""How often a process gives one."""
 HEADER_EXITED = 144
 """u64: host clock when the process ended in order; 0 while it runs or when it did not."""
 HEADER_GRAPHS_SIZE = 152

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ncclscope import device, signature
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
+from ncclscope.ring.layout import BEAT_SECONDS
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.tracing import callsite, guard, identity, scope
 from ncclscope.tracing.graphs import Graphs
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comm", "Template", "Tracer"]
 
-BEAT_SECONDS = 1.0
 _TEMPLATES_KEPT = 4096
 
 

@@ -58,7 +58,9 @@ for _ in range(20):
 if rank == 1:
     print("asleep", flush=True)
     time.sleep(600)
-dist.all_reduce(tensor)
+work = dist.all_reduce(tensor, async_op=True)
+print("posted", flush=True)
+work.wait()
 """
 
 pytestmark = [
@@ -147,7 +149,8 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
         env={**os.environ, "PORT": str(port)},
     )
     try:
-        until(lambda: b"asleep" in (tmp_path / "job.log").read_bytes(), "rank 1 sleeps")
+        for word, what in ((b"asleep", "rank 1 sleeps"), (b"posted", "rank 0 waits for it")):
+            until(lambda word=word: word in (tmp_path / "job.log").read_bytes(), what)
         number = said("squeue", "-h", "-o", "%i").strip()
         target = tmp_path / "hang"
         collect = [*tool, "collect", "--slurm", number, "/dev/shm/rings", "-o", str(target)]
@@ -165,6 +168,7 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     assert [rank.alive for rank in run.ranks] == [True, True]
     assert run.capture is not None
     assert [worker.rank for worker in run.capture.workers] == [0, 1]
-    verdict = diagnose(run)
+    # Two looks, two seconds apart, lie between the call and the copy: no need to wait for longer.
+    verdict = diagnose(run, live_stall_seconds=0.1)
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))

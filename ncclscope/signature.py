@@ -22,6 +22,7 @@ from hashlib import blake2b
 from math import prod
 
 __all__ = [
+    "BARRIERS",
     "BASE",
     "CREATION_OPS",
     "MASK",
@@ -47,6 +48,8 @@ _REPLAYED = 0xB7E151628AED2A6B
 P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
 CREATION_OPS = frozenset({"new_group"})
+BARRIERS = frozenset({"barrier", "monitored_barrier"})
+"""Operations that hold their caller until all have come, on every backend."""
 """Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
 
 # Operations in which every member passes the same number of input elements.

@@ -6,12 +6,23 @@ from collections.abc import Iterable, Mapping
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.engine_steps import counterpart
+from ncclscope.analysis.posting_order import PostingOrder
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
 from ncclscope.model import Finding, Rank
 from ncclscope.signature import CREATION_OPS
 
 __all__ = ["OrderCycle"]
+
+
+_NEW_ORDER = (
+    "another order, since such calls are new there: a rank that takes one communicator for the "
+    "other, as when it made them in another order, stands like this, too"
+)
+_ON_ONE_STREAM = (
+    "that calls run in the order in which a rank posted them, as on one stream, and that they have "
+    "not ended: the backend does not tell"
+)
 
 
 class OrderCycle:
@@ -28,25 +39,35 @@ class OrderCycle:
         odd, against = self._odd(case, cycle)
         new = [number for number in cycle if not case.is_usual(stands[number])]
         creates = case.waits.cycle_creates
-        if new == [odd] and not creates:
+        posted = isinstance(case.waits, PostingOrder)
+        if new == [odd] and not creates and not posted:
             return  # it is in a call of its own, and not early in a common one
         here = stands[odd if odd is not None else cycle[0]]
         there = next(
             (stands[number] for number in cycle if stands[number].comm.key != here.comm.key), here
         )
         others = ranks_text(number for number in cycle if number != here.rank)
+        calls = (
+            f"call {here.call.seq}, {call_text(here.call)}",
+            f"call {there.call.seq}, {call_text(there.call)}",
+        )
         if odd is None:
             summary = (
-                f"{sentence(ranks_text(cycle))} wait for each other in a circle: some entered "
-                f"{comm_text(here.comm)} first, some {comm_text(there.comm)}; the records do not "
-                f"tell whose order is the odd one."
+                f"{sentence(ranks_text(cycle))} wait for each other in a circle: some "
+                f"{'posted to' if posted else 'entered'} {comm_text(here.comm)} first, some "
+                f"{comm_text(there.comm)}; the records do not tell whose order is the odd one."
+            )
+        elif posted:
+            summary = (
+                f"{sentence(rank_text(case.run, odd))} posted {calls[0]} on "
+                f"{comm_text(here.comm)} before {calls[1]} on {comm_text(there.comm)}, its peers "
+                f"the other way round: on one stream neither ends, since each waits for the other."
             )
         else:
             summary = (
                 f"{sentence(rank_text(case.run, odd))} entered {comm_text(here.comm)} before "
-                f"{comm_text(there.comm)}, its peers the other way round: it stands in call "
-                f"{here.call.seq}, {call_text(here.call)}, and {others} in call "
-                f"{there.call.seq}, {call_text(there.call)}, each waiting for the other."
+                f"{comm_text(there.comm)}, its peers the other way round: it stands in "
+                f"{calls[0]}, and {others} in {calls[1]}, each waiting for the other."
             )
         absent = odd is not None and there.call.op in CREATION_OPS
         if odd is not None and absent:
@@ -70,19 +91,14 @@ class OrderCycle:
                 "ambiguous"
                 if odd is None
                 else "likely"
-                if case.timeless or (new and not absent)
+                if case.timeless or posted or (new and not absent)
                 else "certain"
             ),
             analyzer=self.name,
-            evidence=(*self._circle(cycle, stands), *against),
+            evidence=against if posted else (*self._circle(cycle, stands), *against),
             inferred=(
-                (
-                    "another order, since such calls are new there: a rank that takes one "
-                    "communicator for the other, as when it made them in another order, stands "
-                    "like this, too",
-                )
-                if odd is not None and new and not creates
-                else ()
+                *((_ON_ONE_STREAM, *self._circle(cycle, stands)) if posted else ()),
+                *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
             ),
             extent=len(cycle),
         )

@@ -17,6 +17,7 @@ from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
 from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.order import Moment, Order
+from ncclscope.analysis.posting_order import PostingOrder
 from ncclscope.analysis.replays import OtherGraph, other_graph, replay_edits
 from ncclscope.analysis.skips import find_skips, trace_back
 from ncclscope.analysis.step_rhythm import broke_rhythm
@@ -59,8 +60,20 @@ class Case:
 
     @cached_property
     def waits(self) -> Waits:
-        """Who waits for whom."""
-        return Waits(self.run)
+        """Who waits for whom: as it is recorded, or as follows from the order of posting.
+
+        The latter only where nobody is known to wait, and nothing has happened for so long that
+        this may be a hang.
+        """
+        recorded = Waits(self.run)
+        if recorded.stands or self.timeless or any(rank.exited for rank in self.run.ranks):
+            return recorded
+        if self.partings:
+            return recorded
+        if self.longest_common_quiet(rank.rank for rank in self.run.ranks) is None:
+            return recorded
+        followed = PostingOrder(self.run)
+        return followed if followed.cycle else recorded
 
     def logs(self, key: str) -> Mapping[int, CallLog]:
         """The members' logs of a communicator, with common numbers, by global rank."""

@@ -12,18 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from ncclscope.analysis.completion import first_pending, tells_of
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.signature import CREATION_OPS
 
-__all__ = ["Stand", "Waits", "last_states"]
-
-PENDING = 512
-"""Calls at the end of a log that are looked at for their state."""
-NEAR = 8
-"""Those that are looked at first. In most logs they say enough, and each costs time."""
+__all__ = ["Stand", "Waits"]
 
 
 @dataclass(frozen=True)
@@ -202,7 +197,7 @@ class Waits:
                 if 2 * past > len(log.communicator.ranks):
                     return True
                 continue
-            pending, told = _pending(log)
+            pending, told = first_pending(log)
             if pending is not None and not told:
                 pending = log.call(log.first)
             if pending is None or pending.seq > head.seq:
@@ -254,7 +249,7 @@ class Waits:
             for key, log in rank.logs.items():
                 if log.calls == posted[key]:
                     continue
-                pending, told = _pending(log)
+                pending, told = first_pending(log)
                 if told and (log.calls if pending is None else pending.seq - 1) > posted[key]:
                     return True
         return False
@@ -282,12 +277,13 @@ class Waits:
                 if max(finished + 1, log.first) <= log.calls:
                     heads.append(log.call(max(finished + 1, log.first)))
                 continue
-            pending, told = _pending(log)
-            if pending is not None and not told and rank.details.get("tells"):
-                pending = log.call(log.first)  # of what has completed nothing was kept
-            elif pending is not None and not told:
+            pending, told = first_pending(log)
+            if pending is not None and rank.details.get("tells"):
+                if not told:
+                    pending = log.call(log.first)  # of what has completed nothing was kept
+            elif pending is not None and not (told and tells_of(log, pending)):
                 # A backend that does not tell: what all have posted is taken for done.
-                seq = max(self._posted_by_all(key) + 1, log.first)
+                seq = max(self._posted_by_all(key) + 1, pending.seq if told else log.first)
                 pending = log.call(seq) if seq <= log.calls else None
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
@@ -358,49 +354,3 @@ def _was_left(rank: Rank, call: Call) -> bool:
         return False
     last = rank.last_call(transfers=True)
     return last is not None and last.position > call.position
-
-
-def _pending(log: CallLog) -> tuple[Call | None, bool]:
-    """Returns the first call after the last that completed, and whether any is known to have."""
-    lowest = max(log.first, log.calls - PENDING)
-    stop, size = log.calls + 1, NEAR
-    pending: Call | None = None
-    while stop > lowest:
-        start = max(lowest, stop - size)
-        for call in reversed(log.span(start, stop)):
-            if call.state is State.COMPLETED:
-                return pending, True
-            pending = call
-        if size == NEAR and not any(
-            log.call(seq).state is State.COMPLETED for seq in {lowest, (lowest + start) // 2}
-        ):
-            break  # nor does any of the many before it
-        stop, size = start, 4 * size
-    return pending, False
-
-
-def last_states(log: CallLog) -> list[Call]:
-    """Returns the calls that are looked at in any log to find where its rank stands."""
-    noting = _Noting(log)
-    _pending(noting)
-    return noting.seen
-
-
-class _Noting:
-    """A log that notes what is asked of it."""
-
-    def __init__(self, log: CallLog) -> None:
-        self._log = log
-        self.seen: list[Call] = []
-
-    def span(self, start: int, stop: int) -> Sequence[Call]:
-        found = self._log.span(start, stop)
-        self.seen += found
-        return found
-
-    def call(self, seq: int) -> Call:
-        self.seen.append(self._log.call(seq))
-        return self.seen[-1]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)

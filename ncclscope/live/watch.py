@@ -177,9 +177,9 @@ class Watcher:
             due = due or bool(moved and now >= self._examine_at)
         elif self._group is not None:
             due = due or bool(parted) or now - self._group[1] >= _GROUP_SECONDS
-        elif stuck and not parted:
+        elif (still := stuck or self._still(living, now)) and not parted:
             # A job that is found to be in order is asked about once, until it moves.
-            signature = tuple((words.path, words.signature) for words in stuck)
+            signature = tuple((words.path, words.signature) for words in still)
             due = due or signature != self._settled
             self._settled = signature
         if due or (parted and self._trouble is None):
@@ -191,6 +191,17 @@ class Watcher:
         """Returns the ranks inside of a call in which nothing has happened for too long."""
         quiet = [words for words in living if not words.over and now - words.moved_at >= self.stall]
         return self._inside(living, quiet) if quiet else []
+
+    def _still(self, living: Sequence[Words], now: float) -> Sequence[Words]:
+        """Returns all ranks, where none has moved for too long and calls may be under way.
+
+        Where a backend does not say that a call has completed, this may be rest as well as a
+        hang in which all have posted the same, in another order.
+        """
+        ranks = [words for words in living if not words.over]
+        if any(now - words.moved_at < self.stall for words in ranks):
+            return ()
+        return ranks if any(words.pending() for words in ranks) else ()
 
     def _inside(self, living: Sequence[Words], asked: Sequence[Words] | None = None) -> list[Words]:
         """Returns the processes that are inside of a call, as far as that can be known.

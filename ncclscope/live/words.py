@@ -21,7 +21,7 @@ from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, whole
 from ncclscope.ring.reader import ChannelState, RingFile
-from ncclscope.signature import MASK
+from ncclscope.signature import BARRIERS, MASK
 from ncclscope.sources.ring import RingLog, communicators, is_alive, read_ring
 from ncclscope.sources.ring_calls import decode
 from ncclscope.sources.ring_device import known_states, read_stand
@@ -66,7 +66,8 @@ class Strand:
         seq: Calls made.
         hash: Running hash after them.
         p2p: Sends and receives made.
-        tells: Whether a call on it has ever been seen to have completed.
+        tells: Whether a call on it has ever been seen to have completed; barriers, which do so
+            on every backend, tell nothing of the others.
         last: The newest record; None where it has not been seen.
     """
 
@@ -307,7 +308,8 @@ class Words:
             if not fixed & layout.FIXED_P2P:
                 strand = self.strands[key]
                 strand.last = self._tail[place]
-                strand.tells = strand.tells or not is_pending
+                if not (is_pending or strand.tells):
+                    strand.tells = self._op(strand.last) not in BARRIERS
         return True
 
     def _on_device(self, records: Records, device: bytes) -> Records:
@@ -341,11 +343,14 @@ class Words:
             return None
         ndim = int(record["ndim"])
         return LastCall(
-            op=self._ring.text(layout.KIND_OP, int(record["op"])) or "?",
+            op=self._op(record),
             shape=tuple(record["shape"][:ndim].tolist()) if ndim <= 4 else None,
             time_ns=int(record["time"]),
             state=State(min(int(record["state"]), State.COMPLETED)),
         )
+
+    def _op(self, record: Any) -> str:
+        return self._ring.text(layout.KIND_OP, int(record["op"])) or "?"
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
         """Reads the newest calls from the ring, oldest first.

@@ -25,7 +25,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.waits import last_states
+from ncclscope.analysis.completion import last_states
 from ncclscope.economy import economy, without_collection
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import printable

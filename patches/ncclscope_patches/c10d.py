@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope.signature import BARRIERS
 from ncclscope.tracing import scope, session
 from ncclscope_patches import group_creation, process_groups, works
 from ncclscope_patches.device_streams import (
@@ -37,9 +38,6 @@ _HELPER = (
 )
 """The parameters of torch's maker of groups, those that have always been there."""
 
-_ALWAYS_WAITED = frozenset({"barrier", "monitored_barrier"})
-"""These hold the caller until all have come, on every backend."""
-
 
 class C10dProbe(Patch):
     """Records the calls on process groups, and their completion where it can be known.
@@ -55,7 +53,7 @@ class C10dProbe(Patch):
     def install(self, module: Any) -> None:
         group = module.ProcessGroup
         for name, read in READERS.items():
-            after = _came_back if name in _ALWAYS_WAITED else _returned
+            after = _came_back if name in BARRIERS else _returned
             put_posting(
                 self, group, name, read, process_groups.handles, after=after,
                 where=_where, returns_none=True,

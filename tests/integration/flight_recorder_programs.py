@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -67,10 +68,10 @@ class Rank:
             except Exception as error:  # a peer of other mind, or one that ended
                 print(f"rank {self.rank}: {error}"[:120], file=sys.stderr)
 
-        entries = recorded()
+        before = recorded()
         thread = threading.Thread(target=post, daemon=True)
         thread.start()
-        while recorded() == entries:
+        while recorded() == before:
             thread.join(0.005)
 
     def steps(self, count: int = 3) -> None:
@@ -80,6 +81,11 @@ class Rank:
             self.reduce(4, 2, group=self.pair)
             self.gather(4, 2)
             dist.broadcast(torch.ones(6), 0)
+
+    def settle(self) -> None:
+        """Waits until the recorder knows that all has completed, a moment after the caller does."""
+        while any(entry["state"] != "completed" for entry in entries()):
+            time.sleep(0.005)
 
     def meet(self, word: str, who: set[int]) -> None:
         """Waits for other ranks outside of any recorded call."""
@@ -99,11 +105,15 @@ class Rank:
         (self.directory / f"fr_trace_rank_{self.rank}.json").write_bytes(data)
 
 
+def entries() -> list[dict[str, Any]]:
+    """What the recorder has."""
+    take = torch._C._distributed_c10d._dump_fr_trace_json
+    return list(json.loads(take(includeCollectives=True, onlyActive=False)).get("entries", ()))
+
+
 def recorded() -> int:
     """Number of the last call that the recorder has; -1 for none."""
-    take = torch._C._distributed_c10d._dump_fr_trace_json
-    entries = json.loads(take(includeCollectives=True, onlyActive=False)).get("entries", ())
-    return max((entry["record_id"] for entry in entries), default=-1)
+    return max((entry["record_id"] for entry in entries()), default=-1)
 
 
 # --- scenarios -------------------------------------------------------------------------------
@@ -231,6 +241,7 @@ def killed(rank: Rank) -> None:
 
 def lost_dump(rank: Rank) -> None:
     rank.steps()
+    rank.settle()
 
 
 def wrapped(rank: Rank) -> None:

@@ -66,14 +66,14 @@ class Case:
         this may be a hang.
         """
         recorded = Waits(self.run)
-        if recorded.stands or self.timeless or any(rank.exited for rank in self.run.ranks):
+        if recorded.stands or self.timeless or self.partings:
             return recorded
-        if self.partings:
-            return recorded
-        if self.longest_common_quiet(rank.rank for rank in self.run.ranks) is None:
+        quiet = [r for r in self.run.ranks if self.longest_common_quiet([r.rank]) is not None]
+        if len(quiet) < 2 or any(rank.exited for rank in quiet):
             return recorded
         followed = PostingOrder(self.run)
-        return followed if followed.cycle else recorded
+        stuck = bool(followed.cycle) and self.longest_common_quiet(followed.stands) is not None
+        return followed if stuck else recorded
 
     def logs(self, key: str) -> Mapping[int, CallLog]:
         """The members' logs of a communicator, with common numbers, by global rank."""

@@ -269,6 +269,45 @@ def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> Non
     assert verdict_of(job.look(STALL + 1)) == ("not_joined", (1,))
 
 
+def test_an_order_swap_where_completion_is_not_told_is_found_when_nothing_moves(
+    rings: Path,
+) -> None:
+    job = Job(rings, 4)
+    job.start()
+
+    def post(*ranks: int, comm: str) -> None:
+        for rank in ranks:
+            pair = range(rank // 2 * 2, rank // 2 * 2 + 2)
+            members = range(4) if comm == "world" else pair
+            job.post(rank, comm=comm, members=members, done=False, backend="nccl")
+
+    for _ in range(3):
+        post(*range(4), comm="world")
+        post(*range(4), comm="tp:0")
+    job.look()
+    assert job.look(STALL + 1).status == "ok"
+
+    post(0, 1, 2, comm="world")
+    post(*range(4), comm="tp:0")
+    post(3, comm="world")
+    assert job.look().status == "ok"
+    look = job.look(STALL + 1)
+
+    assert verdict_of(look) == ("order_cycle", (3,))
+    assert (look.status, look.news) == ("hung", True)
+
+
+def test_a_barrier_that_has_completed_does_not_make_the_next_call_one_that_hangs(job: Job) -> None:
+    job.start()
+    job.post(op="barrier", backend="nccl")
+    job.post(done=False, backend="nccl")
+    job.look()
+
+    look = job.look(STALL + 1)
+
+    assert (look.status, look.activity, look.stuck) == ("ok", "idle", frozenset())
+
+
 def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
     job = Job(rings, 4)
     job.start()

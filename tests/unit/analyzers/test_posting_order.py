@@ -1,0 +1,218 @@
+"""Calls that nothing tells the end of, as on NCCL: where ranks stand, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ncclscope import diagnose
+from ncclscope.tracing import scope
+from ncclscope.tracing.graphs import Graph
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+USUAL = ("world", "tp:0") * 3
+SWAPPED = (*USUAL[:-2], "tp:0", "world")
+
+
+def members(cluster: Cluster, label: str, rank: int) -> range:
+    """All ranks, or the pair of one."""
+    return cluster.everybody if label == "world" else range(rank // 2 * 2, rank // 2 * 2 + 2)
+
+
+def post(cluster: Cluster, rank: int, labels: Iterable[str], **given: Any) -> None:
+    """Posts an all_reduce on each of some communicators."""
+    for label in labels:
+        own = {"done": False, "backend": "nccl", "site": f"model.py:{len(label)} f"} | given
+        cluster.post([rank], label, members=members(cluster, label, rank), **own)
+
+
+def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> Graph:
+    """Captures the same into a graph."""
+    graphs = cluster.tracers[rank].graphs
+    begun = graphs.begin()
+    post(cluster, rank, labels, captured=True)
+    return graphs.end(begun)
+
+
+def post_all(cluster: Cluster, odd: Mapping[int, Iterable[str]] | None = None) -> None:
+    """Posts a step on all ranks, in another order on some."""
+    for rank in cluster.everybody:
+        post(cluster, rank, (odd or {}).get(rank, USUAL))
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_a_rank_that_posts_in_another_order_is_named(cluster_of: ClusterOf, barrier: bool) -> None:
+    cluster = cluster_of(4)
+    if barrier:
+        cluster.post(cluster.everybody, "world", "barrier", shape=(1,), backend="nccl")
+    post_all(cluster)
+    post_all(cluster, {3: SWAPPED})
+
+    verdict = cluster.verdict()
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == ("hung", "order_cycle", (3,))
+    assert cause.confidence == "likely"
+    assert cause.odd is not None
+    assert cause.peers is not None
+    assert (cause.odd.comm, cause.odd.seq) == ("tp:0/2,3", 6)
+    assert (cause.peers.comm, cause.peers.seq) == ("world/0,1,2,3", 6 + barrier)
+    # That they stand there is not recorded.
+    assert all("stands in" not in line for line in cause.evidence)
+    assert "as on one stream" in cause.inferred[0]
+    assert verdict.quiet_seconds == pytest.approx(60.0, abs=1.0)
+
+
+def test_an_order_swap_in_a_graph_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    graphs = [[capture(cluster, rank, USUAL) for rank in cluster.everybody]]
+    graphs.append(
+        [capture(cluster, rank, SWAPPED if rank == 3 else USUAL) for rank in cluster.everybody]
+    )
+    for number in (0, 0, 0, 1):
+        for graph in graphs[number]:
+            graph.replay()
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("order_cycle", (3,))
+    assert cause.odd is not None
+    assert cause.odd.replay is not None
+    assert (cause.odd.graph, cause.odd.replay.number, cause.odd.replay.call) == (2, 1, 5)
+
+
+def test_two_against_two_name_nobody(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster, {1: SWAPPED, 3: SWAPPED})
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.kind == "order_cycle"
+    assert cause.diverging_ranks == ()
+    assert len(cause.candidate_ranks) == 2
+
+
+def test_replicas_that_go_on_do_not_hide_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        post(
+            cluster, rank, ("tp:0", "ep:0", *(("ep:0", "tp:0") if rank == 3 else ("tp:0", "ep:0")))
+        )
+    for rank in range(2):
+        post(cluster, rank, ("tp:0", "ep:0") * 10)
+
+    cause = cluster.verdict(quiet={0: 0.1, 1: 0.1}).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("order_cycle", (3,))
+
+
+# --- what looks like it ------------------------------------------------------------------------
+
+
+def test_the_same_order_at_different_times_is_no_swap(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in (2, 0, 3, 1):
+        post(cluster, rank, USUAL)
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_inside_an_nccl_group_there_is_no_order(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster)
+    for rank in cluster.everybody:
+        scope.enter_group()
+        post(cluster, rank, SWAPPED[-2:] if rank == 3 else USUAL[-2:])
+        scope.leave_group()
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_who_has_taken_further_steps_has_come_past_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster, {3: SWAPPED})
+    for step in range(3):
+        for tracer in cluster.tracers:
+            tracer.step(step)
+        post_all(cluster)
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_who_ended_in_order_did_not_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster, {3: SWAPPED})
+    for tracer in cluster.tracers:
+        tracer.close()
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_a_job_that_was_busy_until_now_may_come_to_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster, {3: SWAPPED})
+
+    assert cluster.verdict(quiet=1.0).status == "ok"
+    run = cluster.run(quiet=20.0)
+    alive = tuple(replace(rank, alive=True) for rank in run.ranks)
+    assert diagnose(replace(run, ranks=alive)).status == "ok"
+
+
+def test_what_is_known_to_have_completed_is_no_swap(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        post(cluster, rank, SWAPPED if rank == 3 else USUAL, done=True)
+
+    assert cluster.verdict().status == "ok"
+
+
+# --- where ranks stand after a barrier ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", [1, 3])
+def test_after_a_barrier_ranks_stand_where_one_is_missing(
+    cluster_of: ClusterOf, absent: int
+) -> None:
+    cluster = cluster_of(4)
+    cluster.post(cluster.everybody, "world", "barrier", shape=(1,), backend="nccl")
+    for _ in range(50):
+        cluster.post(cluster.everybody, "world", done=False, backend="nccl")
+    cluster.post(set(range(4)) - {absent}, "world", done=False, backend="nccl")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (absent,), 52)
+
+
+def test_after_a_barrier_equal_counts_are_no_stall(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.post(cluster.everybody, "world", done=False, backend="nccl")
+    cluster.post(cluster.everybody, "world", "barrier", shape=(1,), backend="nccl")
+    cluster.post(cluster.everybody, "world", done=False, backend="nccl")
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_a_backend_that_tells_of_all_tells_of_the_one_after_a_barrier(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    for backend in ("gloo", "ours"):
+        cluster.post(cluster.everybody, backend, backend=backend)
+        cluster.post(cluster.everybody, backend, "barrier", shape=(1,), backend=backend)
+    cluster.post(cluster.everybody, "gloo", done=False)
+    cluster.post(cluster.everybody, "ours", done=False, backend="ours")
+
+    causes = [f for f in cluster.verdict().findings if f.role == "cause"]
+
+    assert {cause.kind for cause in causes} == {"stalled"}

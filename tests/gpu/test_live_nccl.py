@@ -1,101 +1,159 @@
 """Hangs of four processes on four GPUs, looked at while they stand: `pytest -m gpu tests/gpu`.
 
-What NCCL's RAS says of the same hang stands beside it. With NCCLSCOPE_TRANSCRIPTS set to a
-directory, everything that was said is kept there.
+What NCCL's RAS and torch's Flight Recorder say of the same hang stands beside it. With
+NCCLSCOPE_TRANSCRIPTS set to a directory, everything that was said is kept there, and
+``python -m tests.gpu.hangs`` makes a table of it. Without any GPU the same is played on gloo.
 """
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
+import contextlib
+import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
-from ncclscope.live.ras import DEFAULT_ADDRESS
-from tests.gpu.asking import ask, keep
-from tests.integration.traced_server import NCCLSCOPE
+from ncclscope.parity.processes import run_ranks
+from tests.gpu.hang_programs import ODD, swap
+from tests.gpu.hangs import Hang, dumps_on_request, look_at, watching
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(0 < torch.cuda.device_count() < 4, reason="needs four GPUs, or none"),
+]
 
-PARTED = ["wrong_op", "skipped_call", "divergent_dispatch"]
+BACKEND = "nccl" if torch.cuda.device_count() else "gloo"
+PARTED = [
+    *("wrong_op", "wrong_size", "wrong_dtype", "skipped_call", "divergent_dispatch", "killed_rank"),
+]
 STUCK = ["order_swap", "sleeping_rank"]
 """Here all calls agree, and only time tells a hang from a rank that is busy."""
+UNFIT = ["wrong_size", "wrong_dtype"]
+"""NCCL may carry these out and return what nobody asked for."""
 
 PATIENCE = 32.0
 """Seconds after which living ranks that wait are called stuck, and two more."""
 
 
-def _ask_ras() -> str:
-    """Returns what `ncclras -v` prints."""
-    with socket.create_connection(DEFAULT_ADDRESS, timeout=20) as connection:
-        connection.sendall(b"VERBOSE STATUS\n")
-        parts = []
-        while part := connection.recv(65536):
-            parts.append(part)
-    return b"".join(parts).decode("utf-8", "replace")
+@pytest.fixture
+def dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has processes record for Flight Recorder, too, and dump when asked."""
+    directory = tmp_path / "dumps"
+    directory.mkdir()
+    for name, value in dumps_on_request(directory).items():
+        monkeypatch.setenv(name, value)
 
 
+@pytest.mark.usefixtures("dumps")
 @pytest.mark.parametrize("fault", [*PARTED, *STUCK])
-def test_a_hang_on_nccl_is_named_while_it_stands(tmp_path: Path, fault: str) -> None:
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    program = Program(tp=2, dp=2, backend="nccl", fault=fault)
+def test_a_hang_on_nccl_is_named_while_it_stands(rings: Path, tmp_path: Path, fault: str) -> None:
+    program = Program(tp=2, dp=2, backend=BACKEND, fault=fault)
     planted = program.planted()
-    watch_command = [*NCCLSCOPE, "watch", str(rings), "--until-divergence", "--json"]
-    with Laboratory(program, rings) as laboratory:
-        watch = subprocess.Popen(
-            [*watch_command, "--stall", "5"], stdout=subprocess.PIPE, text=True
-        )
-        reported: float | None = None
+    with Laboratory(program, rings) as laboratory, watching(rings) as watch:
         for _ in laboratory.watch(stall_after=PATIENCE if fault in STUCK else 5.0):
-            if reported is None and watch.poll() is not None:
-                reported = time.monotonic()
-        assert laboratory.outcome == "stalled"
-        seen, _ = watch.communicate(timeout=60)
-        stood = time.monotonic() - reported if reported is not None else 0.0
-        ras = _ask_ras()
-        gpus = subprocess.run(
-            [
-                "nvidia-smi",
-                "--query-gpu=index,utilization.gpu,utilization.memory,power.draw",
-                "--format=csv,noheader",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        attached = ask(fault, "attach", "attach", *laboratory.pids)
-        laboratory.kill()
-    post_mortem = ask(fault, "diagnose", "diagnose", rings)
-    keep(fault, "watch.jsonl", seen)
-    keep(fault, "ras.txt", ras)
-    keep(fault, "nvidia-smi.txt", gpus)
-    last = json.loads(seen.splitlines()[-1])
-    verdicts = {"watch": last, "attach": attached, "diagnose": post_mortem}
-    found = {
-        name: (document["verdict"]["kind"], document["verdict"]["diverging_ranks"])
-        for name, document in verdicts.items()
-    }
-    keep(
-        fault,
-        "summary.json",
-        json.dumps({"planted": planted, **found, "watch_ended_before": stood}, indent=1),
-    )
+            pass
+        ended = len(laboratory.statuses) == program.world_size
+        living = [
+            pid for rank, pid in enumerate(laboratory.pids) if rank not in laboratory.statuses
+        ]
+        found = look_at(
+            Hang(
+                fault,
+                planted["summary"] + (" (the job went on to its end)" if ended else ""),
+                planted["kind"],
+                planted["diverging_ranks"],
+                rings,
+                living,
+                laboratory.kill,
+            ),
+            watch,
+            tmp_path,
+        )
 
     assert watch.returncode == 1
-    expected = planted["kind"], planted["diverging_ranks"]
-    assert found["diagnose"] == expected
-    assert found["watch"][1] == expected[1]
-    assert found["attach"][1] == expected[1]
-    if fault in PARTED:
-        quiet = last["quiet_seconds"]
+    check(found, len(living))
+    if fault in PARTED and fault != "killed_rank":
+        quiet = found["watch"]["quiet"]
         assert quiet is None or quiet < 1.0, "found by what was posted, and not by waiting"
-    if fault == "order_swap":
+    if fault == "order_swap" and BACKEND == "nccl":
         # Each rank has launched as much as its peers, in another order.
-        assert "MISMATCH" not in ras
-        assert "RUNNING" in ras
+        assert "nothing to report" in found["ras"]
+    if fault not in UNFIT:
+        assert not ended
+
+
+@pytest.mark.usefixtures("dumps")
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_order_swap_that_no_rank_waits_in_is_named(
+    rings: Path, tmp_path: Path, captured: bool
+) -> None:
+    """The host posts everything, and stands in `cuda.synchronize` only."""
+    if captured and BACKEND != "nccl":
+        pytest.skip("needs GPUs")
+    text = "rank 3 posts an all_reduce on its pair before that on the world, its peers after it"
+    with watching(rings) as watch, standing(rings, captured) as pids:
+        deadline = time.monotonic() + 120
+        while watch.poll() is None:
+            assert time.monotonic() < deadline, "watch said nothing"
+            time.sleep(0.2)
+        time.sleep(PATIENCE - 5)  # until living ranks that wait are called stuck
+        found = look_at(
+            Hang(
+                "order_swap_captured" if captured else "order_swap_posted",
+                text + (", in a CUDA graph" if captured else ""),
+                "order_cycle",
+                (ODD,),
+                rings,
+                pids,
+                lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
+            ),
+            watch,
+            tmp_path,
+        )
+
+    assert watch.returncode == 1
+    check(found, len(pids))
+
+
+@contextlib.contextmanager
+def standing(rings: Path, captured: bool) -> Iterator[list[int]]:
+    """Runs the program of an order swap, and yields its processes, as long as they stand."""
+    ranks = threading.Thread(
+        target=run_ranks,
+        args=(swap, captured),
+        kwargs={"ranks": 4, "rings": rings, "backend": BACKEND, "stall_after": 120.0},
+        daemon=True,
+    )
+    ranks.start()
+    pids: list[int] = []
+    try:
+        while len(pids) < 4:
+            assert ranks.is_alive(), "the ranks ended"
+            time.sleep(0.2)
+            with contextlib.suppress(Exception):
+                pids[:] = [rank.pid for rank in open_run(rings).ranks if rank.pid]
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ranks.join(30)
+
+
+def check(found: dict[str, Any], living: int) -> None:
+    """Every tool of ours names the same, and nobody else."""
+    kind, ranks = found["expected"]
+    assert (found["diagnose"]["kind"], found["diagnose"]["ranks"]) == (kind, ranks)
+    assert found["watch"]["ranks"] == ranks
+    if living:
+        assert found["attach"]["ranks"] == ranks

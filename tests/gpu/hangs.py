@@ -1,0 +1,222 @@
+"""Hangs that stand, everything that has something to say of them, and the table of it.
+
+``python -m tests.gpu.hangs DIR [PAGE]`` prints the table from what tests left in DIR, where
+NCCLSCOPE_TRANSCRIPTS pointed to, or writes it into a page, behind its mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncclscope.live.ras import DEFAULT_ADDRESS
+from tests.comparison import fr_trace
+from tests.gpu.asking import ask, keep
+from tests.integration.traced_server import NCCLSCOPE
+
+__all__ = ["Hang", "dumps_on_request", "look_at", "watching"]
+
+MARK = "<!-- made by: python -m tests.gpu.hangs -->"
+STALL = 5
+"""What `watch` is given."""
+TOOLS = ("watch", "attach", "diagnose")
+_GPUS = "index,utilization.gpu,utilization.memory,power.draw"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A hang that stands.
+
+    Attributes:
+        case: Its name.
+        planted: What was done, in words.
+        kind: What its verdict should be; empty where that may differ.
+        ranks: Whom it should name.
+        rings: Where the job records.
+        pids: Of the processes to look at; none where all have ended.
+        end: Ends them with SIGKILL.
+    """
+
+    case: str
+    planted: str
+    kind: str
+    ranks: Sequence[int]
+    rings: Path
+    pids: Sequence[int]
+    end: Callable[[], object]
+
+
+def dumps_on_request(directory: Path) -> dict[str, str]:
+    """Returns variables under which torch's Flight Recorder records, and dumps when asked."""
+    prefix = str(directory / fr_trace.PREFIX)
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(directory / "ask_"),
+    }
+
+
+@contextlib.contextmanager
+def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
+    """Runs `ncclscope watch` until it finds something."""
+    command = [*NCCLSCOPE, "watch", str(rings), "--until-divergence", "--json"]
+    watch = subprocess.Popen(
+        [*command, "--stall", str(STALL)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield watch
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
+    """Asks everything, ends the job, and asks what it left.
+
+    Args:
+        hang: What stands.
+        watch: From :func:`watching`, since before it hung.
+        directory: For files.
+
+    Returns:
+        What was found, by tool; it is kept as well.
+    """
+    seen, _ = watch.communicate(timeout=90)
+    keep(hang.case, "watch.jsonl", seen)
+    found: dict[str, Any] = {"watch": said(json.loads(seen.splitlines()[-1]))}
+    bundle = directory / "bundle"
+    if hang.pids:
+        keep(hang.case, "ras.txt", ask_ras())
+        keep(hang.case, "nvidia-smi.txt", _gpus())
+        asked = [*NCCLSCOPE, "attach", *map(str, hang.pids), "--flight-recorder", "-o", str(bundle)]
+        shown = subprocess.run(
+            asked, capture_output=True, text=True, check=False,
+            env={**os.environ, "COLUMNS": "100"},
+        )  # fmt: skip
+        keep(hang.case, "attach.txt", f"$ ncclscope attach\n{shown.stdout}{shown.stderr}")
+        document = json.loads((bundle / "verdict.json").read_text())
+        found["attach"] = said(document)
+        witnesses = {witness["name"]: witness for witness in document.get("witnesses", ())}
+        for name in ("ras", "gpu"):
+            found[name] = witnesses.get(name, {}).get("says", "")
+    hang.end()
+    found["diagnose"] = said(ask(hang.case, "diagnose", "diagnose", hang.rings))
+    found |= _dumps(hang, bundle / "flight_recorder", directory / "torchfrtrace")
+    found |= {"planted": hang.planted, "expected": [hang.kind, list(hang.ranks)]}
+    keep(hang.case, "found.json", json.dumps(found, indent=1))
+    return found
+
+
+def said(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what counts of a verdict."""
+    verdict = document.get("verdict") or {}
+    ranks = verdict.get("diverging_ranks") or []
+    return {
+        "status": document["status"],
+        "kind": verdict.get("kind", ""),
+        "ranks": ranks,
+        "candidates": verdict.get("candidate_ranks") or [],
+        "quiet": document.get("quiet_seconds"),
+    }
+
+
+def ask_ras() -> str:
+    """Returns what `ncclras -v` prints; why not, where nothing answers."""
+    try:
+        with socket.create_connection(DEFAULT_ADDRESS, timeout=20) as connection:
+            connection.sendall(b"VERBOSE STATUS\n")
+            parts = []
+            while part := connection.recv(65536):
+                parts.append(part)
+    except OSError as error:
+        return f"no answer: {error}"
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _gpus() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "no nvidia-smi"
+    command = ["nvidia-smi", f"--query-gpu={_GPUS}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
+    """What the dumps of Flight Recorder say that it was asked for, to us and to torch's tool."""
+    files = sorted(source.iterdir()) if source.is_dir() else []
+    if not files:
+        return {"dumps": 0}
+    target.mkdir()
+    for file in files:
+        shutil.copy(file, target / f"{fr_trace.PREFIX}{file.name.rpartition('_')[2]}")
+    command = [*NCCLSCOPE, "diagnose", str(source)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    keep(hang.case, "flight-recorder.txt", f"$ ncclscope diagnose\n{shown.stdout}{shown.stderr}")
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    own = said(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
+    incomplete = len(files) < max(2, len(hang.pids))
+    try:
+        (answer,) = fr_trace.answers([fr_trace.Task(target, "ascending", incomplete)])
+        theirs = answer.text or "nothing"
+    except RuntimeError as error:
+        theirs = f"could not be run: {str(error)[-80:]}"
+    return {"dumps": len(files), "dumps, ncclscope": own, "dumps, torchfrtrace": theirs}
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def rows(directory: Path) -> Iterator[list[str]]:
+    """Yields a row for each case that was kept."""
+    for file in sorted(directory.glob("*/found.json")):
+        found = json.loads(file.read_text())
+        quiet = (found["watch"].get("quiet") or 0.0) * 1000
+        yield [
+            f"`{file.parent.name}`: {found['planted']}",
+            *(spelled(found[tool]) if tool in found else "all had ended" for tool in TOOLS),
+            f"{quiet:.0f} ms" if quiet < 1000 else f"{quiet / 1000:.1f} s",
+            found.get("ras") or "not asked",
+            found.get("gpu") or "not asked",
+            spelled(found["dumps, ncclscope"]) if found["dumps"] else "no dumps",
+            found.get("dumps, torchfrtrace", "no dumps"),
+        ]
+
+
+def spelled(verdict: Mapping[str, Any] | str) -> str:
+    """Returns a verdict in a few words."""
+    if isinstance(verdict, str):
+        return verdict
+    ranks = verdict["ranks"] or verdict["candidates"]
+    among = "" if verdict["ranks"] else "among "
+    named = f", {among}rank{'s' * (len(ranks) > 1)} {' '.join(map(str, ranks))}" if ranks else ""
+    return f"`{verdict['kind']}`{named}" if verdict["kind"] else verdict["status"]
+
+
+def main() -> None:
+    """Prints the table, or puts it into a page."""
+    directory, *page = map(Path, sys.argv[1:])
+    heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS", "GPUs"]
+    heads += ["Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]
+    lines = [heads, ["---"] * len(heads), *rows(directory)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if not page:
+        print(text)
+        return
+    before, mark, _ = page[0].read_text().partition(MARK)
+    if not mark:
+        raise SystemExit(f"{page[0]} has no line {MARK}")
+    page[0].write_text(f"{before}{MARK}\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()

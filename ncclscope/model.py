@@ -66,12 +66,15 @@ class Communicator:
         label: Name for a person, such as ``tp:0``; not unique.
         ranks: Global ranks of the members, in the communicator's order.
         backend: ``nccl``, ``gloo``, ``shm``, ...
+        part: What it shares with those that play the same part in other replicas, where that
+            was concluded from their numbers and members; empty where the label tells.
     """
 
     key: str
     label: str = ""
     ranks: tuple[int, ...] = ()
     backend: str = ""
+    part: str = ""
 
     @property
     def kind(self) -> str:
@@ -79,7 +82,7 @@ class Communicator:
 
         It is what the communicators share that play the same part in different replicas.
         """
-        return _NUMBER.sub("", self.label)
+        return self.part or _NUMBER.sub("", self.label)
 
     @property
     def creates_groups(self) -> bool:

@@ -8,7 +8,14 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.engine_steps import counterpart
 from ncclscope.analysis.posting_order import PostingOrder
 from ncclscope.analysis.waits import Stand
-from ncclscope.analysis.wording import call_text, comm_text, rank_text, ranks_text, sentence
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    same_part,
+    sentence,
+)
 from ncclscope.model import Finding, Rank
 from ncclscope.signature import CREATION_OPS
 
@@ -69,6 +76,7 @@ class OrderCycle:
                 f"{comm_text(there.comm)}, its peers the other way round: it stands in "
                 f"{calls[0]}, and {others} in {calls[1]}, each waiting for the other."
             )
+        part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
         absent = odd is not None and there.call.op in CREATION_OPS
         if odd is not None and absent:
             summary = (
@@ -91,7 +99,7 @@ class OrderCycle:
                 "ambiguous"
                 if odd is None
                 else "likely"
-                if case.timeless or posted or (new and not absent)
+                if case.timeless or posted or part is not None or (new and not absent)
                 else "certain"
             ),
             analyzer=self.name,
@@ -99,6 +107,7 @@ class OrderCycle:
             inferred=(
                 *((_ON_ONE_STREAM, *self._circle(cycle, stands)) if posted else ()),
                 *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
+                *((same_part(part),) if odd is not None and part is not None else ()),
             ),
             extent=len(cycle),
         )

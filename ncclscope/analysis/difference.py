@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.wording import same_part
 from ncclscope.model import Call, Communicator
 
 __all__ = ["Difference"]
@@ -76,7 +77,10 @@ class Difference:
     @property
     def reason(self) -> str | None:
         """Why the odd side is held to be odd, where that is a conclusion; None for a majority."""
-        return _REASONS.get(self.basis)
+        reason = _REASONS.get(self.basis)
+        if self.basis == "same kind" and self.comm.part:
+            return f"{reason}; {same_part(self.comm)}"
+        return reason
 
     @property
     def certain(self) -> bool:

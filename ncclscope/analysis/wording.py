@@ -16,6 +16,7 @@ __all__ = [
     "rank_text",
     "ranks_text",
     "replay_text",
+    "same_part",
     "sentence",
     "shape_text",
     "site_text",
@@ -30,6 +31,14 @@ _SIZES_SHOWN = 16
 def shape_text(shape: Sequence[int] | None) -> str:
     """Returns ``[15,2]``, or nothing where the shape is not known."""
     return "" if shape is None else f"[{','.join(map(str, shape))}]"
+
+
+def same_part(comm: Communicator) -> str:
+    """Says why groups without names are held to play the same part."""
+    return (
+        f"that {comm.part} play the same part: they were made one after the other, and divide all "
+        f"ranks among them"
+    )
 
 
 def sizes_text(sizes: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
 from ncclscope.sources.nodes import Nodes
+from ncclscope.sources.partitions import with_parts
 from ncclscope.sources.replicas import separate_replicas, span
 from ncclscope.sources.ring import read_ring
 from ncclscope.sources.windows import infer_windows
@@ -116,7 +117,7 @@ def assemble(
         expected = min(max(rank.rank for rank in ranks) + 1, MAX_RANKS)
     return Run(
         ranks=tuple(ranks),
-        communicators=communicators,
+        communicators=with_parts(communicators, expected),
         expected=expected,
         notes=tuple(said),
         sources=tuple(sources),

@@ -23,7 +23,7 @@ from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
-__all__ = ["Hang", "dumps_on_request", "look_at", "watching"]
+__all__ = ["TOOLS", "Hang", "dumps_on_request", "look_at", "watching"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
@@ -127,6 +127,8 @@ def said(document: Mapping[str, Any]) -> dict[str, Any]:
         "kind": verdict.get("kind", ""),
         "ranks": ranks,
         "candidates": verdict.get("candidate_ranks") or [],
+        "comm": (verdict.get("comm") or {}).get("label", ""),
+        "backend": (verdict.get("comm") or {}).get("backend", ""),
         "quiet": document.get("quiet_seconds"),
     }
 

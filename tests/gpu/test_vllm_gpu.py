@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from tests.gpu.asking import ask, keep
 from tests.gpu.deployment import SHAPE, on_gpus, options
+from tests.gpu.hangs import TOOLS, Hang, dumps_on_request, look_at, watching
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -68,6 +68,13 @@ def test_traced_workers_answer_the_same_and_agree(
             assert row["comms"]["tp:0/custom"]["calls"] > 0, row
 
 
+PLANTED = {
+    "skip": "worker 1 skips a reduce_scatter of the experts",
+    "uneven": "worker 1 dispatches as if sizes differed, by all_gatherv where its peers all_gather",
+    "skip_all_reduce": "worker 1 skips an all_reduce of tensor parallelism",
+}
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("skip", "missing_call"), ("uneven", "op_mismatch"), ("skip_all_reduce", "")],
@@ -77,32 +84,35 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
 ) -> None:
     # A replica of one rank has no all_reduce to skip.
     shape = (2, 1) if SHAPE == (1, 2) and fault == "skip_all_reduce" else SHAPE
-    traced = TracedServer(tmp_path, **options(eager=True, shape=shape, memory=0.12))
+    dumps = _started(tmp_path / "dumps")
+    given = options(eager=True, shape=shape, memory=0.12, environment=dumps_on_request(dumps))
+    traced = TracedServer(tmp_path, **given)
     with traced.server as server:
         _answers(server)
-        traced.plant(fault)
-        # Requests go to one replica or the other, and both stand still with their experts.
-        with pytest.raises(TimeoutError):
-            [server.complete(prompt, max_tokens=16, timeout=15) for prompt in PROMPTS]
-        attached = ask(fault, "attach", "attach", *server.worker_pids())
-        traced.kill_workers()
-    found = ask(fault, "diagnose", "diagnose", traced.rings)
-    keep(fault, "verdicts.json", json.dumps({"attach": attached, "diagnose": found}, indent=1))
+        with watching(traced.rings) as watch:
+            traced.plant(fault)
+            # Requests go to one replica or the other, and both stand still with their experts.
+            with pytest.raises(TimeoutError):
+                [server.complete(prompt, max_tokens=16, timeout=15) for prompt in PROMPTS]
+            text = f"vLLM, TP={shape[0]} x DP={shape[1]}: {PLANTED[fault]}"
+            pids = server.worker_pids()
+            hang = Hang(fault, text, kind, (1,), traced.rings, pids, traced.kill_workers)
+            found = look_at(hang, watch, tmp_path)
 
-    for document in (attached, found):
-        assert document["status"] in ("diverged", "hung")
-        verdict = document["verdict"]
+    for tool in TOOLS:
+        verdict = found[tool]
+        assert verdict["status"] in ("diverged", "hung")
         if shape == (2, 2):
-            assert verdict["diverging_ranks"] == [1]
+            assert verdict["ranks"] == [1]
         else:
             # Of a pair the records need not single out one.
-            assert 1 in verdict["diverging_ranks"] or verdict["candidate_ranks"] == [0, 1]
+            assert 1 in verdict["ranks"] or verdict["candidates"] == [0, 1]
     if kind:
-        verdict = found["verdict"]
         # Without tensor parallelism the experts are shared by the ranks of data parallelism.
         label = "ep:0" if SHAPE == (2, 2) else "dp:0"
-        assert (verdict["kind"], verdict["comm"]["label"]) == (kind, label)
-        assert verdict["comm"]["backend"] == "nccl"
+        backend = "nccl" if on_gpus() else "gloo"
+        verdict = found["diagnose"]
+        assert (verdict["kind"], verdict["comm"], verdict["backend"]) == (kind, label, backend)
 
 
 @pytest.mark.parametrize("fault", ["divergent_dispatch", "wrong_op", "order_swap", "none"])

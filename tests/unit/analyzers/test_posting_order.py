@@ -100,6 +100,21 @@ def test_two_against_two_name_nobody(cluster_of: ClusterOf) -> None:
     assert len(cause.candidate_ranks) == 2
 
 
+def test_pairs_without_a_name_are_compared_with_each_other(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        pair, own = f"pg{rank // 2 + 1}", range(rank // 2 * 2, rank // 2 * 2 + 2)
+        for label in ("world", pair, *((pair, "world") if rank == 3 else ("world", pair))):
+            ranks = cluster.everybody if label == "world" else own
+            cluster.post([rank], label, members=ranks, done=False, backend="nccl")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("order_cycle", (3,), "likely")
+    assert any("pg1 to pg2 play the same part" in line for line in cause.inferred)
+
+
 def test_replicas_that_go_on_do_not_hide_it(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for rank in cluster.everybody:

@@ -1,0 +1,50 @@
+"""Process groups without a name that divide the job among them, and so play the same part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from ncclscope.model import Communicator
+
+__all__ = ["with_parts"]
+
+_NUMBERED = re.compile(r"(?:pg|group )(\d{1,9})", re.ASCII)
+"""What a group is called that was given no description: by its number, as torch counts."""
+
+
+def with_parts(communicators: Mapping[str, Communicator], expected: int) -> dict[str, Communicator]:
+    """Gives groups a common kind that were made one after the other and divide all ranks.
+
+    ``for ranks in ([0, 1], [2, 3]): new_group(ranks)`` makes such groups. By that the order of
+    calls on one of them can be compared with that on the others.
+
+    Args:
+        communicators: By key.
+        expected: Ranks of the job.
+    """
+    found = dict(communicators)
+    numbered: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for key, comm in communicators.items():
+        name = _NUMBERED.fullmatch(comm.label)
+        if name and 1 < len(comm.ranks) < expected and expected % len(comm.ranks) == 0:
+            same = comm.backend, len(comm.ranks)
+            numbered.setdefault(same, []).append((int(name[1]), key))
+    for (_, size), groups in numbered.items():
+        groups.sort()
+        count = expected // size
+        start = 0
+        while start + count <= len(groups):
+            together = groups[start : start + count]
+            in_turn = all(after[0] == before[0] + 1 for before, after in pairwise(together))
+            members = {rank for _, key in together for rank in communicators[key].ranks}
+            if not in_turn or len(members) < expected:
+                start += 1
+                continue
+            labels = [communicators[key].label for _, key in together]
+            for _, key in together:
+                found[key] = replace(found[key], part=f"{labels[0]} to {labels[-1]}")
+            start += count
+    return found

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.capture import Capture, Frame, ProcessSample, Source, Stacks, Thread, Worker
+from ncclscope.capture import (
+    Capture,
+    Frame,
+    GpuSample,
+    ProcessSample,
+    Source,
+    Stacks,
+    Thread,
+    Worker,
+)
 from ncclscope.live.stacks import parse_dump
 from ncclscope.sources import assemble
 from ncclscope.sources.bundle import with_capture
@@ -57,6 +66,15 @@ def worker(
         stacks=tuple(Stacks((Thread("MainThread", 1000 + rank, tuple(one)),)) for one in seen),
         **fields,
     )
+
+
+def gpus(*busy: int) -> tuple[tuple[GpuSample, ...], ...]:
+    """Samples of a GPU for each rank, so busy both times, and without use of their memory."""
+    sample = tuple(
+        GpuSample(i, "GPU", use, 0, 120.0 if use else 78.0, 700.0, (1000 + i,))
+        for i, use in enumerate(busy)
+    )
+    return sample, sample
 
 
 def capture(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Capture:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.device_verdict import gpu_conditions
 from ncclscope.analysis.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, State
 
 __all__ = ["Stalled"]
 
+_ALONE_SECONDS = 30.0
+"""So long nothing must have been posted before the load of GPUs tells a stall from long kernels."""
 _REASON = "a link, a device or the library stands still; the program's order is in order"
 
 
@@ -31,6 +34,7 @@ class Stalled:
             if half.is_shared(pending) and half.call.op == "send":
                 yield from self._transfer(case, half)
         yield from self._left_behind(case)
+        yield from self._spinning(case)
         for comm, call in self._common_heads(case, behind):
             seconds = case.longest_common_quiet(comm.ranks)
             overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
@@ -84,6 +88,42 @@ class Stalled:
                     f"all showed life for at least {seconds:.0f} s after it",
                 ),
             )
+
+    def _spinning(self, case: Case) -> Iterable[Finding]:
+        """Describes what GPUs give away where the backend does not tell what has completed."""
+        ranks = tuple(rank.rank for rank in case.run.ranks if rank.logs)
+        if case.run.capture is None or case.waits.heads or len(ranks) < 2:
+            return
+        seconds = case.longest_common_quiet(ranks)
+        conditions = gpu_conditions(case.run.capture)
+        if seconds is None or seconds < _ALONE_SECONDS:
+            return
+        if any(conditions.get(rank) != "spins" for rank in ranks):
+            return
+        shared = [comm for comm in case.run.communicators.values() if set(comm.ranks) >= {*ranks}]
+        comm = shared[0] if len(case.run.communicators) == 1 and shared else None
+        where = f"on {comm_text(comm)}" if comm is not None else "on some communicator"
+        yield Finding(
+            kind=self.name,
+            summary=(
+                f"All ranks have posted the same, and for {seconds:.0f} s the GPUs of all run "
+                f"kernels that touch no memory: no rank diverged, a collective {where} does not "
+                f"come to an end."
+            ),
+            comm=comm,
+            candidate_ranks=ranks,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=(
+                f"{ranks_text(ranks)} posted as many calls on each communicator, and none for "
+                f"{seconds:.0f} s",
+            ),
+            inferred=(
+                "from the load of the GPUs, that they wait in a collective; in which one, only "
+                "progress on the device tells (NCCLSCOPE_DEVICE_PROGRESS=1)",
+                _REASON,
+            ),
+        )
 
     def _finding(self, comm: Communicator, call: Call, time: str, proof: str) -> Finding:
         return Finding(

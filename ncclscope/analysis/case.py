@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property, cmp_to_key
 
 from ncclscope.analysis.align import Parting, align_windows, compare, side_by_side
+from ncclscope.analysis.device_verdict import gpu_conditions
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
@@ -72,8 +73,12 @@ class Case:
         if len(quiet) < 2 or any(rank.exited for rank in quiet):
             return recorded
         followed = PostingOrder(self.run)
-        stuck = bool(followed.cycle) and self.longest_common_quiet(followed.stands) is not None
-        return followed if stuck else recorded
+        if not followed.cycle or self.longest_common_quiet(followed.stands) is None:
+            return recorded
+        capture = self.run.capture
+        conditions = {} if capture is None else gpu_conditions(capture)
+        rests = any(conditions.get(rank) == "idle" for rank in followed.stands)
+        return recorded if rests else followed
 
     def logs(self, key: str) -> Mapping[int, CallLog]:
         """The members' logs of a communicator, with common numbers, by global rank."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture, GpuSample, RasAnswer, RasComm, RasRank, Worker
 
-__all__ = ["Testimony", "gpu_of", "hear_gpus", "hear_ras"]
+__all__ = ["Testimony", "gpu_conditions", "gpu_of", "hear_gpus", "hear_ras"]
 
 SPINNING, QUIET = 95, 1
 """Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
@@ -50,28 +50,40 @@ def gpu_of(worker: Worker, sample: Sequence[GpuSample]) -> int | None:
     return int(device) if device.isdecimal() and int(device[:6]) in indices else None
 
 
+def gpu_conditions(capture: Capture) -> dict[int, str]:
+    """Returns what the GPU of each rank did at both looks, where that is known.
+
+    Returns:
+        By rank: ``spins``, when kernels ran and touched no memory; ``idle``; else ``works``.
+    """
+    by_index = [{gpu.index: gpu for gpu in sample} for sample in capture.gpus]
+    found = {}
+    for rank, device in _devices(capture).items():
+        samples = [s[device] for s in by_index if device is not None and device in s]
+        if samples:
+            spins, idles = all(map(_spins, samples)), all(map(_idles, samples))
+            found[rank] = "spins" if spins else "idle" if idles else "works"
+    return found
+
+
+def _devices(capture: Capture) -> dict[int, int | None]:
+    sample = capture.gpus[-1] if capture.gpus else ()
+    return {worker.rank: gpu_of(worker, sample) for worker in capture.workers}
+
+
 def hear_gpus(capture: Capture) -> Testimony | None:
     """Looks for the signature of a collective that waits: kernels run, and no memory is used."""
     if not capture.gpus or not capture.gpus[0]:
         return None
-    by_index = [{gpu.index: gpu for gpu in sample} for sample in capture.gpus]
-    devices = {w.rank: gpu_of(w, capture.gpus[-1]) for w in capture.workers}
-    spinning: list[int] = []
-    idle: list[int] = []
-    other: list[int] = []
-    for rank, device in devices.items():
-        samples = [s[device] for s in by_index if device is not None and device in s]
-        if samples:
-            (
-                spinning
-                if all(map(_spins, samples))
-                else idle
-                if all(map(_idles, samples))
-                else other
-            ).append(rank)
-    if not spinning and not idle and not other:
+    devices = _devices(capture)
+    conditions = gpu_conditions(capture)
+    if not conditions:
         return _without_ranks(capture.gpus[-1])
-    last = by_index[-1]
+    spinning, idle, other = (
+        [rank for rank, found in conditions.items() if found == condition]
+        for condition in ("spins", "idle", "works")
+    )
+    last = {gpu.index: gpu for gpu in capture.gpus[-1]}
 
     def figures(ranks: Iterable[int]) -> str:
         return _figures([last[device] for r in ranks if (device := devices[r]) is not None])

@@ -73,6 +73,7 @@ class Script:
         ended: Ranks that ended with it, and leave no dump.
         keep: Entries that each dump keeps; all when None.
         given_up: Ranks whose watchdog retired the last call.
+        tells: Whether rings say of calls that they completed; NCCL says it of barriers alone.
     """
 
     posts: list[Post] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Script:
     ended: tuple[int, ...] = ()
     keep: int | None = None
     given_up: tuple[int, ...] = ()
+    tells: bool = True
 
     def post(
         self,
@@ -140,7 +142,7 @@ class Script:
             call.label,
             call.op,
             members=GROUPS[call.label],
-            done=call.done,
+            done=call.done and (self.tells or call.op == "barrier"),
             backend="nccl",
             shape=call.shape,
             dtype=call.dtype,

@@ -10,8 +10,8 @@ from tests.comparison import fr_trace
 from tests.comparison.__main__ import MARK, cell, ncclscope_says, scores
 from tests.comparison.ras import BY_DOCUMENTATION
 from tests.comparison.scenarios import SCENARIOS, Scenario, Truth
-from tests.comparison.score import Answer, Named, score
-from tests.comparison.script import Script
+from tests.comparison.score import Answer, Named, of_verdict, score
+from tests.comparison.script import WORLD, Script
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-each-tool-says.md"
 KINDS = {
@@ -33,6 +33,26 @@ def test_ncclscope_is_right_wherever_it_is_recorded(scenario: Scenario, tmp_path
         assert word == "right" if recorded else word in ("silent", "partly")
     cells = [cell(scores(answer, scenario.truth), answer) for answer in (rings, dumps)]
     assert f"| {scenario.title} | {' | '.join(cells)} |" in PAGE.read_text(), "make the page again"
+
+
+@pytest.mark.parametrize("barrier", [False, True], ids=["", "after a barrier"])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_it_is_right_where_nothing_tells_what_has_completed(
+    scenario: Scenario, barrier: bool, tmp_path: Path
+) -> None:
+    script = Script(tells=False)
+    if barrier:
+        script.post(range(WORLD), "barrier")
+    scenario.play(script)
+
+    answer = of_verdict(script.verdict_of_rings(tmp_path))
+
+    if scenario.truth is None or scenario.truth.kind == "stalled":
+        assert answer.findings == ()  # a call that does not end looks like one that has ended
+    else:
+        assert answer.kind == scenario.truth.kind
+        named = {rank for finding in answer.findings for rank in finding.ranks}
+        assert named == {*scenario.truth.ranks} or not scenario.truth.ranks
 
 
 def test_each_kind_has_a_scenario() -> None:

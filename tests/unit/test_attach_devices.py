@@ -5,23 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclscope.analysis.device_verdict import gpu_of, hear_gpus
-from ncclscope.capture import Capture, GpuSample, Source
+from ncclscope.capture import Capture, Source
 from ncclscope.sources.bundle import read_capture
-from tests.captures import DATA, capture, elsewhere, in_collective, verdict_of, worker
+from tests.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 
 
 def recorded(name: str) -> Capture:
     return read_capture(DATA / f"h200_{name}.json")
-
-
-def gpus(*busy: int) -> tuple[tuple[GpuSample, ...], ...]:
-    sample = tuple(
-        GpuSample(i, "GPU", use, 0, 120.0 if use else 78.0, 700.0, (1000 + i,))
-        for i, use in enumerate(busy)
-    )
-    return sample, sample
 
 
 def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:

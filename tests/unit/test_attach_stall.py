@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.analysis.verdict import diagnose
+from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
-from tests.captures import capture, elsewhere, in_collective, worker
+from tests.captures import capture, elsewhere, gpus, in_collective, stack, worker
 from tests.cluster import Cluster
+
+SYNC = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
 
 
 def living(directory: Path, seconds: float) -> Run:
@@ -48,3 +50,50 @@ def test_a_process_that_computes_may_be_on_its_way(tmp_path: Path) -> None:
 def test_without_a_look_half_a_minute_counts(tmp_path: Path) -> None:
     assert diagnose(living(tmp_path, 20.0)).status == "ok"
     assert diagnose(living(tmp_path, 40.0)).status == "hung"
+
+
+# --- where the backend does not tell ------------------------------------------------------------
+
+
+def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) -> Run:
+    """All ranks have posted the same on NCCL, one of them in another order where wanted."""
+    cluster = Cluster(directory, 2)
+    for rank in (0, 1):
+        labels = ("ep:0", "tp:0") if swapped and rank else ("tp:0", "ep:0")
+        for label in ("tp:0", "ep:0", *labels):
+            cluster.post((rank,), label, done=False, backend="nccl")
+    run = cluster.run(quiet=seconds)
+    return replace(run, ranks=tuple(replace(rank, alive=True) for rank in run.ranks))
+
+
+def looked_at(run: Run, *use: int) -> Verdict:
+    """The verdict, where the host waits for the GPU, and the GPUs were so busy."""
+    workers = [worker(rank, SYNC, switches=4000) for rank in range(2)]
+    return diagnose(replace(run, capture=capture(workers, gpus=gpus(*use))))
+
+
+def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
+    verdict = looked_at(resting(tmp_path), 100, 100)
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == ("hung", "stalled", ())
+    assert cause.candidate_ranks == (0, 1)
+    assert cause.comm is None
+    assert "load of the GPUs" in cause.inferred[0]
+
+
+@pytest.mark.parametrize(("seconds", "use"), [(40.0, (100, 0)), (40.0, (0, 0)), (5.0, (100, 100))])
+def test_one_at_rest_or_no_time_is_none(
+    tmp_path: Path, seconds: float, use: tuple[int, int]
+) -> None:
+    assert looked_at(resting(tmp_path, seconds), *use).status == "ok"
+
+
+def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> None:
+    run = resting(tmp_path, swapped=True)
+
+    assert looked_at(run, 0, 0).status == "ok"
+    cause = looked_at(run, 100, 100).cause
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))

@@ -1,0 +1,149 @@
+"""Small all-reduces in a loop, as nccl-tests makes them: ``python -m tests.gpu.small_all_reduces``.
+
+Through torch.distributed and, where vLLM is installed, through its pynccl; recorded and not in
+turns, within the same processes, and once more with the calls counted by the GPU. Shown are
+microseconds a call by the clock, until the device has ended, and of the host alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ncclscope import open_run
+from ncclscope.parity.processes import run_ranks
+
+SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10)
+"""Bytes."""
+ON_GPUS = torch.cuda.device_count() >= 2
+RANKS = min(4, torch.cuda.device_count()) if ON_GPUS else 2
+MODES = {"recorded": "", "counted": "1"}
+
+Times = dict[str, list[float]]
+"""Nanoseconds a call of each round, ``off`` and ``on``."""
+
+
+def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
+    """Times the loops in one process.
+
+    Args:
+        rank: Global rank; all switch at the same calls.
+        rounds: Of each size, on and off.
+        count: Calls a round.
+
+    Returns:
+        By ``library bytes``, ``clock`` and ``host``.
+    """
+    from ncclscope_patches import registry
+
+    patches = registry.active()
+    assert patches, "nothing is traced here"
+    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPUS else torch.device("cpu")
+    found = {}
+    for library, reduce in libraries(device):
+        for size in SIZES:
+            tensor = torch.ones(size // 4, device=device)
+            taken: dict[str, Times] = {"clock": {}, "host": {}}
+            for number in range(2 * rounds + 2):
+                way = ("off", "on")[number % 2]
+                for patch in patches:
+                    patch.active = way == "on"
+                host, clock = loop(reduce, tensor, count)
+                if number > 1:  # the first of each warms up
+                    taken["host"].setdefault(way, []).append(host)
+                    taken["clock"].setdefault(way, []).append(clock)
+            found[f"{library} {size}"] = taken
+    return found
+
+
+def libraries(device: torch.device) -> Iterator[tuple[str, Callable[[torch.Tensor], object]]]:
+    """Yields what to measure."""
+    yield "torch.distributed", dist.all_reduce
+    if ON_GPUS and importlib.util.find_spec("vllm"):
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+
+        yield "pynccl", PyNcclCommunicator(dist.new_group(backend="gloo"), device).all_reduce
+
+
+def loop(
+    reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor, count: int
+) -> tuple[float, float]:
+    """Returns nanoseconds a call, of the host and until all have ended."""
+    synchronize()
+    began = time.perf_counter_ns()
+    for _ in range(count):
+        reduce(tensor)
+    posted = time.perf_counter_ns()
+    synchronize()
+    return (posted - began) / count, (time.perf_counter_ns() - began) / count
+
+
+def synchronize() -> None:
+    """Waits for the device."""
+    if ON_GPUS:
+        torch.cuda.synchronize()
+
+
+def rows(mode: str, found: dict[str, dict[str, Times]]) -> Iterator[dict[str, Any]]:
+    """Yields one row for each library and size."""
+    for name, taken in found.items():
+        library, size = name.split()
+        row: dict[str, Any] = {"library": library, "bytes": int(size), "mode": mode}
+        for what, times in taken.items():
+            ratios = sorted(on / off for on, off in zip(times["on"], times["off"], strict=True))
+            row |= {
+                f"{what}_off": statistics.median(times["off"]) / 1e3,
+                f"{what}_on": statistics.median(times["on"]) / 1e3,
+                f"{what}_ratio": (statistics.median(ratios), ratios[0], ratios[-1]),
+            }
+        yield row
+
+
+def main() -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="tests.gpu.small_all_reduces", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--count", type=int, default=200, help="calls a round")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    document = []
+    for mode, progress in MODES.items():
+        if progress and not ON_GPUS:
+            continue
+        os.environ["NCCLSCOPE_DEVICE_PROGRESS"] = progress
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ncclscope-loop-") as rings:
+            outcome = run_ranks(
+                measure, arguments.rounds, arguments.count,
+                ranks=RANKS, rings=Path(rings), backend="nccl" if ON_GPUS else "gloo",
+                timeout=500.0,
+            )  # fmt: skip
+            if outcome.ending != "finished":
+                print(outcome.ending, *outcome.failures, file=sys.stderr)
+                return 1
+            calls = sum(log.calls for log in open_run(Path(rings)).ranks[0].logs.values())
+            print(f"{mode}: {RANKS} ranks, {calls} calls recorded by rank 0", file=sys.stderr)
+        document += list(rows(mode, outcome.results[0]))
+    for row in document:
+        clock, host = ("{:.2f} -> {:.2f} us x{:.3f} ({:.3f}-{:.3f})".format(
+            row[f"{what}_off"], row[f"{what}_on"], *row[f"{what}_ratio"]
+        ) for what in ("clock", "host"))  # fmt: skip
+        print(f"{row['library']:17} {row['bytes']:6} B {row['mode']:8}  {clock}   host {host}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

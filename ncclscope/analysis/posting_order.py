@@ -20,9 +20,11 @@ from ncclscope.model import Call, Rank
 
 __all__ = ["PostingOrder"]
 
-WINDOW = 1024
-"""Calls of a rank that are carried out on paper. About as many launches a stream takes at once:
-who has posted more since has seen the one before end."""
+WINDOW = 8192
+"""Calls of a rank that are carried out on paper."""
+AHEAD = 2048
+"""Who has posted so many calls after one has come past it: no stream takes as many launches at
+once. Then the order on paper is not that on the device, as with a stream for each thread."""
 MOST = 1 << 18
 """The same of all ranks together, so that a large job does not take long."""
 LEAST = 64
@@ -51,10 +53,13 @@ class PostingOrder(Waits):
         if not stuck:
             return {}
         # Seldom: looked at again, with the groups of NCCL, whose calls have no order.
-        stuck = self._carry_out({n: self._grouped(rank, starts) for n, rank in self._ranks.items()})
+        posted = {n: self._grouped(rank, starts) for n, rank in self._ranks.items()}
+        stuck = self._carry_out(posted)
         heads = {n: self._ranks[n].logs[key].call(seq) for n, (key, seq) in stuck.items()}
-        if any(_has_passed(self._ranks[number], call) for number, call in heads.items()):
-            return {}
+        for number, call in heads.items():
+            place = next(i for i, item in enumerate(posted[number]) if stuck[number] in item)
+            if len(posted[number]) - place > AHEAD or _has_passed(self._ranks[number], call):
+                return {}
         return heads
 
     def _starts(self) -> dict[str, int]:

@@ -163,6 +163,15 @@ def test_who_has_taken_further_steps_has_come_past_it(cluster_of: ClusterOf) -> 
     assert cluster.verdict().status == "ok"
 
 
+def test_who_has_posted_thousands_of_calls_since_has_come_past_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    post_all(cluster, {3: SWAPPED})
+    for rank in cluster.everybody:
+        post(cluster, rank, USUAL * 400)
+
+    assert cluster.verdict().status == "ok"
+
+
 def test_who_ended_in_order_did_not_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     post_all(cluster, {3: SWAPPED})

@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
+
 from ncclscope.analysis.completion import first_pending, tells_of
 from ncclscope.analysis.waits import Waits
 from ncclscope.logs import newest_of
@@ -21,13 +23,14 @@ from ncclscope.model import Call, Rank
 __all__ = ["PostingOrder"]
 
 WINDOW = 8192
-"""Calls of a rank that are carried out on paper."""
+"""Calls of a rank on a communicator that are carried out on paper."""
 AHEAD = 2048
 """Who has posted so many calls after one has come past it: no stream takes as many launches at
 once. Then the order on paper is not that on the device, as with a stream for each thread."""
-MOST = 1 << 18
-"""The same of all ranks together, so that a large job does not take long."""
+MOST = 1 << 17
+"""Calls on a communicator of all ranks together, so that a large job does not take long."""
 LEAST = 64
+"""Those of a rank that are carried out in any job."""
 STEPS = 3
 """Who has begun as many steps of its engine since has seen the results of the first."""
 
@@ -47,7 +50,7 @@ class PostingOrder(Waits):
     def heads(self) -> Mapping[int, Call]:
         """The first call of each rank that does not end; empty where all come to their end."""
         starts = self._starts()
-        if len(starts) < 2:
+        if len(starts) < 2 or self._alike(starts):
             return {}
         stuck = self._carry_out({n: self._posted(rank, starts) for n, rank in self._ranks.items()})
         if not stuck:
@@ -76,6 +79,33 @@ class PostingOrder(Waits):
             if len(untold) == len(members):
                 starts[key] = max(logs[0].calls - most + 1, *untold)
         return starts
+
+    def _alike(self, starts: Mapping[str, int]) -> bool:
+        """Whether all ranks took communicators of the same kinds in the same order.
+
+        That is so in most runs, and where each rank has one communicator of a kind nobody can
+        stand then: those who share a call come to it at the same place.
+        """
+        first: bytes | None = None
+        numbers: dict[str, int] = {}
+        for rank in self._run.ranks:
+            keys = [key for key in rank.logs if key in starts]
+            kinds = [self._run.communicators[key].kind or key for key in keys]
+            if len({*kinds}) < len(kinds):
+                return False
+            if not keys:
+                continue
+            marks = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+            positions = [
+                rank.logs[key].positions(starts[key], rank.logs[key].calls + 1) for key in keys
+            ]
+            taken = np.repeat(np.array(marks, np.uint32), [len(found) for found in positions])
+            own = taken[np.argsort(np.concatenate(positions), kind="stable")].tobytes()
+            if first is None:
+                first = own
+            elif own != first:
+                return False
+        return True
 
     def _posted(self, rank: Rank, starts: Mapping[str, int]) -> list[Item]:
         """Returns the calls of a rank in the order in which it posted them."""
@@ -147,9 +177,11 @@ def _first_untold(rank: Rank, key: str) -> int | None:
     """Returns the first call of which nothing tells whether it has completed; None for no such."""
     log = rank.logs[key]
     call, told = first_pending(log)
-    if call is None or key in rank.device or (told and tells_of(log, call)):
+    if call is None or key in rank.device or rank.details.get("tells"):
         return None
-    return None if rank.details.get("tells") else call.seq
+    if not told:
+        return log.first
+    return None if tells_of(log, call) else call.seq
 
 
 def _has_passed(rank: Rank, call: Call) -> bool:

@@ -141,6 +141,15 @@ def test_the_same_order_at_different_times_is_no_swap(cluster_of: ClusterOf) -> 
     assert cluster.verdict().status == "ok"
 
 
+def test_replicas_that_do_not_do_the_same_need_no_common_order(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for rank in cluster.everybody:
+        own = ("tp:0", "ep:0", "ep:0") if rank < 2 else ("ep:0", "tp:0")
+        post(cluster, rank, ("world", *own, "world"))
+
+    assert cluster.verdict().status == "ok"
+
+
 def test_inside_an_nccl_group_there_is_no_order(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     post_all(cluster)

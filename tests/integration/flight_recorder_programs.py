@@ -84,7 +84,7 @@ class Rank:
 
     def settle(self) -> None:
         """Waits until the recorder knows that all has completed, a moment after the caller does."""
-        while any(entry["state"] != "completed" for entry in entries()):
+        while not all(entry["retired"] for entry in entries()):
             time.sleep(0.005)
 
     def meet(self, word: str, who: set[int]) -> None:

@@ -51,6 +51,7 @@ def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
 
     done = _demo("--fault", fault, "--seed", str(seed), "--json")
 
+    assert done.stdout, done.stderr
     document = json.loads(done.stdout)
     assert document["agrees"], (document["verdict"], document["planted"])
     assert done.returncode == 0

@@ -92,13 +92,17 @@ class Stalled:
     def _spinning(self, case: Case) -> Iterable[Finding]:
         """Describes what GPUs give away where the backend does not tell what has completed."""
         ranks = tuple(rank.rank for rank in case.run.ranks if rank.logs)
-        if case.run.capture is None or case.waits.heads or len(ranks) < 2:
+        if case.waits.heads or len(ranks) < 2:
             return
         seconds = case.longest_common_quiet(ranks)
-        conditions = gpu_conditions(case.run.capture)
+        capture = case.run.capture
+        spinning = {rank.rank for rank in case.run.ranks if rank.details.get("gpu_spins")}
+        if capture is not None:
+            found = gpu_conditions(capture)
+            spinning.update(rank for rank, condition in found.items() if condition == "spins")
         if seconds is None or seconds < _ALONE_SECONDS:
             return
-        if any(conditions.get(rank) != "spins" for rank in ranks):
+        if not spinning.issuperset(ranks):
             return
         shared = [comm for comm in case.run.communicators.values() if set(comm.ranks) >= {*ranks}]
         comm = shared[0] if len(case.run.communicators) == 1 and shared else None

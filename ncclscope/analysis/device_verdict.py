@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture, GpuSample, RasAnswer, RasComm, RasRank, Worker
 
-__all__ = ["Testimony", "gpu_conditions", "gpu_of", "hear_gpus", "hear_ras"]
+__all__ = ["Testimony", "gpu_conditions", "gpu_of", "hear_gpus", "hear_ras", "spins"]
 
 SPINNING, QUIET = 95, 1
 """Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
@@ -61,8 +61,8 @@ def gpu_conditions(capture: Capture) -> dict[int, str]:
     for rank, device in _devices(capture).items():
         samples = [s[device] for s in by_index if device is not None and device in s]
         if samples:
-            spins, idles = all(map(_spins, samples)), all(map(_idles, samples))
-            found[rank] = "spins" if spins else "idle" if idles else "works"
+            idle = all(map(_idles, samples))
+            found[rank] = "spins" if all(map(spins, samples)) else "idle" if idle else "works"
     return found
 
 
@@ -103,7 +103,7 @@ def hear_gpus(capture: Capture) -> Testimony | None:
 
 
 def _without_ranks(sample: Sequence[GpuSample]) -> Testimony:
-    spinning = [gpu.index for gpu in sample if _spins(gpu)]
+    spinning = [gpu.index for gpu in sample if spins(gpu)]
     idle = [gpu.index for gpu in sample if _idles(gpu)]
     return Testimony(
         f"{len(spinning)} of {plural(len(sample), 'GPU')} spin ({_numbers(spinning)}), "
@@ -112,7 +112,8 @@ def _without_ranks(sample: Sequence[GpuSample]) -> Testimony:
     )
 
 
-def _spins(gpu: GpuSample) -> bool:
+def spins(gpu: GpuSample) -> bool:
+    """Whether a GPU runs kernels that touch no memory."""
     return gpu.utilisation >= SPINNING and gpu.memory_utilisation <= QUIET
 
 

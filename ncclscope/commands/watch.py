@@ -107,12 +107,15 @@ class WatchCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Looks until it is told to stop, or has found what it was to wait for."""
         from ncclscope.live.actions import Actions
+        from ncclscope.live.gpu_load import GpuLoad
         from ncclscope.live.watch import Watcher
 
         directory = _directory(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill)
         actions.check()
-        watcher = Watcher(directory, stall=arguments.stall, rings=_elsewhere(arguments))
+        elsewhere = _elsewhere(arguments)
+        gpus = GpuLoad() if elsewhere is None else None
+        watcher = Watcher(directory, stall=arguments.stall, rings=elsewhere, gpus=gpus)
         if arguments.once:
             return _once(watcher, arguments)
         # A supervisor ends it so, or a line that goes down; the terminal is to be as it was.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.live.gpu_load import ALONE_SECONDS, GpuLoad
 from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
@@ -77,6 +78,7 @@ class Watcher:
         clock: Seconds, never going back.
         wall: Nanoseconds since 1970 when ``clock`` was read for the first time.
         rings: What to look at, where it is not the rings of the directory.
+        gpus: The load of this host's GPUs, where the ranks are here.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
         rings: Rings | None = None,
+        gpus: GpuLoad | None = None,
     ) -> None:
         self.directory = directory
         self.stall = stall
@@ -103,6 +106,8 @@ class Watcher:
         self._examined: object = None
         self._examine_at = 0.0
         self._settled: object = None
+        self._gpus = gpus
+        self._spins = False
         self._group: tuple[object, float] | None = None
         self._shown: object = None
         self._stuck_now: list[Words] = []
@@ -170,6 +175,7 @@ class Watcher:
             self._verdict = None
         who = tuple(sorted((words.path, words.rank, words.over) for words in living))
         parted = self._compare(living, moved)
+        self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
         self._examined = who
@@ -182,6 +188,11 @@ class Watcher:
             signature = tuple((words.path, words.signature) for words in still)
             due = due or signature != self._settled
             self._settled = signature
+            if not stuck and self._gpus_spin(still, signature, now):
+                due = due or not self._spins
+                self._spins = True
+            else:
+                self._spins = False
         if due or (parted and self._trouble is None):
             self._judge(living, now, stuck)
         if parted and self._trouble is None and self._group is None:
@@ -202,6 +213,12 @@ class Watcher:
         if any(now - words.moved_at < self.stall for words in ranks):
             return ()
         return ranks if any(words.pending() for words in ranks) else ()
+
+    def _gpus_spin(self, still: Sequence[Words], signature: object, now: float) -> bool:
+        """Whether ranks that have posted nothing for long have GPUs that run all the same."""
+        if self._gpus is None or any(now - w.moved_at < ALONE_SECONDS for w in still):
+            return False
+        return self._gpus.spins([words.pid for words in still if words.pid], signature, now)
 
     def _inside(self, living: Sequence[Words], asked: Sequence[Words] | None = None) -> list[Words]:
         """Returns the processes that are inside of a call, as far as that can be known.
@@ -314,7 +331,9 @@ class Watcher:
         for words in living:
             rank = words.read()
             if rank is not None and rank.alive:
-                rank = replace(rank, last_seen_ns=wall_ns)  # seen just now
+                more = {"gpu_spins": True} if self._spins else {}
+                # Seen just now.
+                rank = replace(rank, last_seen_ns=wall_ns, details={**rank.details, **more})
             if rank is not None:
                 ranks.append(rank)
         return ranks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["ODD", "swap"]
+__all__ = ["ODD", "block", "swap"]
 
 ODD = 3
 STEPS, CALLS = 10, 4
@@ -45,6 +45,19 @@ def swap(rank: int, captured: bool) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     time.sleep(600)
+
+
+def block(rank: int) -> None:
+    """Posts the same on all ranks, but on one behind a kernel that takes minutes."""
+    tensor = torch.ones(64, device="cuda")
+    for _ in range(STEPS):
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if rank == ODD:
+        for _ in range(200):
+            torch.cuda._sleep(1 << 31)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
 
 
 def _captured(step: Any) -> Any:

@@ -44,6 +44,7 @@ class Hang:
         rings: Where the job records.
         pids: Of the processes to look at; none where all have ended.
         end: Ends them with SIGKILL.
+        from_bundle: Whether `diagnose` is to read what `attach` wrote, and not the rings alone.
     """
 
     case: str
@@ -53,6 +54,7 @@ class Hang:
     rings: Path
     pids: Sequence[int]
     end: Callable[[], object]
+    from_bundle: bool = False
 
 
 def dumps_on_request(directory: Path) -> dict[str, str]:
@@ -111,7 +113,9 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
         for name in ("ras", "gpu"):
             found[name] = witnesses.get(name, {}).get("says", "")
     hang.end()
-    found["diagnose"] = said(ask(hang.case, "diagnose", "diagnose", hang.rings))
+    found["diagnose"] = said(
+        ask(hang.case, "diagnose", "diagnose", bundle if hang.from_bundle else hang.rings)
+    )
     found |= _dumps(hang, bundle / "flight_recorder", directory / "torchfrtrace")
     found |= {"planted": hang.planted, "expected": [hang.kind, list(hang.ranks)]}
     keep(hang.case, "found.json", json.dumps(found, indent=1))

@@ -23,7 +23,7 @@ from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.parity.processes import run_ranks
-from tests.gpu.hang_programs import ODD, swap
+from tests.gpu.hang_programs import ODD, block, swap
 from tests.gpu.hangs import Hang, dumps_on_request, look_at, watching
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
     if captured and BACKEND != "nccl":
         pytest.skip("needs GPUs")
     text = "rank 3 posts an all_reduce on its pair before that on the world, its peers after it"
-    with watching(rings) as watch, standing(rings, captured) as pids:
+    with watching(rings) as watch, standing(rings, swap, captured) as pids:
         deadline = time.monotonic() + 120
         while watch.poll() is None:
             assert time.monotonic() < deadline, "watch said nothing"
@@ -127,12 +127,36 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
     check(found, len(pids))
 
 
+@pytest.mark.usefixtures("dumps")
+@pytest.mark.skipif(BACKEND != "nccl", reason="needs GPUs")
+def test_a_device_that_stands_still_is_no_ranks_fault(rings: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
+    with watching(rings) as watch, standing(rings, block) as pids:
+        found = look_at(
+            Hang(
+                "stalled",
+                "all ranks post the same all_reduce, rank 3 behind a kernel that takes minutes",
+                "stalled",
+                (),
+                rings,
+                pids,
+                lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
+                from_bundle=True,  # once all have ended, nothing tells it from rest
+            ),
+            watch,
+            tmp_path,
+        )
+
+    check(found, len(pids))
+    assert found["watch"]["kind"] == found["attach"]["kind"] == "stalled"
+
+
 @contextlib.contextmanager
-def standing(rings: Path, captured: bool) -> Iterator[list[int]]:
-    """Runs the program of an order swap, and yields its processes, as long as they stand."""
+def standing(rings: Path, *program: Any) -> Iterator[list[int]]:
+    """Runs a program, given with its arguments, and yields its processes while they stand."""
     ranks = threading.Thread(
         target=run_ranks,
-        args=(swap, captured),
+        args=program,
         kwargs={"ranks": 4, "rings": rings, "backend": BACKEND, "stall_after": 120.0},
         daemon=True,
     )

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from ncclscope.capture import GpuSample
 from ncclscope.live import words as words_module
+from ncclscope.live.gpu_load import GpuLoad, all_spin
 from ncclscope.live.watch import Look, Watcher
 from ncclscope.live.words import KEPT, Words
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
+from tests.captures import gpus
 from tests.programs import run_program
 from tests.rings import slot, tracer_in
 
@@ -30,9 +33,19 @@ class Job:
         self.tracers: dict[int, Tracer] = {}
         self.now = 100.0
         began_ns = time.time_ns()
+        self.use: tuple[int, ...] = ()
+        self.samples = 0
         self.watcher = Watcher(
-            directory, stall=STALL, clock=lambda: self.now, wall=lambda: began_ns
+            directory,
+            stall=STALL,
+            clock=lambda: self.now,
+            wall=lambda: began_ns,
+            gpus=GpuLoad(self._sample),
         )
+
+    def _sample(self) -> tuple[GpuSample, ...]:
+        self.samples += 1
+        return gpus(*self.use)[0]
 
     def start(self, *ranks: int) -> None:
         for rank in ranks or range(self.size):
@@ -308,6 +321,54 @@ def test_a_barrier_that_has_completed_does_not_make_the_next_call_one_that_hangs
     assert (look.status, look.activity, look.stuck) == ("ok", "idle", frozenset())
 
 
+def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job) -> None:
+    job.start()
+    job.post(done=False, backend="nccl")
+    job.use = (100, 100)
+    assert job.look().status == "ok"
+    assert job.look(STALL + 1).status == "ok"
+    assert job.samples == 0
+    assert job.look(30.0).status == "ok"
+    assert job.look(1.0).status == "ok"
+
+    look = job.look(1.5)
+
+    assert (look.status, look.news, verdict_of(look)) == ("hung", True, ("stalled", ()))
+    assert job.samples == 2
+    job.post(done=False, backend="nccl")
+    assert job.look(2.0).status == "ok"
+    assert job.look(30.0).status == "ok"
+
+
+@pytest.mark.parametrize("use", [(100, 0), (0, 0), (100,), ()])
+def test_other_gpus_do_not(job: Job, use: tuple[int, ...]) -> None:
+    job.start()
+    job.post(done=False, backend="nccl")
+    job.use = use
+
+    assert {job.look(11.0).status for _ in range(10)} == {"ok"}
+
+
+def test_gpus_are_not_looked_at_where_calls_are_known_to_have_completed(job: Job) -> None:
+    job.start()
+    job.post()
+    job.use = (100, 100)
+
+    assert {job.look(11.0).status for _ in range(10)} == {"ok"}
+    assert job.samples == 0
+
+
+def test_gpus_of_other_processes_do_not_count() -> None:
+    busy, idle = gpus(100, 100, 0)[0][:2], gpus(0, 0, 0)[0][2:]
+
+    assert all_spin([1000, 1001], busy + idle)
+    assert not all_spin([1000, 1002], busy + idle)
+    assert not all_spin([1000, 7], busy)
+    # In a container the processes of the host are named, which are nobody's here.
+    assert all_spin([5, 6], busy)
+    assert not all_spin([5, 6], busy + idle)
+
+
 def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
     job = Job(rings, 4)
     job.start()
@@ -363,6 +424,7 @@ def test_other_calls_in_a_group_are_one(job: Job) -> None:
 
 GONE = """
 import os, sys
+from tests.captures import gpus
 from tests.rings import tracer_in
 for rank in (0, 1):
     tracer = tracer_in(sys.argv[1], rank=rank, world_size=2)

@@ -239,6 +239,8 @@ class Rank:
         activities: What it does besides its calls, by name.
         graphs: CUDA graphs that it captured, by number.
         device: How far its communicators are on its GPU, by key, where that was counted.
+        orders: Digests of the order in which it took its communicators, by how many calls of each
+            count, where its records are elsewhere; see :mod:`ncclscope.analysis.posting_order`.
         source: File it was read from.
         details: Whatever else the process wrote about itself.
     """
@@ -262,6 +264,7 @@ class Rank:
     activities: Mapping[str, Activity] = field(default_factory=dict)
     graphs: Mapping[int, Graph] = field(default_factory=dict)
     device: Mapping[str, DeviceStand] = field(default_factory=dict)
+    orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 
@@ -20,17 +21,15 @@ from ncclscope.analysis.waits import Waits
 from ncclscope.logs import newest_of
 from ncclscope.model import Call, Rank
 
-__all__ = ["PostingOrder"]
+__all__ = ["WINDOWS", "PostingOrder", "order_of"]
 
-WINDOW = 8192
-"""Calls of a rank on a communicator that are carried out on paper."""
+WINDOWS = (8192, 1024)
+"""Calls of a rank on a communicator that are carried out on paper, the fewer in a large job."""
+LARGE = 64
+"""Ranks of one."""
 AHEAD = 2048
 """Who has posted so many calls after one has come past it: no stream takes as many launches at
 once. Then the order on paper is not that on the device, as with a stream for each thread."""
-MOST = 1 << 17
-"""Calls on a communicator of all ranks together, so that a large job does not take long."""
-LEAST = 64
-"""Those of a rank that are carried out in any job."""
 STEPS = 3
 """Who has begun as many steps of its engine since has seen the results of the first."""
 
@@ -49,8 +48,11 @@ class PostingOrder(Waits):
     @cached_property
     def heads(self) -> Mapping[int, Call]:
         """The first call of each rank that does not end; empty where all come to their end."""
-        starts = self._starts()
-        if len(starts) < 2 or self._alike(starts):
+        window = WINDOWS[len(self._run.ranks) > LARGE]
+        if self._alike(window):
+            return {}
+        starts = self._starts(window)
+        if len(starts) < 2:
             return {}
         stuck = self._carry_out({n: self._posted(rank, starts) for n, rank in self._ranks.items()})
         if not stuck:
@@ -65,9 +67,8 @@ class PostingOrder(Waits):
                 return {}
         return heads
 
-    def _starts(self) -> dict[str, int]:
+    def _starts(self, window: int) -> dict[str, int]:
         """For each communicator that does not tell, the first call that is carried out."""
-        most = min(WINDOW, max(LEAST, MOST // max(1, len(self._run.ranks))))
         starts = {}
         for key, comm in self._run.communicators.items():
             members = list(self._run.members(key))
@@ -77,35 +78,20 @@ class PostingOrder(Waits):
                 continue
             untold = [seq for rank in members if (seq := _first_untold(rank, key)) is not None]
             if len(untold) == len(members):
-                starts[key] = max(logs[0].calls - most + 1, *untold)
+                starts[key] = max(logs[0].calls - window + 1, *untold)
         return starts
 
-    def _alike(self, starts: Mapping[str, int]) -> bool:
+    def _alike(self, window: int) -> bool:
         """Whether all ranks took communicators of the same kinds in the same order.
 
         That is so in most runs, and where each rank has one communicator of a kind nobody can
         stand then: those who share a call come to it at the same place.
         """
-        first: bytes | None = None
-        numbers: dict[str, int] = {}
-        for rank in self._run.ranks:
-            keys = [key for key in rank.logs if key in starts]
-            kinds = [self._run.communicators[key].kind or key for key in keys]
-            if len({*kinds}) < len(kinds):
-                return False
-            if not keys:
-                continue
-            marks = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
-            positions = [
-                rank.logs[key].positions(starts[key], rank.logs[key].calls + 1) for key in keys
-            ]
-            taken = np.repeat(np.array(marks, np.uint32), [len(found) for found in positions])
-            own = taken[np.argsort(np.concatenate(positions), kind="stable")].tobytes()
-            if first is None:
-                first = own
-            elif own != first:
-                return False
-        return True
+        orders = {
+            rank.orders[window] if rank.orders else order_of(rank, window)
+            for rank in self._run.ranks
+        }
+        return None not in orders and len(orders - {""}) < 2
 
     def _posted(self, rank: Rank, starts: Mapping[str, int]) -> list[Item]:
         """Returns the calls of a rank in the order in which it posted them."""
@@ -164,6 +150,32 @@ class PostingOrder(Waits):
             for number, item in now.items()
             if (found := _first_open(item, arrived, members)) is not None
         }
+
+
+def order_of(rank: Rank, window: int) -> str | None:
+    """Returns a digest of the order in which a rank took its communicators.
+
+    Args:
+        rank: The rank.
+        window: How many calls on each communicator count, from the end.
+
+    Returns:
+        It is empty where the rank has none that does not tell, and None where it has several of
+        a kind.
+    """
+    keys = [key for key in rank.logs if _first_untold(rank, key) is not None]
+    kinds = [rank.logs[key].communicator.kind or key for key in keys]
+    if not keys or len({*kinds}) < len(kinds):
+        return None if keys else ""
+    positions = []
+    for key in keys:
+        log = rank.logs[key]
+        positions.append(log.positions(max(log.first, log.calls - window + 1), log.calls + 1))
+    inverse = np.unique(np.array(kinds), return_inverse=True)[1]
+    taken = np.repeat(inverse.astype(np.uint32), [len(found) for found in positions])
+    order = taken[np.argsort(np.concatenate(positions), kind="stable")]
+    names = "|".join(sorted(kinds)).encode()
+    return blake2b(names + order.tobytes(), digest_size=8).hexdigest()
 
 
 def _first_open(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.completion import last_states
+from ncclscope.analysis.posting_order import WINDOWS, order_of
 from ncclscope.economy import economy, without_collection
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import printable
@@ -153,6 +154,12 @@ class Depot:
                 for key, calls in rank.p2p.items()
                 if key in rank.logs
             ],
+            "device": [
+                [comms.setdefault(rank.logs[key].communicator, len(comms)), *astuple(stand)]
+                for key, stand in rank.device.items()
+                if key in rank.logs
+            ],
+            "orders": [order_of(rank, window) for window in WINDOWS],
             "step": spell_steps(newest_of(rank.steps, 1)),
             # Ranks of a program capture the same graphs: each is told once.
             "graphs": [

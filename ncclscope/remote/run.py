@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ncclscope.analysis.posting_order import WINDOWS
+from ncclscope.device.stand import DeviceStand
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.foreign import MAX_RANKS, integers, printable
 from ncclscope.graphs import Graph
@@ -160,6 +162,8 @@ def _rank(
         exited=exited,
         alive=alive,
         steps=RemoteTrail(place, None, read_steps(told["step"]), _steps),
+        device={comms[number].key: DeviceStand(*stand) for number, *stand in told["device"]},
+        orders=dict(zip(WINDOWS, told["orders"], strict=True)),
         activities={one[0]: Activity(*one) for one in told["activities"]},
         source=f"{place.node}:{source}",
         details=told["details"],

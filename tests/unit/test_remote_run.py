@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,11 @@ from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
+from ncclscope.ring import layout
 from tests.bench.rings import DIVERGING, make_rings
 from tests.remote_nodes import HereAsker
 from tests.rings import fill, tracer_in
+from tests.unit.host_device import HostDevice, post
 
 
 def spread(directory: Path, nodes: int) -> dict[str, Path]:
@@ -85,6 +88,43 @@ def test_transfers_steps_and_engines(rings: Path) -> None:
     local, remote, _ = both(rings, 2)
     assert remote == local
     assert remote["verdict"]["kind"] == "p2p_mismatch"
+
+
+def test_calls_that_devices_count(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    for rank in range(3):
+        tracer = Tracer(rings, rank=rank, world_size=3, heartbeat=False, capacity=1024)
+        device = HostDevice(tracer, enters=True)
+        comm = tracer.communicator("K", "tp:0", range(3), "nccl")
+        for _ in range(9):
+            post(tracer, comm)
+        device.run(14 if rank == 1 else 15)  # in call 8; of one, before it
+        tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
+    monkeypatch.setattr("ncclscope.sources.ring.is_alive", lambda *_: False)
+    local, remote, _ = both(rings, 2)
+    assert remote == local
+    assert remote["table"][1]["comms"]["tp:0"]["device"]["entered"] == 7
+    assert (remote["verdict"]["kind"], remote["verdict"]["diverging_ranks"]) == ("not_joined", [1])
+
+
+def test_an_order_swap_where_nothing_tells_what_has_completed(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(4):
+        tracer = Tracer(rings, rank=rank, world_size=4, heartbeat=False, capacity=1024)
+        world = tracer.communicator("W", "world", range(4), "nccl")
+        pair = tracer.communicator(
+            f"P{rank // 2}", f"tp:{rank // 2}", range(rank // 2 * 2, rank // 2 * 2 + 2), "nccl"
+        )
+        for step in range(50):
+            for comm in (pair, world) if (rank, step) == (3, 49) else (world, pair):
+                tracer.record(comm, "all_reduce", shape=(step + 1,), dtype="float32", redop="sum")
+        tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
+    monkeypatch.setattr("ncclscope.sources.ring.is_alive", lambda *_: False)
+    local, remote, fleet = both(rings, 2)
+    assert remote == local
+    assert (remote["verdict"]["kind"], remote["verdict"]["diverging_ranks"]) == ("order_cycle", [3])
+    assert fleet.traffic.rounds < 20
 
 
 def test_replays_of_graphs(rings: Path) -> None:

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclscope.live.ras import DEFAULT_ADDRESS
 from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
-__all__ = ["TOOLS", "Hang", "dumps_on_request", "look_at", "watching"]
+__all__ = ["TOOLS", "Hang", "look_at", "watching", "witnesses"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
@@ -43,6 +42,7 @@ class Hang:
         ranks: Whom it should name.
         rings: Where the job records.
         pids: Of the processes to look at; none where all have ended.
+        environment: From :func:`witnesses`.
         end: Ends them with SIGKILL.
         from_bundle: Whether `diagnose` is to read what `attach` wrote, and not the rings alone.
     """
@@ -53,14 +53,23 @@ class Hang:
     ranks: Sequence[int]
     rings: Path
     pids: Sequence[int]
+    environment: Mapping[str, str]
     end: Callable[[], object]
     from_bundle: bool = False
 
 
-def dumps_on_request(directory: Path) -> dict[str, str]:
-    """Returns variables under which torch's Flight Recorder records, and dumps when asked."""
+def witnesses(directory: Path) -> dict[str, str]:
+    """Returns variables under which a job can be asked, also beside others of this machine.
+
+    NCCL's RAS answers on a port of its own, and torch's Flight Recorder records, and dumps to a
+    directory when asked.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
     prefix = str(directory / fr_trace.PREFIX)
     return {
+        "NCCL_RAS_ADDR": f"localhost:{port}",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
@@ -99,7 +108,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     found: dict[str, Any] = {"watch": said(json.loads(seen.splitlines()[-1]))}
     bundle = directory / "bundle"
     if hang.pids:
-        keep(hang.case, "ras.txt", ask_ras())
+        keep(hang.case, "ras.txt", ask_ras(hang.environment["NCCL_RAS_ADDR"]))
         keep(hang.case, "nvidia-smi.txt", _gpus())
         asked = [*NCCLSCOPE, "attach", *map(str, hang.pids), "--flight-recorder", "-o", str(bundle)]
         shown = subprocess.run(
@@ -109,9 +118,9 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
         keep(hang.case, "attach.txt", f"$ ncclscope attach\n{shown.stdout}{shown.stderr}")
         document = json.loads((bundle / "verdict.json").read_text())
         found["attach"] = said(document)
-        witnesses = {witness["name"]: witness for witness in document.get("witnesses", ())}
+        heard = {witness["name"]: witness for witness in document.get("witnesses", ())}
         for name in ("ras", "gpu"):
-            found[name] = witnesses.get(name, {}).get("says", "")
+            found[name] = heard.get(name, {}).get("says", "")
     hang.end()
     found["diagnose"] = said(
         ask(hang.case, "diagnose", "diagnose", bundle if hang.from_bundle else hang.rings)
@@ -137,10 +146,11 @@ def said(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def ask_ras() -> str:
+def ask_ras(address: str) -> str:
     """Returns what `ncclras -v` prints; why not, where nothing answers."""
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection(DEFAULT_ADDRESS, timeout=20) as connection:
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
             connection.sendall(b"VERBOSE STATUS\n")
             parts = []
             while part := connection.recv(65536):
@@ -192,7 +202,6 @@ def rows(directory: Path) -> Iterator[list[str]]:
             *(spelled(found[tool]) if tool in found else "all had ended" for tool in TOOLS),
             f"{quiet:.0f} ms" if quiet < 1000 else f"{quiet / 1000:.1f} s",
             found.get("ras") or "not asked",
-            found.get("gpu") or "not asked",
             spelled(found["dumps, ncclscope"]) if found["dumps"] else "no dumps",
             found.get("dumps, torchfrtrace", "no dumps"),
         ]
@@ -211,7 +220,7 @@ def spelled(verdict: Mapping[str, Any] | str) -> str:
 def main() -> None:
     """Prints the table, or puts it into a page."""
     directory, *page = map(Path, sys.argv[1:])
-    heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS", "GPUs"]
+    heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS"]
     heads += ["Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]
     lines = [heads, ["---"] * len(heads), *rows(directory)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -24,7 +24,7 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.parity.processes import run_ranks
 from tests.gpu.hang_programs import ODD, block, swap
-from tests.gpu.hangs import Hang, dumps_on_request, look_at, watching
+from tests.gpu.hangs import Hang, look_at, watching, witnesses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,17 +46,20 @@ PATIENCE = 32.0
 
 
 @pytest.fixture
-def dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has processes record for Flight Recorder, too, and dump when asked."""
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Lets the job's RAS and Flight Recorder be asked."""
     directory = tmp_path / "dumps"
     directory.mkdir()
-    for name, value in dumps_on_request(directory).items():
+    found = witnesses(directory)
+    for name, value in found.items():
         monkeypatch.setenv(name, value)
+    return found
 
 
-@pytest.mark.usefixtures("dumps")
 @pytest.mark.parametrize("fault", [*PARTED, *STUCK])
-def test_a_hang_on_nccl_is_named_while_it_stands(rings: Path, tmp_path: Path, fault: str) -> None:
+def test_a_hang_on_nccl_is_named_while_it_stands(
+    rings: Path, tmp_path: Path, environment: dict[str, str], fault: str
+) -> None:
     # Of a pair nothing singles out the one that posted another size.
     tp = 4 if fault in UNFIT else 2
     program = Program(tp=tp, dp=4 // tp, backend=BACKEND, fault=fault)
@@ -76,6 +79,7 @@ def test_a_hang_on_nccl_is_named_while_it_stands(rings: Path, tmp_path: Path, fa
                 planted["diverging_ranks"],
                 rings,
                 living,
+                environment,
                 laboratory.kill,
             ),
             watch,
@@ -94,10 +98,9 @@ def test_a_hang_on_nccl_is_named_while_it_stands(rings: Path, tmp_path: Path, fa
         assert not ended
 
 
-@pytest.mark.usefixtures("dumps")
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_an_order_swap_that_no_rank_waits_in_is_named(
-    rings: Path, tmp_path: Path, captured: bool
+    rings: Path, tmp_path: Path, environment: dict[str, str], captured: bool
 ) -> None:
     """The host posts everything, and stands in `cuda.synchronize` only."""
     if captured and BACKEND != "nccl":
@@ -117,6 +120,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
                 (ODD,),
                 rings,
                 pids,
+                environment,
                 lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
             ),
             watch,
@@ -127,9 +131,10 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
     check(found, len(pids))
 
 
-@pytest.mark.usefixtures("dumps")
 @pytest.mark.skipif(BACKEND != "nccl", reason="needs GPUs")
-def test_a_device_that_stands_still_is_no_ranks_fault(rings: Path, tmp_path: Path) -> None:
+def test_a_device_that_stands_still_is_no_ranks_fault(
+    rings: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
     with watching(rings) as watch, standing(rings, block) as pids:
         found = look_at(
@@ -140,6 +145,7 @@ def test_a_device_that_stands_still_is_no_ranks_fault(rings: Path, tmp_path: Pat
                 (),
                 rings,
                 pids,
+                environment,
                 lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
                 from_bundle=True,  # once all have ended, nothing tells it from rest
             ),

@@ -13,7 +13,7 @@ import pytest
 
 from ncclscope import open_run
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.hangs import TOOLS, Hang, dumps_on_request, look_at, watching
+from tests.gpu.hangs import TOOLS, Hang, look_at, watching, witnesses
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -84,8 +84,8 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
 ) -> None:
     # A replica of one rank has no all_reduce to skip.
     shape = (2, 1) if SHAPE == (1, 2) and fault == "skip_all_reduce" else SHAPE
-    dumps = _started(tmp_path / "dumps")
-    given = options(eager=True, shape=shape, memory=0.12, environment=dumps_on_request(dumps))
+    environment = witnesses(_started(tmp_path / "dumps"))
+    given = options(eager=True, shape=shape, memory=0.12, environment=environment)
     traced = TracedServer(tmp_path, **given)
     with traced.server as server:
         _answers(server)
@@ -96,7 +96,8 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
                 [server.complete(prompt, max_tokens=16, timeout=15) for prompt in PROMPTS]
             text = f"vLLM, TP={shape[0]} x DP={shape[1]}: {PLANTED[fault]}"
             pids = server.worker_pids()
-            hang = Hang(fault, text, kind, (1,), traced.rings, pids, traced.kill_workers)
+            end = traced.kill_workers
+            hang = Hang(fault, text, kind, (1,), traced.rings, pids, environment, end)
             found = look_at(hang, watch, tmp_path)
 
     for tool in TOOLS:

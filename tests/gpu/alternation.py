@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.throughput import ASKED, make_requests
+from tests.gpu.throughput import ASKED, requests
 from tests.integration.traced_server import NCCLSCOPE
 from tests.integration.vllm_server import VllmServer
 
@@ -51,7 +51,7 @@ def load(server: VllmServer, seconds: float, concurrency: int, *, asks: bool = F
     def serve(number: int) -> int:
         tokens = 0
         replica = number % SHAPE[1] if SHAPE[1] > 1 else None
-        for prompt, count in make_requests(100_000, number, longest):
+        for prompt, count in requests(number, longest):
             if end.is_set():
                 break
             choice = server.choice(prompt, count, 120, replica=replica, **more)

@@ -18,10 +18,11 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,13 @@ class Variant:
         )
 
 
-def make_requests(count: int, seed: int, longest: int) -> list[Request]:
-    """Prompts of a few to many tokens, each with a number of tokens to generate."""
+def requests(seed: int, longest: int) -> Iterator[Request]:
+    """Yields prompts of a few to many tokens, each with a number of tokens to generate."""
     draw = random.Random(seed)
     lengths = [length for length in (3, 17, 64, 300, 900) if length <= longest]
-    return [
-        ([draw.randrange(3, 500) for _ in range(draw.choice(lengths))], draw.choice((8, 32, 64)))
-        for _ in range(count)
-    ]
+    while True:
+        prompt = [draw.randrange(3, 500) for _ in range(draw.choice(lengths))]
+        yield prompt, draw.choice((8, 32, 64))
 
 
 def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> Variant:
@@ -176,7 +176,7 @@ def measure(
     longest = 900 if on_gpus() else 64
     for variant in variants:
         for seed in range(3):
-            variant.load(make_requests(count, seed, longest), concurrency)
+            variant.load(list(islice(requests(seed, longest), count)), concurrency)
         variant.tokens.clear()
         variant.latency.clear()
         variant.serve_alone()
@@ -185,9 +185,9 @@ def measure(
     for number in range(rounds):
         if number and time.monotonic() > end:
             break
-        requests = make_requests(count, 100 + number, longest)
+        given = list(islice(requests(100 + number, longest), count))
         for variant in order if number % 2 else reversed(order):
-            variant.load(requests, concurrency)
+            variant.load(given, concurrency)
         order = order[1:] + order[:1]
         base = variants[0].tokens
         so_far = [

@@ -182,6 +182,7 @@ def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
 def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     """Gives one verdict: of what runs, else of what is left."""
     from ncclscope.analysis.verdict import diagnose
+    from ncclscope.live.gpu_load import AGAIN_SPINNING
     from ncclscope.render.console import print_verdict
     from ncclscope.render.terminal import stdout_console
     from ncclscope.sources import open_run
@@ -189,6 +190,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     if not watcher.directory.is_dir():
         raise UsageError(f"{watcher.directory} is no directory", "name the one with the rings")
     look = watcher.look()
+    if watcher.is_undecided:
+        time.sleep(AGAIN_SPINNING)
+        look = watcher.look()
     verdict = look.verdict
     if verdict is None:
         if not look.ranks:

@@ -8,11 +8,11 @@ from ncclscope.analysis.device_verdict import spins
 from ncclscope.capture import GpuSample
 from ncclscope.live.gpu import open_nvml
 
-__all__ = ["ALONE_SECONDS", "GpuLoad", "all_spin"]
+__all__ = ["AGAIN_SPINNING", "ALONE_SECONDS", "GpuLoad", "all_spin"]
 
 ALONE_SECONDS = 30.0
 """So long nothing must have been posted before anybody looks at GPUs."""
-_AGAIN_SPINNING, _AGAIN = 2.0, 10.0
+AGAIN_SPINNING, _AGAIN = 2.0, 10.0
 """Seconds to the next sample: NVML's figures are those of the last second at most."""
 _TIMES = 2
 """Samples in a row that must say so."""
@@ -34,6 +34,11 @@ class GpuLoad:
         self._hits = 0
         self._next = 0.0
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the GPUs were seen to spin, and not yet often enough."""
+        return 0 < self._hits < _TIMES
+
     def spins(self, pids: Sequence[int], signature: object, now: float) -> bool:
         """Says whether the GPUs of all these processes spin.
 
@@ -47,7 +52,7 @@ class GpuLoad:
         if now >= self._next:
             found = all_spin(pids, self._sample())
             self._hits = self._hits + 1 if found else 0
-            self._next = now + (_AGAIN_SPINNING if found else _AGAIN)
+            self._next = now + (AGAIN_SPINNING if found else _AGAIN)
         return self._hits >= _TIMES
 
     def _sample(self) -> Sequence[GpuSample]:

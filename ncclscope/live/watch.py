@@ -118,6 +118,11 @@ class Watcher:
         """What could not be read."""
         return tuple(self._rings.notes.values())
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether another look at the GPUs, some seconds later, may change what is said."""
+        return self._gpus is not None and self._gpus.is_undecided
+
     def look(self) -> Look:
         """Reads what is new and says how the job is."""
         now = self._clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from ncclscope.capture import GpuSample
+from ncclscope.commands.watch import _once
 from ncclscope.live import words as words_module
 from ncclscope.live.gpu_load import GpuLoad, all_spin
 from ncclscope.live.watch import Look, Watcher
@@ -338,6 +340,20 @@ def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job)
     job.post(done=False, backend="nccl")
     assert job.look(2.0).status == "ok"
     assert job.look(30.0).status == "ok"
+
+
+def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.start()
+    job.post(done=False, backend="nccl")
+    job.use = (100, 100)
+    job.now += 60.0
+    monkeypatch.setattr(time, "sleep", job.look)  # the watcher's clock goes on meanwhile
+    arguments = argparse.Namespace(json=False, textfile=None)
+
+    assert _once(job.watcher, arguments) == 1
+    assert "stalled" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("use", [(100, 0), (0, 0), (100,), ()])

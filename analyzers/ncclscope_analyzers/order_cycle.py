@@ -15,6 +15,7 @@ from ncclscope.analysis.wording import (
     ranks_text,
     same_part,
     sentence,
+    site_text,
 )
 from ncclscope.model import Finding, Rank
 from ncclscope.signature import CREATION_OPS
@@ -103,7 +104,9 @@ class OrderCycle:
                 else "certain"
             ),
             analyzer=self.name,
-            evidence=against if posted else (*self._circle(cycle, stands), *against),
+            evidence=(*against, *_sites(case, here, there))
+            if posted
+            else (*self._circle(cycle, stands), *against),
             inferred=(
                 *((_ON_ONE_STREAM, *self._circle(cycle, stands)) if posted else ()),
                 *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
@@ -181,3 +184,16 @@ class OrderCycle:
                 return log.call(seq).position
             place = None
         return place
+
+
+def _sites(case: Case, *stands: Stand) -> Iterable[str]:
+    """Says from where two ranks posted the same two calls, each in its own order."""
+    for stand, other in zip(stands, stands[::-1], strict=True):
+        log = case.run.by_rank[stand.rank].logs.get(other.comm.key)
+        if log is None or not log.first <= other.call.seq <= log.calls:
+            continue
+        first, then = stand.call, log.call(other.call.seq)
+        yield (
+            f"rank {stand.rank} posted #{first.seq} on {comm_text(stand.comm)}{site_text(first)}, "
+            f"and after it #{then.seq} on {comm_text(other.comm)}{site_text(then)}"
+        )

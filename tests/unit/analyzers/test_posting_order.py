@@ -66,6 +66,10 @@ def test_a_rank_that_posts_in_another_order_is_named(cluster_of: ClusterOf, barr
     # That they stand there is not recorded.
     assert all("stands in" not in line for line in cause.evidence)
     assert "as on one stream" in cause.inferred[0]
+    assert (
+        f"rank 3 posted #6 on tp:0 of ranks 2 3 at model.py:4 f, and after it #{6 + barrier} on "
+        in (" ".join(cause.evidence))
+    )
     assert verdict.quiet_seconds == pytest.approx(60.0, abs=1.0)
 
 

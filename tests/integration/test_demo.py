@@ -10,12 +10,17 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from ncclscope import diagnose, open_run
 from ncclscope.lab.faults import FAULTS
+from ncclscope.remote.fleet import Fleet
+from ncclscope.remote.run import open_remote_run
 from tests.integration.test_command_line import NCCLSCOPE
+from tests.remote_nodes import HereAsker
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,10 +51,12 @@ def _assert_nothing_stays(before: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("fault", "seed"), [(name, seed) for seed, name in enumerate(FAULTS)])
-def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
+def test_the_verdict_names_what_was_planted(fault: str, seed: int, rings: Path) -> None:
     before = _leftovers()
 
-    done = _demo("--fault", fault, "--seed", str(seed), "--json")
+    # Without a directory it cleans up its own.
+    kept = [] if fault in ("skipped_call", "none") else ["--dir", str(rings / "job")]
+    done = _demo("--fault", fault, "--seed", str(seed), *kept, "--json")
 
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
@@ -57,6 +64,20 @@ def test_the_verdict_names_what_was_planted(fault: str, seed: int) -> None:
     assert done.returncode == 0
     assert document["planted"]["fault"] == fault
     _assert_nothing_stays(before)
+    if kept:
+        assert_nodes_say_the_same(rings / "job")
+
+
+def assert_nodes_say_the_same(directory: Path) -> None:
+    """Nodes that examine their own rings say what one machine says of all of them."""
+    places = {}
+    for number, ring in enumerate(sorted(directory.rglob("*.ring"))):
+        place = places[f"node-{number % 3}"] = directory / f"node-{number % 3}"
+        place.mkdir(exist_ok=True)
+        ring.rename(place / ring.name)
+    local = diagnose(open_run(directory)).to_dict()
+    remote = diagnose(open_remote_run(Fleet(HereAsker(places)), [str(directory)])).to_dict()
+    assert json.dumps(remote) == json.dumps(local)
 
 
 HIDE_TORCH = """\

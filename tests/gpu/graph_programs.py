@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["LAYERS", "ODD", "agree", "differ", "replay_cost"]
+__all__ = ["LAYERS", "ODD", "agree", "captured", "differ", "replay_cost"]
 
 LAYERS = "grgrgrgr"
 """An all_gather and an all_reduce in turn."""
@@ -33,17 +35,22 @@ class Captured:
         self.graphs = []
         size = len(names) // pieces
         for start in range(0, len(names), size):
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            # Others may look at events meanwhile, as the watchdog of NCCL's groups does.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                post(names[start : start + size], self.tensors)
-            self.graphs.append(graph)
+            self.graphs.append(captured(partial(post, names[start : start + size], self.tensors)))
 
     def replay(self) -> None:
         """Replays all pieces."""
         for graph in self.graphs:
             graph.replay()
+
+
+def captured(step: Callable[[], object]) -> Any:
+    """Returns a graph of what a step posts."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    # Others may look at events meanwhile, as the watchdog of NCCL's groups does.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph
 
 
 def tensors_of(rows: int) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["ODD", "block", "swap"]
+from tests.gpu.graph_programs import captured as captured_step
+
+__all__ = ["ODD", "swap"]
 
 ODD = 3
 STEPS, CALLS = 10, 4
@@ -36,7 +38,7 @@ def swap(rank: int, captured: bool) -> None:
     dist.barrier()
     steps: list[Any] = [partial(post, order) for order in (usual, odd)]
     if captured:
-        steps = [_captured(step) for step in steps]
+        steps = [captured_step(step).replay for step in steps]
     for _ in range(STEPS):
         steps[0]()
         tensor.fill_(1.0)
@@ -45,24 +47,3 @@ def swap(rank: int, captured: bool) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     time.sleep(600)
-
-
-def block(rank: int) -> None:
-    """Posts the same on all ranks, but on one behind a kernel that takes minutes."""
-    tensor = torch.ones(64, device="cuda")
-    for _ in range(STEPS):
-        dist.all_reduce(tensor)
-    torch.cuda.synchronize()
-    if rank == ODD:
-        for _ in range(200):
-            torch.cuda._sleep(1 << 31)
-    dist.all_reduce(tensor)
-    torch.cuda.synchronize()
-
-
-def _captured(step: Any) -> Any:
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
-    return graph.replay

@@ -23,8 +23,9 @@ from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.parity.processes import run_ranks
-from tests.gpu.hang_programs import ODD, block, swap
+from tests.gpu.hang_programs import ODD, swap
 from tests.gpu.hangs import Hang, look_at, watching, witnesses
+from tests.gpu.progress_programs import outside
 
 pytestmark = [
     pytest.mark.gpu,
@@ -136,11 +137,11 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
     rings: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
-    with watching(rings) as watch, standing(rings, block) as pids:
+    with watching(rings) as watch, standing(rings, outside) as pids:
         found = look_at(
             Hang(
                 "stalled",
-                "all ranks post the same all_reduce, rank 3 behind a kernel that takes minutes",
+                "all ranks post the same all_reduce, rank 1 behind a kernel that takes minutes",
                 "stalled",
                 (),
                 rings,

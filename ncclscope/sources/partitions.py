@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 from ncclscope.model import Communicator
 
@@ -34,17 +33,18 @@ def with_parts(communicators: Mapping[str, Communicator], expected: int) -> dict
             numbered.setdefault(same, []).append((int(name[1]), key))
     for (_, size), groups in numbered.items():
         groups.sort()
-        count = expected // size
         start = 0
-        while start + count <= len(groups):
-            together = groups[start : start + count]
-            in_turn = all(after[0] == before[0] + 1 for before, after in pairwise(together))
-            members = {rank for _, key in together for rank in communicators[key].ranks}
-            if not in_turn or len(members) < expected:
-                start += 1
-                continue
-            labels = [communicators[key].label for _, key in together]
-            for _, key in together:
-                found[key] = replace(found[key], part=f"{labels[0]} to {labels[-1]}")
-            start += count
+        last: dict[int, int] = {}
+        for place, (number, key) in enumerate(groups):
+            if place and number != groups[place - 1][0] + 1:
+                start = place
+            for rank in communicators[key].ranks:
+                start = max(start, last.get(rank, -1) + 1)
+                last[rank] = place
+            if (place + 1 - start) * size == expected:  # as many, and nobody is in two
+                together = [key for _, key in groups[start : place + 1]]
+                ends = [communicators[end].label for end in (together[0], together[-1])]
+                for own in together:
+                    found[own] = replace(found[own], part=" to ".join(ends))
+                start = place + 1
     return found

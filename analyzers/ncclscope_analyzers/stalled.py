@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.device_verdict import gpu_conditions
+from ncclscope.analysis.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.analysis.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, State
 
 __all__ = ["Stalled"]
 
-_ALONE_SECONDS = 30.0
-"""So long nothing must have been posted before the load of GPUs tells a stall from long kernels."""
 _REASON = "a link, a device or the library stands still; the program's order is in order"
 
 
@@ -100,7 +98,7 @@ class Stalled:
         if capture is not None:
             found = gpu_conditions(capture)
             spinning.update(rank for rank, condition in found.items() if condition == "spins")
-        if seconds is None or seconds < _ALONE_SECONDS:
+        if seconds is None or seconds < ALONE_SECONDS:
             return
         if not spinning.issuperset(ranks):
             return
@@ -110,9 +108,9 @@ class Stalled:
         yield Finding(
             kind=self.name,
             summary=(
-                f"All ranks have posted the same, and for {seconds:.0f} s the GPUs of all run "
-                f"kernels that touch no memory: no rank diverged, a collective {where} does not "
-                f"come to an end."
+                f"All ranks have posted the same, nothing for {seconds:.0f} s, and the GPUs of "
+                f"all were seen to run kernels that touch no memory: no rank diverged, a "
+                f"collective {where} does not come to an end."
             ),
             comm=comm,
             candidate_ranks=ranks,

@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture, GpuSample, RasAnswer, RasComm, RasRank, Worker
 
-__all__ = ["Testimony", "gpu_conditions", "gpu_of", "hear_gpus", "hear_ras", "spins"]
+__all__ = [
+    "ALONE_SECONDS",
+    "Testimony",
+    "gpu_conditions",
+    "gpu_of",
+    "hear_gpus",
+    "hear_ras",
+    "spins",
+]
 
+ALONE_SECONDS = 30.0
+"""So long nothing must have been posted before the load of GPUs tells a stall from long kernels."""
 SPINNING, QUIET = 95, 1
 """Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
 

@@ -8,10 +8,8 @@ from ncclscope.analysis.device_verdict import spins
 from ncclscope.capture import GpuSample
 from ncclscope.live.gpu import open_nvml
 
-__all__ = ["AGAIN_SPINNING", "ALONE_SECONDS", "GpuLoad", "all_spin"]
+__all__ = ["AGAIN_SPINNING", "GpuLoad", "all_spin"]
 
-ALONE_SECONDS = 30.0
-"""So long nothing must have been posted before anybody looks at GPUs."""
 AGAIN_SPINNING, _AGAIN = 2.0, 10.0
 """Seconds to the next sample: NVML's figures are those of the last second at most."""
 _TIMES = 2
@@ -43,7 +41,7 @@ class GpuLoad:
         """Says whether the GPUs of all these processes spin.
 
         Args:
-            pids: Of processes on this host that have posted nothing for :data:`ALONE_SECONDS`.
+            pids: Of processes on this host that have posted nothing for long.
             signature: What changes when one of them does anything.
             now: Seconds, by any clock.
         """

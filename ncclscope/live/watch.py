@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ncclscope.analysis.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.live.gpu_load import ALONE_SECONDS, GpuLoad
+from ncclscope.live.gpu_load import GpuLoad
 from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
@@ -214,7 +215,7 @@ class Watcher:
         Where a backend does not say that a call has completed, this may be rest as well as a
         hang in which all have posted the same, in another order.
         """
-        ranks = [words for words in living if not words.over]
+        ranks = [words for words in living if not words.over and words.rank >= 0]
         if any(now - words.moved_at < self.stall for words in ranks):
             return ()
         return ranks if any(words.pending() for words in ranks) else ()

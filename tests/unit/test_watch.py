@@ -356,6 +356,18 @@ def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
     assert "stalled" in capsys.readouterr().out
 
 
+def test_engines_that_have_no_gpu_are_not_asked_for_one(job: Job) -> None:
+    job.start()
+    engine = tracer_in(job.directory, rank=-1, details={"role": "engine", "pid": 7})
+    engine.activity("dequeue").begin()
+    job.post(done=False, backend="nccl")
+    job.use = (100, 100)
+    for seconds in (0.1, 40.0, 2.5):
+        look = job.look(seconds)
+
+    assert verdict_of(look) == ("stalled", ())
+
+
 @pytest.mark.parametrize("use", [(100, 0), (0, 0), (100,), ()])
 def test_other_gpus_do_not(job: Job, use: tuple[int, ...]) -> None:
     job.start()

@@ -51,10 +51,10 @@ class OrderCycle:
         if new == [odd] and not creates and not posted:
             return  # it is in a call of its own, and not early in a common one
         here = stands[odd if odd is not None else cycle[0]]
-        there = next(
-            (stands[number] for number in cycle if stands[number].comm.key != here.comm.key), here
-        )
-        others = ranks_text(number for number in cycle if number != here.rank)
+        others = [s for s in map(stands.__getitem__, cycle) if s.comm.key != here.comm.key]
+        # Rather one that the rank itself has to come to: in a long circle there are others.
+        there = next((s for s in others if here.rank in s.comm.ranks), next(iter(others), here))
+        waiting = ranks_text(number for number in cycle if number != here.rank)
         calls = (
             f"call {here.call.seq}, {call_text(here.call)}",
             f"call {there.call.seq}, {call_text(there.call)}",
@@ -75,7 +75,7 @@ class OrderCycle:
             summary = (
                 f"{sentence(rank_text(case.run, odd))} entered {comm_text(here.comm)} before "
                 f"{comm_text(there.comm)}, its peers the other way round: it stands in "
-                f"{calls[0]}, and {others} in {calls[1]}, each waiting for the other."
+                f"{calls[0]}, and {waiting} in {calls[1]}, each waiting for the other."
             )
         part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
         absent = odd is not None and there.call.op in CREATION_OPS

@@ -16,7 +16,7 @@ from functools import cached_property
 from ncclscope.analysis.completion import first_pending, tells_of
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.signature import CREATION_OPS
+from ncclscope.signature import BARRIERS, CREATION_OPS
 
 __all__ = ["Stand", "Waits"]
 
@@ -284,7 +284,7 @@ class Waits:
             elif pending is not None and not (told and tells_of(log, pending)):
                 # A backend that does not tell: what all have posted is taken for done.
                 seq = max(self._posted_by_all(key) + 1, pending.seq if told else log.first)
-                pending = log.call(seq) if seq <= log.calls else None
+                pending = log.call(seq) if seq <= log.calls else _held_in(rank, log)
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
             if pending is not None and not _was_left(rank, pending):
@@ -343,6 +343,16 @@ def _finished(rank: Rank, key: str) -> int | None:
 def _tells(rank: Rank, key: str) -> bool:
     """Whether a rank's input says of each call on a communicator whether it has completed."""
     return bool(rank.details.get("tells")) or _finished(rank, key) is not None
+
+
+def _held_in(rank: Rank, log: CallLog) -> Call | None:
+    """Returns the barrier that holds a rank's host, where its newest call is one."""
+    call = log.call(log.calls) if log.first <= log.calls else None
+    if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
+        return None
+    last = rank.last_call(transfers=True)
+    alone = call.replay is None and last is not None and last.position == call.position
+    return call if alone else None
 
 
 def _was_left(rank: Rank, call: Call) -> bool:

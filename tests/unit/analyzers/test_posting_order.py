@@ -253,3 +253,44 @@ def test_a_backend_that_tells_of_all_tells_of_the_one_after_a_barrier(
     causes = [f for f in cluster.verdict().findings if f.role == "cause"]
 
     assert {cause.kind for cause in causes} == {"stalled"}
+
+
+def test_a_barrier_that_holds_all_hosts_does_not_come_to_an_end(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for _ in range(5):
+        cluster.post(cluster.everybody, "world", done=False, backend="nccl")
+    cluster.post(cluster.everybody, "world", "barrier", shape=(1,), done=False, backend="nccl")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.seq, cause.diverging_ranks) == ("stalled", 6, ())
+
+
+def test_a_barrier_that_the_host_went_on_from_does_not_hold_it(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.post(cluster.everybody, "world", "barrier", shape=(1,), done=False, backend="nccl")
+    cluster.post(cluster.everybody, "ep:0", done=False, backend="nccl")
+
+    assert cluster.verdict().status == "ok"
+
+
+def test_of_a_long_circle_the_call_is_named_that_the_odd_rank_shares(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(3)
+    ring = {"a": (0, 1), "b": (1, 2), "c": (0, 2)}
+    order = {0: "ac", 1: "ba", 2: "cb"}
+    for rank in cluster.everybody:
+        for label in order[rank]:
+            cluster.post([rank], label, members=ring[label], done=False, backend="nccl")
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert cause.kind == "order_cycle"
+    assert cause.odd is not None
+    assert cause.peers is not None
+    stands = {rank: order[rank][0] for rank in order}
+    odd = next(rank for rank in stands if cause.odd.comm.startswith(f"{stands[rank]}/"))
+    assert str(odd) in cause.peers.comm.partition("/")[2]

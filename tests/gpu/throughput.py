@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -224,7 +224,10 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
                 if each is not None
             ]
         if variant.traced is not None:
-            row["diagnose"] = variant.traced.diagnose()[1]["status"]
+            document = variant.traced.diagnose()[1]
+            row["diagnose"] = document["status"]
+            if "progress" in variant.name:
+                row["counted"] = counted(document)
         rows.append(row)
         low, middle, high = row["ratio"]
         print(
@@ -236,6 +239,19 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
             f"{row.get('diagnose', '')}"
         )
     return {"against": base.name, "rounds": len(base.tokens), "variants": rows}
+
+
+def counted(document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Returns what the GPUs counted of each communicator, by rank."""
+    found: dict[str, dict[str, str]] = {}
+    for row in document["table"]:
+        for label, comm in row["comms"].items():
+            device = comm.get("device")
+            said = "not counted"
+            if device is not None:
+                said = device["unknown"] or f"{device['finished']} of {device['posted']}"
+            found.setdefault(label, {})[str(row["rank"])] = said
+    return found
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:

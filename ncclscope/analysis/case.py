@@ -329,12 +329,20 @@ class Case:
                 return True
             dumped = all(rank.details.get("dumped") for rank in waiting)
             return bool(self.waits.cycle) or (dumped and self.waits.still)
+        in_vain = self._waits_for_the_gone
         for rank in waiting:
             quiet = self.quiet_seconds(rank)
-            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
+            may_be_busy = rank.alive and not in_vain
+            limit = self.live_stall_seconds if may_be_busy else self.stall_seconds
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    @property
+    def _waits_for_the_gone(self) -> bool:
+        """Whether all waiting ends at processes that are gone: these are not just late."""
+        ends = [self.run.by_rank.get(number) for number in self.waits.ends]
+        return bool(ends) and all(rank is not None and rank.alive is False for rank in ends)
 
     def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
         """How long all of some ranks have been quiet; None where that is not long enough.

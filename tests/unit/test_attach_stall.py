@@ -52,6 +52,20 @@ def test_without_a_look_half_a_minute_counts(tmp_path: Path) -> None:
     assert diagnose(living(tmp_path, 40.0)).status == "hung"
 
 
+@pytest.mark.parametrize(("gone", "status"), [(True, "hung"), (False, "ok")])
+def test_a_rank_that_is_gone_need_not_be_waited_for(
+    tmp_path: Path, gone: bool, status: str
+) -> None:
+    run = living(tmp_path, 5.0)
+    verdict = diagnose(replace(run, ranks=(run.ranks[0], replace(run.ranks[1], alive=not gone))))
+
+    assert verdict.status == status
+    if gone:
+        cause = verdict.cause
+        assert cause is not None
+        assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (1,))
+
+
 # --- where the backend does not tell ------------------------------------------------------------
 
 

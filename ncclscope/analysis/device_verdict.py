@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.wording import plural, ranks_text
@@ -184,6 +185,7 @@ def hear_ras(capture: Capture) -> Testimony | None:
             numbers = [n for rank in odd if (n := named(rank)) is not None]
             apart.update(numbers)
             said.append(f"{_members(odd, named)} launched {text} {function} on {comm.hash}")
+        said += _undecided(comm, named)
     if not said and answer.remarks:
         said.append("; ".join(line.strip() for line in answer.remarks[:4]))
     if not said:
@@ -211,6 +213,20 @@ def _members(ranks: Sequence[RasRank], named: object) -> str:
     if None in global_ranks:
         return f"members {' '.join(str(rank.rank) for rank in ranks)}"
     return ranks_text(global_ranks)
+
+
+def _undecided(comm: RasComm, named: Callable[[RasRank], int | None]) -> Iterator[str]:
+    """Says of functions how often each launched them, where counts differ and none is usual."""
+    present = [rank for rank in comm.ranks if rank.counts]
+    for function in sorted({name for rank in present for name in rank.counts} - comm.usual.keys()):
+        counts = Counter(rank.counts.get(function, 0) for rank in present)
+        if len(counts) > 1 and 2 * max(counts.values()) <= len(present):
+            each = ", ".join(
+                f"{_members([r for r in present if r.counts.get(function, 0) == count], named)} "
+                f"{count}"
+                for count in sorted(counts)
+            )
+            yield f"counts of {function} differ on {comm.hash}: {each}"
 
 
 def _differences(comm: RasComm) -> Iterable[tuple[str, list[RasRank], str]]:

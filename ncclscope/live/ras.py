@@ -13,6 +13,7 @@ all the same.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
@@ -38,6 +39,8 @@ _RANK = re.compile(
 )
 _GROUP = re.compile(r"^  (\d+) ranks have (?:launched up to operation (\d+)|not launched any op)")
 _FUNCTION = re.compile(r"different (\w+) operation counts")
+_MISSING_COMMA = re.compile(r'(["\d\]}])(\s*\n\s*")')
+"""NCCL 2.28.9 leaves one out before the status of a rank that does not answer."""
 _VERSION = re.compile(r"^NCCL version (\S+)", re.MULTILINE)
 _SIZES = re.compile(r"^ *\d+ +(\d+) +\d+ +\S+ +\d+ +\d+ +\w+ +\w+ *$", re.MULTILINE)
 
@@ -129,10 +132,11 @@ def parse_answer(text: str) -> RasAnswer:
     """Reads an answer, in JSON or in text."""
     start = text.find("{")
     if start >= 0 and not text[:start].strip().startswith("NCCL version"):
-        try:
-            document = parse(text[start:])
-        except ValueError:
-            document = None
+        document = None
+        for whole in (text[start:], _MISSING_COMMA.sub(r"\1,\2", text[start:])):
+            with contextlib.suppress(ValueError):
+                document = parse(whole)
+                break
         if isinstance(document, dict) and isinstance(document.get("communicators"), list):
             return _from_json(text, document)
     return _from_text(text)

@@ -124,6 +124,35 @@ def test_missing_and_dead_ranks_are_named() -> None:
     assert "held to be dead" in testimony.says
 
 
+def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
+    """As NCCL 2.28.9 gave it, of a job whose rank 1 had been killed."""
+    text = (DATA / "ras_missing.json").read_text()
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(text)
+    answer = parse_answer(text)
+    living = [
+        replace(worker(rank, in_collective("all_reduce", 10)), pid=pid, world_size=4)
+        for rank, pid in ((0, 2079), (2, 2082), (3, 2083))
+    ]
+    testimony = hear_ras(capture(living, ras=answer))
+
+    assert (answer.is_json, answer.version, answer.communicators) == (True, "2.28.9", 6)
+    assert testimony is not None
+    assert (testimony.kind, testimony.ranks) == ("dead_rank", (1,))
+
+
+def test_counts_that_differ_in_a_pair_single_out_nobody() -> None:
+    """Rank 0 had posted an all_gather, its peer an all_reduce."""
+    answer = parse_answer((DATA / "ras_pair.json").read_text())
+    testimony = hear_ras(heard(answer))
+
+    assert testimony is not None
+    assert (testimony.odd, testimony.ranks) == (True, ())
+    assert "counts of AllGather differ on 0xd8a84e2f5b80cc9a" in testimony.says
+    assert "counts of AllReduce differ on 0xd8a84e2f5b80cc9a" in testimony.says
+    assert testimony.says.count("differ") == 2
+
+
 def test_incomplete_communicators_are_read_from_text() -> None:
     text = TEXT.replace(
         "Errors\n======\n",

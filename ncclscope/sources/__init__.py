@@ -92,7 +92,7 @@ def assemble(
 ) -> Run:
     """Makes one run of what several processes recorded."""
     said = list(notes)
-    processes = settle(_distinct(processes), said)
+    processes = _without_repeats(settle(_distinct(processes), said), said)
     processes = infer_windows(_newest_run(processes, said))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
@@ -192,6 +192,26 @@ def _distinct(processes: Iterable[Rank]) -> list[Rank]:
         if known.window or (_is_trace(known) and not _is_trace(process)):
             found[who] = process
     return list(found.values())
+
+
+def _without_repeats(processes: list[Rank], notes: list[str]) -> list[Rank]:
+    """Leaves dumps of Flight Recorder out, where they lie beside rings of all their ranks.
+
+    A bundle of `attach` holds both, of one job; rings hold what dumps do, and more.
+    """
+    ringed = {process.rank for process in processes if not _is_dump(process)}
+    dumped = {process.rank for process in processes if _is_dump(process)}
+    if not dumped or not dumped <= ringed:
+        return processes
+    notes.append(
+        f"{len(dumped)} Flight Recorder dumps were left out: rings of the same ranks, which hold "
+        f"more, lie beside them"
+    )
+    return [process for process in processes if not _is_dump(process)]
+
+
+def _is_dump(process: Rank) -> bool:
+    return process.details.get("format") == "flight_recorder"
 
 
 def _is_trace(process: Rank) -> bool:

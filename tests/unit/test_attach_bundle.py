@@ -30,6 +30,7 @@ from tests.captures import (
     worker,
 )
 from tests.cluster import Cluster
+from tests.dumps import Job, history
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 
@@ -40,6 +41,25 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         path = tmp_path / CAPTURE_FILE
         path.write_text(json.dumps(seen.to_dict()))
         assert read_capture(path) == seen
+
+
+@pytest.mark.parametrize("ringed", [2, 1])
+def test_dumps_beside_rings_are_of_the_same_ranks(tmp_path: Path, ringed: int) -> None:
+    """As in a bundle of `attach --flight-recorder`; of rank 1 without a ring the dump is all."""
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.post((0, 1), "world")
+    for tracer in cluster.tracers[ringed:]:
+        Path(tracer.path).unlink()
+    job = Job(2)
+    history(job)
+    job.write(tmp_path / "flight_recorder")
+    run = open_run(tmp_path)
+
+    both = ringed < 2
+    assert {rank.details.get("format") == "flight_recorder" for rank in run.ranks} == {False, both}
+    assert any("were left out: rings of the same ranks" in note for note in run.notes) is not both
+    if not both:
+        assert [rank.rank for rank in run.ranks] == [0, 1]
 
 
 @pytest.mark.parametrize(

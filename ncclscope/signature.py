@@ -27,6 +27,7 @@ __all__ = [
     "CREATION_OPS",
     "MASK",
     "P2P_OPS",
+    "ROOTED_OPS",
     "VECTOR_OPS",
     "canonical_dtype",
     "canonical_op",
@@ -48,9 +49,11 @@ _REPLAYED = 0xB7E151628AED2A6B
 P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
 CREATION_OPS = frozenset({"new_group"})
+"""Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
 BARRIERS = frozenset({"barrier", "monitored_barrier"})
 """Operations that hold their caller until all have come, on every backend."""
-"""Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
+ROOTED_OPS = frozenset({"broadcast", "gather", "gatherv", "reduce", "scatter", "scatterv"})
+"""Operations that one member may have completed before another has come."""
 
 # Operations in which every member passes the same number of input elements.
 _EQUAL_COUNT_OPS = frozenset(

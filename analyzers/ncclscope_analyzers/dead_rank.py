@@ -19,6 +19,14 @@ from ncclscope.model import Call, Communicator, Finding
 
 __all__ = ["DeadRank"]
 
+NO_RECORD = "it left no record"
+
+
+def _no_record(case: Case) -> str:
+    """Says what is missing of a rank: a ring outlives its process, a dump has to be written."""
+    formats = {rank.details.get("format") for rank in case.run.ranks}
+    return "it left no dump" if formats == {"flight_recorder"} else NO_RECORD
+
 
 class DeadRank:
     """Ranks wait for a process that has ended, or that left no record."""
@@ -32,11 +40,16 @@ class DeadRank:
         yield from silent
         # Who waits for such a rank elsewhere waits for the same reason.
         odd.update(rank for finding in silent for rank in finding.diverging_ranks)
+        # Of a rank without a record it is not known where it stands; of one that has some, it is.
+        late = any(
+            rank is not None and case.how_it_ended(rank) is None
+            for rank in map(case.run.by_rank.get, case.waits.ends)
+        )
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None:
                 if self._missed_by_all(case, number, waiting):
-                    yield self._finding(case, number, waiting, "it left no record")
+                    yield self._finding(case, number, waiting, _no_record(case), consequence=late)
                 continue
             how = case.how_it_ended(rank)
             if how is not None and (case.stalled or rank.exited):
@@ -132,6 +145,8 @@ class DeadRank:
         last = None
         if rank is None:
             evidence.append(f"no record of rank {number} was found")
+            if how != NO_RECORD:
+                evidence.append("a process that lives may have written no dump, too")
         else:
             evidence.append(f"rank {number}: {how}")
             last = rank.last_call()
@@ -140,10 +155,11 @@ class DeadRank:
                     f"it made {made_text([rank])}, the last "
                     f"{call_text(last)} on {case.run.communicators[last.comm].label}"
                 )
+        state = "dead or gone" if rank is not None or how == NO_RECORD else "dead, gone or stuck"
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(rank_text(case.run, number))} is dead or gone ({how}); "
+                f"{sentence(rank_text(case.run, number))} is {state} ({how}); "
                 f"{ranks_text(waiting)} {verb(waiting, 'wait')} for it in call {stand.call.seq} on "
                 f"{comm_text(stand.comm)}, {call_text(stand.call)}."
             ),

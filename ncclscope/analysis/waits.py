@@ -16,7 +16,7 @@ from functools import cached_property
 from ncclscope.analysis.completion import first_pending, tells_of
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.signature import BARRIERS, CREATION_OPS
+from ncclscope.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
 
 __all__ = ["Stand", "Waits"]
 
@@ -250,7 +250,10 @@ class Waits:
                 if log.calls == posted[key]:
                     continue
                 pending, told = first_pending(log)
-                if told and (log.calls if pending is None else pending.seq - 1) > posted[key]:
+                done = log.calls if pending is None else pending.seq - 1
+                beyond = log.span(max(posted[key] + 1, log.first), done + 1) if told else ()
+                # The root of a broadcast, or a member of a reduce, is done before its peers come.
+                if any(call.op not in ROOTED_OPS for call in beyond):
                     return True
         return False
 

@@ -19,6 +19,8 @@ __all__ = ["PIPE_VARIABLE", "ask_for_dump", "pipe_of"]
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT_FILE = "/tmp/nccl_trace_rank_"
+LIMIT = 15.0
+"""Seconds that torch itself gives a dump (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _SETTLED = 0.3
 """Seconds for which a dump must not have grown to be taken for complete."""
 
@@ -29,7 +31,7 @@ def pipe_of(environment: Mapping[str, str], rank: int) -> Path | None:
     return Path(f"{prefix}{rank}.pipe") if prefix else None
 
 
-def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = 5.0) -> Path | str:
+def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = LIMIT) -> Path | str:
     """Asks one rank and waits for its dump.
 
     Args:

@@ -138,6 +138,41 @@ def test_files_older_than_their_calls_say_nothing(tmp_path: Path) -> None:
     assert diagnose(open_run(dated(job.write(tmp_path), job, -MINUTE_NS))).status == "hung"
 
 
+@pytest.mark.parametrize(("op", "status"), [("broadcast", "hung"), ("all_reduce", "ok")])
+def test_a_root_may_have_done_what_its_peers_have_not_posted(
+    tmp_path: Path, op: str, status: str
+) -> None:
+    """As vLLM dispatches. Where it is another operation, the dumps are of different moments."""
+    job = Job(4, {"1": ("dp", [0, 1]), "2": ("dp", [2, 3])})
+    history(job)
+    for rank in (0, 1, 2):
+        job.post([rank], op, group=str(1 + rank // 2))
+        job.post([rank], "all_reduce", group=str(1 + rank // 2), state="scheduled")
+    job.post([0, 1], state="scheduled")
+    verdict = job.verdict(tmp_path)
+
+    assert verdict.status == status
+    if status == "hung":
+        assert (cause_of(verdict).kind, cause_of(verdict).diverging_ranks) == ("not_joined", (3,))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_lost_dump_says_less_than_a_rank_that_is_late(tmp_path: Path, late: bool) -> None:
+    """Rank 1 waits for rank 0, which left no dump, and rank 2 for rank 3."""
+    job = Job(4, {"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
+    history(job)
+    job.post([1], group="1", state="scheduled")
+    job.post([2] if late else [2, 3], group="2", state="scheduled" if late else "completed")
+    directory = job.write(tmp_path)
+    (directory / "comm_lib_trace_rank_0").unlink()
+    cause = cause_of(diagnose(open_run(directory)))
+
+    named = ("not_joined", (3,)) if late else ("dead_rank", (0,))
+    assert (cause.kind, cause.diverging_ranks) == named
+    if not late:
+        assert cause.summary.startswith("Rank 0 is dead, gone or stuck (it left no dump);")
+
+
 # --- sends and receives -------------------------------------------------------------------------
 
 

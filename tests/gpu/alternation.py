@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.deployment import SHAPE, on_gpus, options
+from tests.gpu.deployment import SHAPE, in_shared_memory, on_gpus, options
 from tests.gpu.throughput import ASKED, requests
 from tests.integration.traced_server import NCCLSCOPE
 from tests.integration.vllm_server import VllmServer
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     eager = arguments.eager or arguments.what == "dispatch"
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, in_shared_memory() as rings:
         directory = Path(name)
         found = directory / "steps"
         found.mkdir()
@@ -154,7 +154,7 @@ def main() -> int:
         }
         prefix = []
         if arguments.what == "tracing":
-            prefix = [*NCCLSCOPE, "run", "--dir", str(directory / "rings"), "--"]
+            prefix = [*NCCLSCOPE, "run", "--dir", str(rings), "--"]
         elif arguments.what == "dispatch":
             environment["NCCLSCOPE_VLLM_DISPATCH"] = "fixed"
         else:

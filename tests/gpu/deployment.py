@@ -6,14 +6,17 @@ model it takes, so that every script can be tried where it costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.integration.vllm_server import TINY_QWEN3_MOE
 
-__all__ = ["SHAPE", "on_gpus", "options"]
+__all__ = ["SHAPE", "in_shared_memory", "on_gpus", "options"]
 
 _GPU_CONFIG = TINY_QWEN3_MOE | {
     "hidden_size": 1024,
@@ -40,6 +43,13 @@ _GPU_ENVIRONMENT = {
 
 SHAPE = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
 """Tensor-parallel and data-parallel size: with fewer than four GPUs each replica has one."""
+
+
+@contextlib.contextmanager
+def in_shared_memory() -> Iterator[Path]:
+    """A directory for rings where jobs have theirs; on disk no GPU can count into them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ncclscope-test-") as name:
+        yield Path(name)
 
 
 def on_gpus() -> bool:

@@ -116,6 +116,8 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
             env={**os.environ, "COLUMNS": "100"},
         )  # fmt: skip
         keep(hang.case, "attach.txt", f"$ ncclscope attach\n{shown.stdout}{shown.stderr}")
+        capture = json.loads((bundle / "attach.json").read_text())
+        keep(hang.case, "ras-asked.txt", (capture.get("ras") or {}).get("text") or "no answer")
         document = json.loads((bundle / "verdict.json").read_text())
         found["attach"] = said(document)
         heard = {witness["name"]: witness for witness in document.get("witnesses", ())}

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ncclscope_patches.routed_experts import RoutedExperts, decode_choice
-from tests.gpu.deployment import SHAPE, on_gpus, options
+from tests.gpu.deployment import SHAPE, in_shared_memory, on_gpus, options
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -134,14 +134,14 @@ def requests(seed: int, longest: int) -> Iterator[Request]:
         yield prompt, draw.choice((8, 32, 64))
 
 
-def make_variant(name: str, directory: Path, *, eager: bool, memory: float) -> Variant:
+def make_variant(name: str, directory: Path, rings: Path, *, eager: bool, memory: float) -> Variant:
     """Makes a server that is not yet started."""
     directory.mkdir()
     given = options(eager=eager, memory=memory, environment=VARIANTS[name])
     if name == "own":
         given["arguments"] = [*given["arguments"], *OWN]
     if name.startswith("traced"):
-        traced = TracedServer(directory, **given)
+        traced = TracedServer(directory, rings=rings / directory.name, **given)
         return Variant(name, traced.server, traced)
     return Variant(name, VllmServer(directory, **given), None)
 
@@ -284,9 +284,15 @@ def main() -> int:
     if unknown:
         parser.error(f"{unknown[0]!r} is none of: {', '.join(VARIANTS)}")
     memory = min(0.3, 0.6 / len(arguments.variants))
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        in_shared_memory() as rings,
+        ExitStack() as running,
+    ):
         variants = [
-            make_variant(name, Path(directory) / str(number), eager=arguments.eager, memory=memory)
+            make_variant(
+                name, Path(directory) / str(number), rings, eager=arguments.eager, memory=memory
+            )
             for number, name in enumerate(arguments.variants)
         ]
         for variant in variants:

@@ -24,15 +24,21 @@ class TracedServer:
     """One traced server.
 
     Args:
-        directory: Where its files and rings go.
+        directory: Where its files go.
+        rings: Where its rings go; below the directory, where nothing is said.
         environment: Variables for the server.
         **options: Those of :class:`VllmServer`.
     """
 
     def __init__(
-        self, directory: Path, *, environment: Mapping[str, str] | None = None, **options: Any
+        self,
+        directory: Path,
+        *,
+        rings: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> None:
-        self.rings = directory / "rings"
+        self.rings = rings or directory / "rings"
         self.switch = directory / "fault"
         search = [str(FAULT_PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.server = VllmServer(

@@ -25,12 +25,17 @@ from ncclscope.ring import layout
 
 __all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
 
+_OF_THE_JOB = re.compile(
+    r"WORLD_SIZE|SLURM_NTASKS|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_DEVICE_ORDER|"
+    r"NCCL_.*|TORCH_NCCL_.*|TORCH_FR_.*|NCCLSCOPE.*|VLLM_(?!API_KEY).*"
+)
 _KEPT = re.compile(
-    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_NTASKS|"
-    r"SLURM_LOCALID|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_VISIBLE_DEVICES|"
-    r"CUDA_DEVICE_ORDER|NCCL_.*|TORCH_NCCL_.*|NCCLSCOPE.*|VLLM_(?!API_KEY).*"
+    r"RANK|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_LOCALID|"
+    rf"CUDA_VISIBLE_DEVICES|{_OF_THE_JOB.pattern}"
 )
 """Variables that say something of the job; nothing else of an environment is kept."""
+_GENERATIONS = 5
+"""From a worker by its engine to what was started, and one or two between."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _NUMBERS = re.compile(r"\d+")
@@ -304,14 +309,25 @@ def _words(pid: int) -> list[str]:
 
 
 def _environment(pid: int) -> dict[str, str]:
+    """Returns the variables of interest of a process, or those that it was handed down.
+
+    A process that sets its title, as vLLM's workers do, wipes out what /proc shows of its
+    environment. What is the same for the whole job its parents still show.
+    """
+    environment: Mapping[str, str] = {}
+    kept = _KEPT
     try:
-        environment = psutil.Process(pid).environ()
+        process: psutil.Process | None = psutil.Process(pid)
+        for _ in range(_GENERATIONS):
+            if process is None or (environment := process.environ()):
+                break
+            process, kept = process.parent(), _OF_THE_JOB
     except (psutil.Error, ValueError):
-        return {}
+        pass
     return {
         name: printable(value[:_LONGEST])
         for name, value in sorted(environment.items())
-        if _KEPT.fullmatch(name) and not _SECRET.search(name)
+        if kept.fullmatch(name) and not _SECRET.search(name)
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from ncclscope.errors import UsageError
-from ncclscope.live.processes import Candidate, choose_job, give_ranks
+from ncclscope.live.processes import Candidate, choose_job, describe, give_ranks
 from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 
 
@@ -137,3 +140,33 @@ def test_workers_of_two_jobs_are_not_mixed() -> None:
 def test_no_worker_at_all() -> None:
     with pytest.raises(UsageError, match="no worker was found"):
         choose_job([Candidate(10, python=True)])
+
+
+STARTS_ONE_THAT_SHOWS_NOTHING = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={})
+print(child.pid, flush=True)
+input()
+child.communicate(b"\\n")
+"""
+
+
+def test_what_a_title_has_wiped_out_is_taken_from_the_parents() -> None:
+    handed_down = {"NCCL_RAS_ADDR": "localhost:4321", "TORCH_FR_DUMP_TEMP_FILE": "/tmp/fr_"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE_THAT_SHOWS_NOTHING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **handed_down, "LOCAL_RANK": "3"},
+        text=True,
+    )
+    try:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        found, own = describe(child).environment, describe(parent.pid).environment
+    finally:
+        parent.communicate("\n")
+
+    assert handed_down.items() <= found.items()
+    assert "LOCAL_RANK" not in found, "that is the parent's own"
+    assert {**handed_down, "LOCAL_RANK": "3"}.items() <= own.items()

@@ -19,6 +19,7 @@ __all__ = ["Activities", "Begun", "Slot"]
 
 _pack = layout.ACTIVITY.pack_into
 _time_ns = time.time_ns
+_MOST_WORDS = 256
 
 
 class Begun(NamedTuple):
@@ -35,19 +36,36 @@ class Slot:
 
     Neither method takes a lock, and each stores in one call, as the calls are stored. Of
     several threads that do the same, the one that began last is told of.
+
+    Attributes:
+        buffer: The map of the file.
+        offset: Where in it.
+        name: Number of the activity's name.
+        words: Numbers of the details that there have been.
+        turns: Counts how often it has begun.
+        newest: The last of these.
     """
 
-    __slots__ = ("_buffer", "_interner", "_name", "_newest", "_offset", "_turns")
+    # All of them for ncclscope_patches.noting, which does what begin() and end() do.
+    __slots__ = ("_interner", "buffer", "name", "newest", "offset", "turns", "words")
 
     def __init__(
         self, buffer: mmap.mmap | bytearray, offset: int, name: int, interner: Interner
     ) -> None:
-        self._buffer = buffer
-        self._offset = offset
-        self._name = name
+        self.buffer = buffer
+        self.offset = offset
+        self.name = name
+        self.words: dict[str | None, int] = {}
+        self.turns = itertools.count(1)
+        self.newest = 0
         self._interner = interner
-        self._turns = itertools.count(1)
-        self._newest = 0
+
+    def word(self, detail: str | None) -> int:
+        """Returns the number of a detail, which :attr:`words` has from then on."""
+        number = self._interner.text(layout.KIND_ACTIVITY, detail)
+        if len(self.words) < _MOST_WORDS:
+            self.words[detail] = number
+        return number
 
     def begin(self, detail: str | None = None, number: int = 0) -> Begun:
         """Notes that it begins.
@@ -57,23 +75,23 @@ class Slot:
             number: Whatever it has a number of, such as the step.
         """
         begun = Begun(
-            next(self._turns),
+            next(self.turns),
             _time_ns(),
             min(max(number, 0), layout.MOST),
-            self._interner.text(layout.KIND_ACTIVITY, detail),
+            self.word(detail),
         )
-        self._newest = begun.turn
+        self.newest = begun.turn
         self._store(begun, 0)
         return begun
 
     def end(self, begun: Begun) -> None:
         """Notes that it has ended, unless it has begun again since."""
-        if begun.turn == self._newest:
+        if begun.turn == self.newest:
             self._store(begun, _time_ns())
 
     def _store(self, begun: Begun, until: int) -> None:
         turn, since, number, detail = begun
-        _pack(self._buffer, self._offset, turn, since, until, number, self._name, detail, turn)
+        _pack(self.buffer, self.offset, turn, since, until, number, self.name, detail, turn)
 
 
 class Activities:
@@ -107,4 +125,4 @@ class Activities:
         """Lets go of the file."""
         self._buffer = bytearray(layout.PAGE)
         for activity in self._named.values():
-            activity._buffer = self._buffer
+            activity.buffer = self._buffer

@@ -37,6 +37,16 @@ __all__ = ["Channel", "RingWriter"]
 _pack_record = layout.RECORD.pack_into
 _pack_moment = layout.MOMENT.pack
 _time_ns = time.time_ns
+_STEPS = tuple(
+    layout.FIXED.pack(
+        *(0, 0, 0, 0, 0, 0, 0, 0, 0, layout.NO_SHAPE),
+        flags,
+        *(-1, 0, 0, 0),
+    )[8:]
+    for flags in (layout.FIXED_STEP, layout.FIXED_STEP | layout.FIXED_DUMMY)
+)
+"""What repeats in the records of steps, behind ``numel``: of passes, and of dummy batches."""
+_MOST = layout.MOST
 _PLAIN = bytes(layout.MOMENT.size)
 """The moment of a call outside groups and graphs that is yet to start."""
 _LOW = 0xFFFFFFFF
@@ -113,6 +123,10 @@ class RingWriter:
         self.position = 0
         self._base = self.geometry.records
         self._table_mask = layout.table_every(capacity) - 1
+        self.post_replay: Callable[[Sequence[Part], int], int] = functools.partial(
+            post_replay, self
+        )
+        """Records that a CUDA graph is replayed: :func:`ncclscope.ring.replays.post_replay`."""
         self._detached = False
         self._channels: list[Channel] = []
         self._post_lock = threading.RLock()
@@ -249,13 +263,9 @@ class RingWriter:
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
         """Records that the calls from here on belong to another step of the engine."""
-        seq = min(max(number, 0), layout.MOST)
-        fixed = layout.FIXED.pack(
-            0 if tokens is None else min(max(tokens, 0), layout.MOST) + 1,
-            *(0, 0, 0, 0, 0, 0, 0, 0, layout.NO_SHAPE),
-            layout.FIXED_STEP | (layout.FIXED_DUMMY if dummy else 0),
-            *(-1, 0, 0, 0),
-        )
+        seq = min(max(number, 0), _MOST)
+        held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
+        fixed = held.to_bytes(8, "little") + _STEPS[dummy]
         now = _time_ns()
         # As in post().
         position = self.position
@@ -276,10 +286,6 @@ class RingWriter:
         if not begin & self._table_mask:
             self._write_table()
         return position
-
-    def post_replay(self, parts: Sequence[Part], number: int) -> int:
-        """Records that a CUDA graph is replayed; see :func:`ncclscope.ring.replays.post_replay`."""
-        return post_replay(self, parts, number)
 
     def advance(self, position: int, state: int) -> None:
         """Sets the state of a record, if it has not been overwritten."""

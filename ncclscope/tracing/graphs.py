@@ -79,9 +79,10 @@ class Graph:
             if tracer.watched is not None:
                 for part in self._parts:
                     tracer.watched(part.channel)
-        for call in self._singles:
-            at = self._single(call)
-            position = at if position < 0 else position
+        if self._singles:
+            for call in self._singles:
+                at = self._single(call)
+                position = at if position < 0 else position
         return position
 
     def _single(self, call: GraphCall) -> int:

@@ -14,6 +14,7 @@ import functools
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from ncclscope.signature import BARRIERS
 from ncclscope.tracing import scope, session
@@ -28,7 +29,7 @@ from ncclscope_patches.device_streams import (
 from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.posting import put_posting
 from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import Handle
+from ncclscope_patches.recording import COMPLETED, Handle
 from ncclscope_patches.works import Posted
 
 __all__ = ["C10dProbe"]
@@ -71,12 +72,19 @@ class C10dProbe(Patch):
         if self.has_replaced(wait):
             return
 
-        # Not through guard(): a program waits as often as it posts.
+        pending = works.pending
+
+        # Not through guard(), nor any other function: a program waits as often as it posts.
         def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
             result = wait(self_, *args, **kwargs)
             if self.active:
                 try:
-                    works.waited(self_)
+                    entry = pending.get(id(self_))
+                    if entry is not None:
+                        reference, (handle, position, waits) = entry
+                        if waits and reference() is self_:
+                            handle.ring.advance(position, COMPLETED)
+                            pending.pop(id(self_), None)
                 except Exception as error:
                     self.fail(error)
             return result
@@ -147,7 +155,12 @@ def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
 
 def _returned(handle: Handle, position: int, args: tuple[Any, ...], work: Any) -> None:
     waits = handle.waits
-    works.expect((handle, position, on_cpu(args) if waits is None else waits), work)
+    if waits is None:
+        waits = on_cpu(args)
+    if work is None or len(works.pending) >= works.LIMIT:
+        works.expect((handle, position, waits), work)
+    else:
+        works.pending[id(work)] = ref(work), (handle, position, waits)
 
 
 def _came_back(handle: Handle, position: int, _args: Any, work: Any) -> None:

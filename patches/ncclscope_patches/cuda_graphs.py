@@ -8,10 +8,11 @@ this is the only place where its collectives can be told of.
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from ncclscope import device
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Capture, Graph
 from ncclscope.tracing.tracer import Tracer
@@ -46,7 +47,9 @@ class CudaGraphProbe(Patch):
         cls = module.CUDAGraph
         self.replace(cls, "capture_begin", after=self._begin)
         self.replace(cls, "capture_end", self._leave, self._end)
-        self.replace(cls, "replay", self._replay, self._replayed if device.mode() else None)
+        replay = getattr(cls, "replay", None)
+        if callable(replay) and not self.has_replaced(replay):
+            self.put(cls, "replay", functools.update_wrapper(self._replaying(replay), replay))
         self.replace(cls, "reset", self._forget)
 
     def _begin(self, token: Any, _result: Any) -> None:
@@ -80,18 +83,36 @@ class CudaGraphProbe(Patch):
         alive[number] = weakref.ref(graph, forget)
         graphs[number] = recorded
 
-    def _replay(self, args: tuple[Any, ...], _kwargs: Any) -> Graph | None:
-        recorded = self._graphs.get(id(args[0]))
-        if recorded is None:
-            return None
-        recorded.replay()
-        if not recorded.marks:
-            return None
-        device_streams.start_replay(recorded.marks)
-        return recorded
+    def _replaying(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the method with its record before it.
 
-    def _replayed(self, recorded: Graph, _result: Any) -> None:
-        device_streams.finish_replay(recorded.marks)
+        Not through guard(): a step of an engine replays a piece for each layer. See
+        :mod:`ncclscope_patches.noting`.
+        """
+        graphs = self._graphs
+        start, finish = device_streams.start_replay, device_streams.finish_replay
+
+        def replayed(*args: Any, **kwargs: Any) -> Any:
+            marks: Any = ()
+            if self.active:
+                try:
+                    recorded = graphs.get(id(args[0]))
+                    if recorded is not None:
+                        recorded.replay()
+                        marks = recorded.marks
+                        if marks:
+                            start(marks)
+                except Exception as error:
+                    self.fail(error)
+            result = replay(*args, **kwargs)
+            if marks:
+                try:
+                    finish(marks)
+                except Exception as error:
+                    self.fail(error)
+            return result
+
+        return replayed
 
     def _forget(self, args: tuple[Any, ...], _kwargs: Any) -> None:
         number = id(args[0])

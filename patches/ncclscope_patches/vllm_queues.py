@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope.ring.activity import Begun, Slot
-from ncclscope.tracing import session
+from ncclscope_patches.noting import put_noting
 from ncclscope_patches.probe import Patch
 
 __all__ = ["WORK", "VllmQueues"]
@@ -20,6 +19,8 @@ WORK = "work"
 
 _LONGEST = 64
 """Characters of a method's name: what is longer has been made up by a program."""
+_NOTHING = (None, 0)
+_FOR_WORK = (WORK, 0)
 
 
 class VllmQueues(Patch):
@@ -30,38 +31,19 @@ class VllmQueues(Patch):
     supports = "vllm 0.26 to 0.32"
 
     def install(self, module: Any) -> None:
-        queue = module.MessageQueue
-        for name, enter in (("enqueue", _send), ("dequeue", _wait)):
-            function = getattr(queue, name, None)
-            if callable(function) and not self.has_replaced(function):
-                self.put(queue, name, self.guard_scope(function, enter, _leave))
+        put_noting(self, module.MessageQueue, "enqueue", "enqueue", _send)
+        put_noting(self, module.MessageQueue, "dequeue", "dequeue", _wait)
 
 
-def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Slot, Begun] | None:
+def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
+    """Notes what an engine asks its workers to do, where it is a method that has a name."""
     message = args[1] if len(args) > 1 else kwargs.get("obj")
-    return _begin("enqueue", _method(message))
-
-
-def _wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Slot, Begun] | None:
-    return _begin("dequeue", WORK if kwargs.get("indefinite") else None)
-
-
-def _begin(name: str, detail: str | None) -> tuple[Slot, Begun] | None:
-    tracer = session.current()
-    if tracer is None:
-        return None
-    slot = tracer.activity(name)
-    return slot, slot.begin(detail)
-
-
-def _leave(token: tuple[Slot, Begun]) -> None:
-    slot, begun = token
-    slot.end(begun)
-
-
-def _method(message: Any) -> str | None:
-    """Returns what an engine asks its workers to do, where it is a method that has a name."""
     if type(message) is tuple and len(message) == 4 and type(message[0]) is str:
         name: str = message[0]
-        return name if name.isidentifier() and len(name) <= _LONGEST else None
-    return None
+        if name.isidentifier() and len(name) <= _LONGEST:
+            return name, 0
+    return _NOTHING
+
+
+def _wait(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
+    return _FOR_WORK if kwargs.get("indefinite") else _NOTHING

@@ -8,10 +8,11 @@ posts belongs to the step whose tokens it samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import session
+from ncclscope_patches.noting import put_noting
 from ncclscope_patches.probe import Patch
 
 __all__ = ["VllmSteps"]
@@ -26,42 +27,43 @@ class VllmSteps(Patch):
 
     def install(self, module: Any) -> None:
         self._number = 0
-        for name, enter in (
+        self._post: Callable[[int, int, bool], int] | None = None
+        session.on_reset(self._forget)
+        for name, read in (
             ("execute_model", self._execute),
             ("sample_tokens", self._sample),
             ("execute_dummy_batch", self._dummy),
         ):
-            function = getattr(module.Worker, name, None)
-            if callable(function) and not self.has_replaced(function):
-                self.put(module.Worker, name, self.guard_scope(function, enter, _leave))
+            put_noting(self, module.Worker, name, "step", read)
 
-    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int] | None:
         output = args[1] if len(args) > 1 else kwargs["scheduler_output"]
         tokens = int(output.total_num_scheduled_tokens)
         # Without tokens there is no pass; the engine runs a dummy batch where one is needed.
-        return self._step("execute_model", tokens, dummy=False) if tokens else None
-
-    def _dummy(self, _args: Any, _kwargs: Any) -> Any:
-        return self._step("execute_dummy_batch", 0, dummy=True)
-
-    def _sample(self, _args: Any, _kwargs: Any) -> Any:
-        tracer = session.current()
-        return None if tracer is None else _begin(tracer, "sample_tokens", self._number)
-
-    def _step(self, method: str, tokens: int, *, dummy: bool) -> Any:
-        tracer = session.current()
-        if tracer is None:
+        if not tokens:
             return None
-        self._number += 1
-        tracer.step(self._number, tokens=tokens, dummy=dummy)
-        return _begin(tracer, method, self._number)
+        post = self._post or self._open()
+        if post is None:
+            return None
+        self._number = number = self._number + 1
+        post(number, tokens, False)
+        return "execute_model", number
 
+    def _dummy(self, _args: Any, _kwargs: Any) -> tuple[str, int] | None:
+        post = self._post or self._open()
+        if post is None:
+            return None
+        self._number = number = self._number + 1
+        post(number, 0, True)
+        return "execute_dummy_batch", number
 
-def _begin(tracer: Any, method: str, number: int) -> tuple[Slot, Begun]:
-    slot = tracer.activity("step")
-    return slot, slot.begin(method, number)
+    def _sample(self, _args: Any, _kwargs: Any) -> tuple[str, int]:
+        return "sample_tokens", self._number
 
+    def _open(self) -> Callable[[int, int, bool], int] | None:
+        tracer = session.current()
+        self._post = None if tracer is None else tracer.ring.post_step
+        return self._post
 
-def _leave(token: tuple[Slot, Begun]) -> None:
-    slot, begun = token
-    slot.end(begun)
+    def _forget(self) -> None:
+        self._post = None

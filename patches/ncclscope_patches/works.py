@@ -12,9 +12,9 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope_patches.recording import Handle
 
-__all__ = ["Posted", "expect", "find", "settle", "waited"]
+__all__ = ["LIMIT", "Posted", "expect", "find", "pending", "settle"]
 
-_LIMIT = 4096
+LIMIT = 4096
 """Works that nobody ever waits for must not pile up."""
 
 
@@ -22,8 +22,9 @@ Posted = tuple[Handle, int, bool]
 """A call that has been posted: where it was recorded, the position of its record, and
 whether the return of ``wait()`` means that it has completed."""
 
-_pending: dict[int, tuple[weakref.ref[Any], Posted]] = {}
-session.on_reset(_pending.clear)
+pending: dict[int, tuple[weakref.ref[Any], Posted]] = {}
+"""By identity of the work, for as long as nobody has waited for it."""
+session.on_reset(pending.clear)
 
 
 def expect(posted: Posted, work: Any) -> None:
@@ -33,39 +34,27 @@ def expect(posted: Posted, work: Any) -> None:
         if waits:
             handle.complete(position)
         return
-    if len(_pending) >= _LIMIT:
+    if len(pending) >= LIMIT:
         _prune()
-    _pending[id(work)] = (weakref.ref(work), posted)
+    pending[id(work)] = (weakref.ref(work), posted)
 
 
 def find(work: Any) -> Posted | None:
     """Returns the call that a work or a result belongs to."""
-    entry = _pending.get(id(work))
+    entry = pending.get(id(work))
     # The identity may have been given to something new.
     return None if entry is None or entry[0]() is not work else entry[1]
-
-
-def waited(work: Any) -> None:
-    """Notes that somebody has waited for a work."""
-    number = id(work)
-    entry = _pending.get(number)
-    if entry is None:
-        return
-    reference, (handle, position, waits) = entry
-    if waits and reference() is work:
-        handle.complete(position)
-        _pending.pop(number, None)
 
 
 def settle(posted: Posted, work: Any) -> None:
     """Notes that a call has completed."""
     handle, position, _ = posted
     handle.complete(position)
-    _pending.pop(id(work), None)
+    pending.pop(id(work), None)
 
 
 def _prune() -> None:
-    for number in [number for number, entry in list(_pending.items()) if entry[0]() is None]:
-        _pending.pop(number, None)
-    if len(_pending) >= _LIMIT:
-        _pending.clear()
+    for number in [number for number, entry in list(pending.items()) if entry[0]() is None]:
+        pending.pop(number, None)
+    if len(pending) >= LIMIT:
+        pending.clear()

@@ -90,17 +90,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         choices=(
-            *(
-                "records",
-                "diagnose",
-                "nodes",
-                "watch",
-                "guard",
-                "dispatch",
-                "latency",
-                "replay",
-                "device",
-            ),
+            *("records", "cold", "diagnose", "nodes", "watch", "guard", "dispatch", "latency"),
+            *("replay", "device"),
         ),
         help="one part of it",
     )
@@ -114,6 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ncclscope-bench-", dir=arguments.dir) as name:
         parts = {
             "records": add_records,
+            "cold": add_cold,
             "diagnose": add_diagnoses,
             "curves": add_curves,
             "watch": add_looks,
@@ -154,6 +146,19 @@ def add_records(table: Table, directory: Path, effort: Effort) -> None:
     add_header(table, "one call, bytes", "", "", "")
     table.add_row("in a ring, with all its parts", "", f"{size:.0f}", "")
     table.add_row("as a JSON line", "", f"{records.bytes_of_a_line()}", "")
+
+
+def add_cold(table: Table, directory: Path, effort: Effort) -> None:
+    """Adds what probes cost a program that has used the caches between its calls."""
+    os.environ["NCCLSCOPE_DIR"] = str(directory / "cold")
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
+    from tests.bench import cold  # reads the environment, as torch does
+
+    say("probes with cold caches")
+    add_header(table, "a probe adds, ns, medians", "hot", "cold", "of the call, cold")
+    for title, cost in cold.measure(directory / "cold", rounds=4 * effort.rounds).items():
+        figures = f"{cost.hot:,.0f}", f"{cost.cold:,.0f}", f"{cost.cold / cost.call:.2f}"
+        table.add_row(title, *figures)
 
 
 def add_diagnoses(table: Table, directory: Path, effort: Effort) -> None:

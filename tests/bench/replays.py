@@ -12,7 +12,7 @@ from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.cuda_graphs import CudaGraphProbe
 from tests.bench.timing import Loop, Sample, in_turns
 
-__all__ = ["ONE", "measure"]
+__all__ = ["ONE", "captured", "measure"]
 
 ONE = "one record"
 CALLS = (1, 62, 200)
@@ -39,10 +39,10 @@ def measure(directory: Path, *, rounds: int, count: int) -> dict[str, Sample]:
             for calls in CALLS:
                 if calls < used:
                     continue
-                graph = _captured(tracer, comms[:used], calls)
+                graph = captured(tracer, comms[:used], calls)
                 name = f"{calls} {'call' if calls == 1 else 'calls'} on {used} communicator"
                 loops[f"{name}{'' if used == 1 else 's'}"] = _replays(graph)
-        graph = _captured(tracer, comms[:1], 62)
+        graph = captured(tracer, comms[:1], 62)
         loops["62 calls on 1 communicator, through the probe"] = _probed(stack, graph)
         loops["a graph without calls, through the probe"] = _probed(stack, None)
         taken = in_turns(loops, rounds=rounds, count=count)
@@ -66,7 +66,8 @@ def _posts(tracer: Tracer, comm: Any) -> Loop:
     return loop
 
 
-def _captured(tracer: Tracer, comms: list[Any], calls: int) -> Graph:
+def captured(tracer: Tracer, comms: list[Any], calls: int) -> Graph:
+    """Captures so many calls, on communicators in turns."""
     begun = tracer.graphs.begin()
     for number in range(calls):
         comm = comms[number % len(comms)]

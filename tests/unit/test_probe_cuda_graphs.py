@@ -198,7 +198,9 @@ def test_the_fault_of_a_record_is_not_the_programs(
     def break_(*_arguments: object) -> int:
         raise OSError("no ring")
 
-    monkeypatch.setattr("ncclscope.ring.writer.post_replay", break_)
+    tracer = session.current()
+    assert tracer is not None
+    monkeypatch.setattr(tracer.ring, "post_replay", break_)
     graph.replay()
 
     assert not traced.probe.active

@@ -1,0 +1,96 @@
+"""The path of a method that is noted while it runs, in one function.
+
+A step of an engine passes through several of these, and what it has computed in between has
+used the caches: each function and each object on the way then costs microseconds (``python -m
+tests.bench --only cold``). So what :meth:`Patch.guard_scope`, :meth:`Slot.begin` and
+:meth:`Slot.end` do stands in one function here.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ncclscope.ring import layout
+from ncclscope.tracing import session
+from ncclscope_patches.probe import Patch
+
+if TYPE_CHECKING:
+    from ncclscope.ring.activity import Slot
+
+__all__ = ["Noted", "put_noting"]
+
+Noted = Callable[[tuple[Any, ...], dict[str, Any]], tuple[str | None, int] | None]
+"""Takes a detail and a number from a call's arguments; None where it is not to be noted."""
+
+
+def put_noting(patch: Patch, owner: Any, name: str, activity: str, read: Noted) -> bool:
+    """Has it noted when a method begins and ends.
+
+    Args:
+        patch: Whose barrier it is: what goes wrong here ends the probe and not the call.
+        owner: The class.
+        name: The method. Where it does not exist, or is patched already, nothing happens.
+        activity: As what it is noted: see :meth:`Tracer.activity`.
+        read: Takes from the arguments what else is noted.
+
+    Returns:
+        Whether the method is patched now.
+    """
+    function = getattr(owner, name, None)
+    if not callable(function) or patch.has_replaced(function):
+        return False
+    noted = functools.update_wrapper(_noting(patch, function, activity, read), function)
+    return patch.put(owner, name, noted)
+
+
+def _noting(
+    patch: Patch, function: Callable[..., Any], activity: str, read: Noted
+) -> Callable[..., Any]:
+    pack, time_ns = layout.ACTIVITY.pack_into, time.time_ns
+    slot: Slot | None = None
+
+    def forget() -> None:
+        nonlocal slot
+        slot = None
+
+    session.on_reset(forget)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal slot
+        here: Any = None
+        turn = 0
+        if patch.active:
+            try:
+                found = read(args, kwargs)
+                if found is not None:
+                    here = slot
+                    if here is None:
+                        tracer = session.current()
+                        if tracer is not None:
+                            here = slot = tracer.activity(activity)
+                    if here is not None:
+                        detail, number = found
+                        word = here.words.get(detail)
+                        if word is None:
+                            word = here.word(detail)
+                        place = here.offset
+                        began = time_ns()
+                        here.newest = turn = next(here.turns)
+                        pack(here.buffer, place, turn, began, 0, number, here.name, word, turn)
+            except Exception as error:
+                patch.fail(error)
+        if not turn:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if here.newest == turn:
+                try:
+                    pack(here.buffer, place, turn, began, time_ns(), number, here.name, word, turn)
+                except Exception as error:
+                    patch.fail(error)
+
+    return noted

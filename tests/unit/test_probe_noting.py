@@ -1,0 +1,168 @@
+"""Methods that are noted while they run, and what must not come of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ncclscope.errors import PartedError
+from ncclscope.model import Activity
+from ncclscope.sources import open_run
+from ncclscope.tracing import session
+from ncclscope_patches.noting import put_noting
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.vllm_queues import VllmQueues
+from ncclscope_patches.vllm_steps import VllmSteps
+
+
+class Program:
+    """What is noted."""
+
+    def __init__(self) -> None:
+        self.seen: list[Activity | None] = []
+
+    def work(self, *given: Any, **named: Any) -> Any:
+        """Looks at its own note, then raises what it is given, or returns it."""
+        self.seen.append(newest())
+        if given and isinstance(given[0], BaseException):
+            raise given[0]
+        return given, named
+
+
+def newest(name: str = "thing") -> Activity | None:
+    """What the ring of this process says that it does."""
+    tracer = session.opened()
+    return None if tracer is None else open_run(tracer.path).ranks[0].activities.get(name)
+
+
+@pytest.fixture
+def patch(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patch]:
+    monkeypatch.setenv("NCCLSCOPE_DIR", str(rings))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    session._reset()
+    made = Patch()
+    made.active = True
+    yield made
+    made.revert()
+    session._reset()
+
+
+def program(patch: Patch, read: Any) -> Program:
+    cls: Any = type("Traced", (Program,), {"work": Program.work})
+    assert put_noting(patch, cls, "work", "thing", read)
+    assert not put_noting(patch, cls, "work", "thing", read), "once"
+    assert not put_noting(patch, cls, "play", "thing", read), "there is no such method"
+    made: Program = cls()
+    return made
+
+
+def test_it_is_noted_while_it_runs_and_when_it_has_ended(patch: Patch) -> None:
+    traced = program(patch, lambda args, kwargs: (kwargs["detail"], len(args)))
+
+    for count in (1, 2):
+        assert traced.work("x", detail="load") == (("x",), {"detail": "load"})
+        (within,) = traced.seen[-1:]
+        after = newest()
+        assert within is not None
+        assert after is not None
+        assert (within.detail, within.number, within.count) == ("load", 2, count)
+        assert within.until_ns is None
+        assert after.until_ns is not None
+        assert within.since_ns <= after.until_ns
+
+
+def test_its_exception_is_handed_on_and_its_end_noted(patch: Patch) -> None:
+    traced = program(patch, lambda args, kwargs: (None, 0))
+    with pytest.raises(KeyError, match="mine"):
+        traced.work(KeyError("mine"))
+
+    after = newest()
+    assert after is not None
+    assert after.until_ns is not None
+
+
+def test_what_is_not_to_be_noted_makes_no_ring(patch: Patch, rings: Path) -> None:
+    traced = program(patch, lambda args, kwargs: None)
+    assert traced.work(1) == ((1,), {})
+    assert os.listdir(rings) == []
+
+
+def test_what_goes_wrong_in_the_probe_ends_it_and_not_the_call(patch: Patch) -> None:
+    traced = program(patch, lambda args, kwargs: (["no", "text"], 0))
+    assert traced.work(1) == ((1,), {})
+    assert len(traced.seen) == 1
+    assert not patch.active
+
+
+def test_what_the_guard_raises_is_for_the_program(patch: Patch) -> None:
+    def part(args: Any, kwargs: Any) -> None:
+        raise PartedError("parted")
+
+    traced = program(patch, part)
+    with pytest.raises(PartedError):
+        traced.work(1)
+    assert traced.seen == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_notes_in_a_ring_of_its_own(patch: Patch, rings: Path) -> None:
+    traced = program(patch, lambda args, kwargs: ("parent", 0))
+    traced.work(1)
+    tracer = session.opened()
+    assert tracer is not None
+    child = os.fork()
+    if not child:
+        try:
+            traced.work(2)
+            own = session.opened()
+            found = newest()
+            good = own is not None and own.path != tracer.path and found is not None
+            os._exit(0 if good and found is not None and found.count == 1 else 1)
+        finally:
+            os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    after = newest()
+    assert after is not None
+    assert after.count == 1
+
+
+def test_vllms_queues_and_steps(patch: Patch) -> None:
+    def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    module: Any = ModuleType("stand_in")
+    module.MessageQueue = type("MessageQueue", (), {"enqueue": nothing, "dequeue": nothing})
+    names = ("execute_model", "sample_tokens", "execute_dummy_batch")
+    module.Worker = type("Worker", (), dict.fromkeys(names, nothing))
+    for probe in (VllmQueues(), VllmSteps()):
+        probe.active = True
+        probe.install(module)
+    queue, worker = module.MessageQueue(), module.Worker()
+
+    said = []
+    queue.enqueue(("execute_model", (), {}, None))
+    said.append(newest("enqueue"))
+    queue.enqueue(("not a name", (), {}, None))
+    said.append(newest("enqueue"))
+    queue.dequeue(indefinite=True)
+    said.append(newest("dequeue"))
+    worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
+    assert newest("step") is None, "without tokens there is no pass"
+    worker.execute_model(scheduler_output=SimpleNamespace(total_num_scheduled_tokens=17))
+    said.append(newest("step"))
+    worker.execute_dummy_batch()
+    said.append(newest("step"))
+    worker.sample_tokens(None)
+    said.append(newest("step"))
+
+    assert [(one.detail, one.number) for one in said if one is not None] == [
+        *(("execute_model", 0), (None, 0), ("work", 0)),
+        *(("execute_model", 1), ("execute_dummy_batch", 2), ("sample_tokens", 2)),
+    ]

@@ -172,12 +172,14 @@ def hear_ras(capture: Capture) -> Testimony | None:
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
-            word = "are held to be dead" if any(rank.dead for rank in lost) else "do not answer"
+            does, is_ = ("does", "is") if len(lost) == 1 else ("do", "are")
+            word = f"{is_} held to be dead" if any(r.dead for r in lost) else f"{does} not answer"
             said.append(f"{_members(lost, named)} {word} on communicator {comm.hash}")
         bad = [rank for rank in comm.ranks if rank.async_error or rank.aborted]
         if bad:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
-            said.append(f"{_members(bad, named)} report an error or an abort on {comm.hash}")
+            word = "reports" if len(bad) == 1 else "report"
+            said.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
         before = _comm(capture.ras_before, comm.hash)
         if before is not None and _counts(before) != _counts(comm):
             continue  # calls are being launched, and some ranks are asked earlier than others
@@ -211,7 +213,7 @@ def _members(ranks: Sequence[RasRank], named: object) -> str:
     assert callable(named)
     global_ranks = [named(rank) for rank in ranks]
     if None in global_ranks:
-        return f"members {' '.join(str(rank.rank) for rank in ranks)}"
+        return f"member{'s' * (len(ranks) > 1)} {' '.join(str(rank.rank) for rank in ranks)}"
     return ranks_text(global_ranks)
 
 

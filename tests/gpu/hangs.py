@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +131,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     )
     found |= _dumps(hang, bundle / "flight_recorder", directory / "torchfrtrace")
     found |= {"planted": hang.planted, "expected": [hang.kind, list(hang.ranks)]}
+    found["asked"] = len(hang.pids)
     keep(hang.case, "found.json", json.dumps(found, indent=1))
     return found
 
@@ -174,6 +177,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
         return {"dumps": 0}
+    _keep_packed(hang.case, files)
     target.mkdir()
     for file in files:
         shutil.copy(file, target / f"{fr_trace.PREFIX}{file.name.rpartition('_')[2]}")
@@ -191,6 +195,14 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     return {"dumps": len(files), "dumps, ncclscope": own, "dumps, torchfrtrace": theirs}
 
 
+def _keep_packed(case: str, files: Sequence[Path]) -> None:
+    """Keeps the dumps themselves, to be examined again by what has learnt since."""
+    if directory := os.environ.get("NCCLSCOPE_TRANSCRIPTS"):
+        with tarfile.open(Path(directory) / case / "flight-recorder.tgz", "w:gz") as archive:
+            for file in files:
+                archive.add(file, file.name)
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 
@@ -198,15 +210,31 @@ def rows(directory: Path) -> Iterator[list[str]]:
     """Yields a row for each case that was kept."""
     for file in sorted(directory.glob("*/found.json")):
         found = json.loads(file.read_text())
-        quiet = (found["watch"].get("quiet") or 0.0) * 1000
+        quiet = found["watch"].get("quiet")
         yield [
             f"`{file.parent.name}`: {found['planted']}",
             *(spelled(found[tool]) if tool in found else "all had ended" for tool in TOOLS),
-            f"{quiet:.0f} ms" if quiet < 1000 else f"{quiet / 1000:.1f} s",
-            found.get("ras") or "not asked",
-            spelled(found["dumps, ncclscope"]) if found["dumps"] else "no dumps",
-            found.get("dumps, torchfrtrace", "no dumps"),
+            "" if quiet is None else f"{quiet * 1e3:.0f} ms" if quiet < 1 else f"{quiet:.1f} s",
+            _ras_in_short(found.get("ras") or "not asked"),
+            *_dumps_in_short(found),
         ]
+
+
+def _ras_in_short(said: str) -> str:
+    if "nothing to report" in said:
+        return "nothing to report"
+    each = (part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", said).split(";"))
+    return "; ".join(dict.fromkeys(each))
+
+
+def _dumps_in_short(found: Mapping[str, Any]) -> tuple[str, str]:
+    """What the dumps say, to us and to torch's tool, and how many there are, if not all."""
+    if not found["dumps"]:
+        return "no dumps", "no dumps"
+    short = found["dumps"] < found.get("asked", found["dumps"])
+    some = f"{found['dumps']} of {found['asked']} dumps: " if short else ""
+    theirs = found["dumps, torchfrtrace"]
+    return f"{some}{spelled(found['dumps, ncclscope'])}", f"{some}{theirs}"
 
 
 def spelled(verdict: Mapping[str, Any] | str) -> str:

@@ -227,7 +227,7 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
             document = variant.traced.diagnose()[1]
             row["diagnose"] = document["status"]
             if "progress" in variant.name:
-                row["counted"] = counted(document)
+                row["counted"], row["notes"] = counted(document), document["notes"]
         rows.append(row)
         low, middle, high = row["ratio"]
         print(

@@ -138,6 +138,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--warm", type=float, default=10.0, help="seconds of load before that")
     parser.add_argument("--concurrency", type=int, default=32 if on_gpus() else 8)
+    parser.add_argument("--large", action="store_true", help="a model of a size that is served")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -159,7 +160,7 @@ def main() -> int:
             environment["NCCLSCOPE_VLLM_DISPATCH"] = "fixed"
         else:
             environment["NCCLSCOPE_VLLM_ROUTED_EXPERTS"] = "1"
-        given = options(eager=eager, shape=SHAPE, environment=environment)
+        given = options(eager=eager, shape=SHAPE, large=arguments.large, environment=environment)
         with VllmServer(directory, prefix=prefix, **given) as server:
             run = load_in_turns if arguments.what == "asking" else load
             run(server, arguments.warm, arguments.concurrency)
@@ -169,10 +170,17 @@ def main() -> int:
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
             for path in sorted(found.glob("*.json"))
         ]
-    print(f"{arguments.what}, {'eager' if eager else 'default'}: {tokens} tokens", file=sys.stderr)
+    how = f"{'eager' if eager else 'default'}{', large' if arguments.large else ''}"
+    print(f"{arguments.what}, {how}: {tokens} tokens", file=sys.stderr)
     rows = report(workers)
     if arguments.json is not None:
-        document = {"what": arguments.what, "eager": eager, "tokens": tokens, "workers": rows}
+        document = {
+            "what": arguments.what,
+            "eager": eager,
+            "large": arguments.large,
+            "tokens": tokens,
+            "workers": rows,
+        }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0 if len(rows) == SHAPE[0] * SHAPE[1] else 1
 

@@ -32,6 +32,21 @@ _GPU_CONFIG = TINY_QWEN3_MOE | {
     "vocab_size": 32000,
     "torch_dtype": "bfloat16",
 }
+_LARGE_CONFIG = _GPU_CONFIG | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+"""As large as a model that is really served, Qwen3-30B-A3B: steps in which the host need not be
+what is waited for. 61 GB of weights."""
+_LARGE_MEMORY = 0.5
+
 _GPU_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
@@ -62,6 +77,7 @@ def options(
     eager: bool,
     shape: tuple[int, int] = SHAPE,
     memory: float = 0.15,
+    large: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Returns options for a server with expert parallelism.
@@ -69,7 +85,8 @@ def options(
     Args:
         eager: Without torch.compile and CUDA graphs.
         shape: Tensor-parallel and data-parallel size.
-        memory: Share of each GPU's memory.
+        memory: Share of each GPU's memory; a large model takes half of it.
+        large: A model of a size that is served, on GPUs.
         environment: Further variables.
     """
     own = dict(environment or {})
@@ -81,12 +98,13 @@ def options(
             "arguments": arguments,
             "eager": True,
         }
+    share = str(_LARGE_MEMORY if large else memory)
     serving = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
     # Measured, it would be what servers that start at the same time leave to each other.
     serving += ["--kv-cache-memory-bytes", str(2 << 30)]
     return given | {
         "environment": _GPU_ENVIRONMENT | own,
-        "arguments": [*serving, "--gpu-memory-utilization", str(memory), *arguments],
-        "config": _GPU_CONFIG,
+        "arguments": [*serving, "--gpu-memory-utilization", share, *arguments],
+        "config": _LARGE_CONFIG if large else _GPU_CONFIG,
         "eager": eager,
     }

@@ -223,7 +223,9 @@ def rows(directory: Path) -> Iterator[list[str]]:
 def _ras_in_short(said: str) -> str:
     if "nothing to report" in said:
         return "nothing to report"
-    each = (part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", said).split(";"))
+    each = (
+        part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", said).split(";")
+    )
     return "; ".join(dict.fromkeys(each))
 
 

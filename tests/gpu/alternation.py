@@ -10,6 +10,7 @@ by how often it occurs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -35,6 +36,7 @@ LEAST = 30
 """Steps with so many tokens, on and off, before their medians are compared."""
 STRETCH = 3.0
 """Seconds of load that asks, or does not."""
+START_SECONDS = 420.0
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
@@ -161,7 +163,10 @@ def main() -> int:
         else:
             environment["NCCLSCOPE_VLLM_ROUTED_EXPERTS"] = "1"
         given = options(eager=eager, shape=SHAPE, large=arguments.large, environment=environment)
-        with VllmServer(directory, prefix=prefix, **given) as server:
+        server = VllmServer(directory, prefix=prefix, **given)
+        with contextlib.ExitStack() as running:
+            running.callback(server.stop)
+            server.start(timeout=START_SECONDS)
             run = load_in_turns if arguments.what == "asking" else load
             run(server, arguments.warm, arguments.concurrency)
             warm = {path: len(json.loads(path.read_text())) for path in found.glob("*.json")}

@@ -26,12 +26,12 @@ from ncclscope.ring import layout
 __all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
 
 _OF_THE_JOB = re.compile(
-    r"WORLD_SIZE|SLURM_NTASKS|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_DEVICE_ORDER|"
+    r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_RUN_ID|CUDA_DEVICE_ORDER|"
     r"NCCL_.*|TORCH_NCCL_.*|TORCH_FR_.*|NCCLSCOPE.*|VLLM_(?!API_KEY).*"
 )
 _KEPT = re.compile(
-    r"RANK|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_LOCALID|"
-    rf"CUDA_VISIBLE_DEVICES|{_OF_THE_JOB.pattern}"
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_NTASKS|"
+    rf"SLURM_LOCALID|CUDA_VISIBLE_DEVICES|{_OF_THE_JOB.pattern}"
 )
 """Variables that say something of the job; nothing else of an environment is kept."""
 _GENERATIONS = 5
@@ -312,7 +312,8 @@ def _environment(pid: int) -> dict[str, str]:
     """Returns the variables of interest of a process, or those that it was handed down.
 
     A process that sets its title, as vLLM's workers do, wipes out what /proc shows of its
-    environment. What is the same for the whole job its parents still show.
+    environment. What is the same for the whole job its parents still show. How many they are is
+    not: an engine that one task of Slurm's runs has workers of its own.
     """
     environment: Mapping[str, str] = {}
     kept = _KEPT

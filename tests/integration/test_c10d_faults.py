@@ -193,7 +193,10 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
     def broken_tracer(name: str) -> Callable[[], None]:
         return lambda: break_tracer(name)
 
-    yield "wait", "waited", broken(works, "waited"), lambda: dist.Work.wait(work)
+    def broken_entry() -> None:
+        works.pending[id(work)] = ()  # type: ignore[assignment]
+
+    yield "wait", "pending", broken_entry, lambda: dist.Work.wait(work)
     yield "is_completed", "find", broken(works, "find"), lambda: dist.Work.is_completed(work)
     yield (
         "operator wait_tensor",
@@ -231,7 +234,7 @@ def overflow(group: Any) -> Any:
     """Posts when the table of works is full."""
     from ncclscope_patches import works
 
-    works._LIMIT = 0
+    works.LIMIT = 0
     return group.allreduce([ones(2)])
 
 

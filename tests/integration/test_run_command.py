@@ -195,7 +195,7 @@ def test_command_that_cannot_run_is_said_in_a_line(
 
 
 SIGNALLED_PROGRAM = """
-    import signal, sys
+    import signal, sys, time
 
     def handle(number, frame):
         seen.append(number)
@@ -207,8 +207,8 @@ SIGNALLED_PROGRAM = """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     print("ready", flush=True)
-    while True:
-        signal.pause()
+    while True:  # not pause(): a signal that comes just before it is dealt with after it only
+        time.sleep(0.05)
 """
 
 
@@ -353,7 +353,7 @@ def test_ctrl_c_reaches_the_program_once(rings: Path, tmp_path: Path) -> None:
         tmp_path,
         "program.py",
         """
-        import signal, sys
+        import signal, sys, time
 
         def interrupt(number, frame):
             seen.append(number)
@@ -364,7 +364,7 @@ def test_ctrl_c_reaches_the_program_once(rings: Path, tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(len(seen)))
         sys.stderr.write("ready\\n")
         while True:
-            signal.pause()
+            time.sleep(0.05)
         """,
     )
     terminal, other_end = pty.openpty()

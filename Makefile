@@ -9,8 +9,6 @@ PYTHON ?= python3
 ARGS ?=
 # Most tests wait for processes of their own, so that two at a time take half as long on two cores.
 JOBS ?= 2
-# Servers start for half a minute, then wait to be asked, or to be found to hang: three at a time keep two cores busy.
-VLLM_JOBS ?= 3
 # What the tests of a file share, such as runs of real processes, is set up once and not by each worker. In the order of
 # the files the short ones come last, so that no worker waits long for the other.
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -40,7 +38,7 @@ test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: p
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)

@@ -107,7 +107,10 @@ class TracedServer:
 
 
 def _kill(pids: Sequence[int]) -> None:
+    """Kills processes that would end by themselves, and say so, when they miss one another."""
     processes = [psutil.Process(pid) for pid in pids]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
     psutil.wait_procs(processes, timeout=10)

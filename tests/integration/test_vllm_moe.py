@@ -8,9 +8,7 @@ of a single worker.
 from __future__ import annotations
 
 import re
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from tests.integration.moe_serving import (
     REST_SECONDS,
     STEP,
     Answers,
-    answers_of_one,
     assert_agreed,
     assert_in_step,
     assert_routed,
@@ -36,17 +33,6 @@ from tests.integration.moe_serving import (
 from tests.integration.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return answers_of_one(tmp_path_factory.mktemp("single"))
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    shutil.rmtree(tmp_path)
 
 
 def test_two_workers_share_their_experts(single: Answers, directory: Path) -> None:

@@ -6,15 +6,12 @@ tokens, the answers are those of a single worker; then a fault is planted.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.moe_serving import (
     Answers,
-    answers_of_one,
     assert_agreed,
     assert_in_step,
     assert_routed,
@@ -26,17 +23,6 @@ from tests.integration.moe_serving import (
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return answers_of_one(tmp_path_factory.mktemp("single"))
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    shutil.rmtree(tmp_path)
 
 
 def test_replicas_share_experts_and_an_uneven_dispatch_is_named(

@@ -155,20 +155,28 @@ class DeadRank:
                     f"it made {made_text([rank])}, the last "
                     f"{call_text(last)} on {case.run.communicators[last.comm].label}"
                 )
-        state = "dead or gone" if rank is not None or how == NO_RECORD else "dead, gone or stuck"
+        undumped = rank is None and how != NO_RECORD
+        state = "dead, gone or stuck" if undumped else "dead or gone"
+        who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
+        # Which of several somebody waits for depends on who else could not be asked.
+        lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
+        alone = not undumped or len(lost) == 1
+        if not alone:
+            who, whom = f"{sentence(ranks_text(lost))} left no dumps", f"rank {number}"
+        likely = rank is None or "signs of life" in how
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(rank_text(case.run, number))} is {state} ({how}); "
-                f"{ranks_text(waiting)} {verb(waiting, 'wait')} for it in call {stand.call.seq} on "
-                f"{comm_text(stand.comm)}, {call_text(stand.call)}."
+                f"{who}; {ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in call "
+                f"{stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}."
             ),
             comm=stand.comm,
             seq=stand.call.seq,
-            diverging_ranks=(number,),
+            diverging_ranks=(number,) if alone else (),
+            candidate_ranks=() if alone else tuple(lost),
             odd=last,
             peers=stand.call,
-            confidence="likely" if rank is None or "signs of life" in how else "certain",
+            confidence="ambiguous" if not alone else "likely" if likely else "certain",
             role="consequence" if consequence else "cause",
             analyzer=self.name,
             evidence=tuple(evidence),

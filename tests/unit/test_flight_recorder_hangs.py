@@ -173,6 +173,21 @@ def test_a_lost_dump_says_less_than_a_rank_that_is_late(tmp_path: Path, late: bo
         assert cause.summary.startswith("Rank 0 is dead, gone or stuck (it left no dump);")
 
 
+def test_of_several_lost_dumps_none_is_singled_out(tmp_path: Path) -> None:
+    """Rank 1 waits for rank 0, but what rank 3 does is not known either."""
+    job = Job(4, {"1": ("tp", [0, 1])})
+    history(job)
+    job.post([1], group="1", state="scheduled")
+    directory = job.write(tmp_path)
+    for rank in (0, 3):
+        (directory / f"comm_lib_trace_rank_{rank}").unlink()
+    cause = cause_of(diagnose(open_run(directory)))
+
+    assert (cause.kind, cause.diverging_ranks, cause.candidate_ranks) == ("dead_rank", (), (0, 3))
+    assert cause.confidence == "ambiguous"
+    assert cause.summary.startswith("Ranks 0 3 left no dumps; rank 1 waits for rank 0 in call 1 on")
+
+
 # --- sends and receives -------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from ncclscope import open_run
 from ncclscope.parity.processes import run_ranks
+from tests.gpu.deployment import in_shared_memory
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10)
 """Bytes."""
@@ -123,16 +123,16 @@ def main() -> int:
         if progress and not ON_GPUS:
             continue
         os.environ["NCCLSCOPE_DEVICE_PROGRESS"] = progress
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ncclscope-loop-") as rings:
+        with in_shared_memory() as rings:
             outcome = run_ranks(
                 measure, arguments.rounds, arguments.count,
-                ranks=RANKS, rings=Path(rings), backend="nccl" if ON_GPUS else "gloo",
+                ranks=RANKS, rings=rings, backend="nccl" if ON_GPUS else "gloo",
                 timeout=500.0,
             )  # fmt: skip
             if outcome.ending != "finished":
                 print(outcome.ending, *outcome.failures, file=sys.stderr)
                 return 1
-            calls = sum(log.calls for log in open_run(Path(rings)).ranks[0].logs.values())
+            calls = sum(log.calls for log in open_run(rings).ranks[0].logs.values())
             print(f"{mode}: {RANKS} ranks, {calls} calls recorded by rank 0", file=sys.stderr)
         document += list(rows(mode, outcome.results[0]))
     for row in document:

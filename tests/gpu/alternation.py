@@ -1,16 +1,18 @@
 """What something costs a step of vLLM's: ``python -m tests.gpu.alternation WHAT``.
 
 One server does it for some steps and not for the next, over and over, under a steady load: see
-tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) What differs
-between two servers that are otherwise alike, and it is more than what is looked for here, does
-not enter. Steps are compared with steps of as many tokens, each kind by its median, and weighted
-by how often it occurs.
+tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
+tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
+once without. What differs between two servers that are otherwise alike, and it is more than what
+is looked for here, does not enter. Steps are compared with steps of as many tokens, each kind by
+its median, and weighted by how often it occurs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import statistics
@@ -19,16 +21,17 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.gpu.deployment import SHAPE, in_shared_memory, on_gpus, options
-from tests.gpu.throughput import ASKED, requests
-from tests.integration.traced_server import NCCLSCOPE
+from tests.gpu.deployment import Shape, add_options, in_shared_memory, on_gpus, options
+from tests.gpu.throughput import ASKED, counted, requests
+from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
 PLUGIN = Path(__file__).with_name("alternating")
@@ -40,40 +43,69 @@ START_SECONDS = 420.0
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
+TRACED = ("tracing", "progress")
+"""What takes a server under ``ncclscope run``."""
+LONG = ("counted", "notes")
+"""What is kept and not printed."""
+
 Step = tuple[int, int, int]
 """Whether it was on, tokens, nanoseconds."""
 
 
-def load(server: VllmServer, seconds: float, concurrency: int, *, asks: bool = False) -> int:
-    """Serves requests for so long; returns how many tokens were generated."""
-    end = threading.Event()
-    longest = 300 if on_gpus() else 64
-    more = ASKED if asks else {}
+@dataclass(frozen=True)
+class Load:
+    """What a server is given to do.
 
-    def serve(number: int) -> int:
-        tokens = 0
-        replica = number % SHAPE[1] if SHAPE[1] > 1 else None
-        for prompt, count in requests(number, longest):
-            if end.is_set():
-                break
-            choice = server.choice(prompt, count, 120, replica=replica, **more)
-            tokens += len(choice["token_ids"])
+    Attributes:
+        server: Which.
+        replicas: How many it has.
+        concurrency: Requests at a time.
+    """
+
+    server: VllmServer
+    replicas: int
+    concurrency: int
+
+    def run(self, seconds: float, *, asks: bool = False) -> int:
+        """Serves requests for so long; returns how many tokens were generated."""
+        end = threading.Event()
+        longest = 300 if on_gpus() else 64
+        more = ASKED if asks else {}
+
+        def serve(number: int) -> int:
+            tokens = 0
+            replica = number % self.replicas if self.replicas > 1 else None
+            for prompt, count in requests(number, longest):
+                if end.is_set():
+                    break
+                choice = self.server.choice(prompt, count, 120, replica=replica, **more)
+                tokens += len(choice["token_ids"])
+            return tokens
+
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            serving = [pool.submit(serve, number) for number in range(self.concurrency)]
+            time.sleep(seconds)
+            end.set()
+            return sum(each.result() for each in serving)
+
+    def run_in_turns(self, seconds: float) -> int:
+        """The same, in stretches in which all requests ask for routed experts, or none does."""
+        end, tokens, asks = time.monotonic() + seconds, 0, False
+        while time.monotonic() < end:
+            tokens += self.run(STRETCH, asks=asks)
+            asks = not asks
         return tokens
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        serving = [pool.submit(serve, number) for number in range(concurrency)]
-        time.sleep(seconds)
-        end.set()
-        return sum(each.result() for each in serving)
 
-
-def load_in_turns(server: VllmServer, seconds: float, concurrency: int) -> int:
-    """The same, in stretches in which all requests ask for their routed experts, or none does."""
-    end, tokens, asks = time.monotonic() + seconds, 0, False
-    while time.monotonic() < end:
-        tokens += load(server, STRETCH, concurrency, asks=asks)
-        asks = not asks
-    return tokens
+@contextlib.contextmanager
+def turn(path: Path | None) -> Iterator[None]:
+    """Waits until no other measurement that was given the same file loads its server."""
+    if path is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
@@ -129,6 +161,29 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
     return rows
 
 
+def make_server(
+    what: str, directory: Path, rings: Path, *, shape: Shape, **how: Any
+) -> tuple[VllmServer, TracedServer | None]:
+    """Makes a server that is not yet started, and where it is traced that which diagnoses it."""
+    search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        "NCCLSCOPE_TEST_ALTERNATE": what,
+        "NCCLSCOPE_TEST_ALTERNATE_DIR": str(directory / "steps"),
+        "PYTHONPATH": os.pathsep.join(search),
+    }
+    environment |= {
+        "tracing": {},
+        "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
+        "dispatch": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
+        "asking": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
+    }[what]
+    given = options(shape=shape, environment=environment, **how)
+    if what in TRACED:
+        traced = TracedServer(directory, rings=rings, **given)
+        return traced.server, traced
+    return VllmServer(directory, **given), None
+
+
 def main() -> int:
     """Starts a server, loads it, and compares its steps."""
     parser = argparse.ArgumentParser(
@@ -136,58 +191,51 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=["tracing", "dispatch", "asking"])
+    parser.add_argument("what", choices=[*TRACED, "dispatch", "asking"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--warm", type=float, default=10.0, help="seconds of load before that")
     parser.add_argument("--concurrency", type=int, default=32 if on_gpus() else 8)
-    parser.add_argument("--large", action="store_true", help="a model of a size that is served")
-    parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
+    parser.add_argument("--turn", type=Path, metavar="FILE", help="one at a time of all given it")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    add_options(parser)
     arguments = parser.parse_args()
-    eager = arguments.eager or arguments.what == "dispatch"
+    how = {
+        "shape": arguments.shape,
+        "eager": arguments.eager or arguments.what == "dispatch",
+        "large": arguments.large,
+        "layers": arguments.layers,
+        "memory": 0.25 if arguments.large else 0.1,
+    }
+    document: dict[str, Any] = {"what": arguments.what, **how}
     with tempfile.TemporaryDirectory() as name, in_shared_memory() as rings:
         directory = Path(name)
         found = directory / "steps"
         found.mkdir()
-        search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {
-            "NCCLSCOPE_TEST_ALTERNATE": arguments.what,
-            "NCCLSCOPE_TEST_ALTERNATE_DIR": str(found),
-            "PYTHONPATH": os.pathsep.join(search),
-        }
-        prefix = []
-        if arguments.what == "tracing":
-            prefix = [*NCCLSCOPE, "run", "--dir", str(rings), "--"]
-        elif arguments.what == "dispatch":
-            environment["NCCLSCOPE_VLLM_DISPATCH"] = "fixed"
-        else:
-            environment["NCCLSCOPE_VLLM_ROUTED_EXPERTS"] = "1"
-        given = options(eager=eager, shape=SHAPE, large=arguments.large, environment=environment)
-        server = VllmServer(directory, prefix=prefix, **given)
+        server, traced = make_server(arguments.what, directory, rings, **how)
         with contextlib.ExitStack() as running:
             running.callback(server.stop)
             server.start(timeout=START_SECONDS)
-            run = load_in_turns if arguments.what == "asking" else load
-            run(server, arguments.warm, arguments.concurrency)
-            warm = {path: len(json.loads(path.read_text())) for path in found.glob("*.json")}
-            tokens = run(server, arguments.seconds, arguments.concurrency)
+            load = Load(server, arguments.shape[1], arguments.concurrency)
+            run = load.run_in_turns if arguments.what == "asking" else load.run
+            with turn(arguments.turn):
+                run(arguments.warm)
+                warm = {path: len(json.loads(path.read_text())) for path in found.glob("*.json")}
+                document["tokens"] = run(arguments.seconds)
+            if traced is not None:
+                diagnosed = traced.diagnose()[1]
+                document["diagnose"] = diagnosed["status"]
+                if arguments.what == "progress":
+                    document |= {"counted": counted(diagnosed), "notes": diagnosed["notes"]}
         workers = [
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
             for path in sorted(found.glob("*.json"))
         ]
-    how = f"{'eager' if eager else 'default'}{', large' if arguments.large else ''}"
-    print(f"{arguments.what}, {how}: {tokens} tokens", file=sys.stderr)
-    rows = report(workers)
+    said = ", ".join(f"{name} {value}" for name, value in document.items() if name not in LONG)
+    print(said, file=sys.stderr)
+    document["workers"] = rows = report(workers)
     if arguments.json is not None:
-        document = {
-            "what": arguments.what,
-            "eager": eager,
-            "large": arguments.large,
-            "tokens": tokens,
-            "workers": rows,
-        }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if len(rows) == SHAPE[0] * SHAPE[1] else 1
+    return 0 if len(rows) == arguments.shape[0] * arguments.shape[1] else 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ model it takes, so that every script can be tried where it costs nothing.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ import torch
 
 from tests.integration.vllm_server import TINY_QWEN3_MOE
 
-__all__ = ["SHAPE", "in_shared_memory", "on_gpus", "options"]
+__all__ = ["SHAPE", "Shape", "add_options", "in_shared_memory", "on_gpus", "options"]
 
 _GPU_CONFIG = TINY_QWEN3_MOE | {
     "hidden_size": 1024,
@@ -56,8 +57,29 @@ _GPU_ENVIRONMENT = {
 }
 
 
-SHAPE = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
-"""Tensor-parallel and data-parallel size: with fewer than four GPUs each replica has one."""
+Shape = tuple[int, int]
+"""Tensor-parallel and data-parallel size."""
+
+SHAPE: Shape = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
+"""Where nothing else is said: with fewer than four GPUs each replica has one."""
+
+
+def parse_shape(text: str) -> Shape:
+    """Returns what ``TPxDP`` says.
+
+    Raises:
+        ValueError: It says something else.
+    """
+    tensor, data = map(int, text.split("x"))
+    return tensor, data
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which deployment is measured."""
+    parser.add_argument("--shape", type=parse_shape, default=SHAPE, metavar="TPxDP")
+    parser.add_argument("--large", action="store_true", help="a model of a size that is served")
+    parser.add_argument("--layers", type=int, help="of the large model; 48 where nothing is said")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
 
 
 @contextlib.contextmanager
@@ -75,9 +97,10 @@ def on_gpus() -> bool:
 def options(
     *,
     eager: bool,
-    shape: tuple[int, int] = SHAPE,
+    shape: Shape = SHAPE,
     memory: float = 0.15,
     large: bool = False,
+    layers: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Returns options for a server with expert parallelism.
@@ -85,8 +108,9 @@ def options(
     Args:
         eager: Without torch.compile and CUDA graphs.
         shape: Tensor-parallel and data-parallel size.
-        memory: Share of each GPU's memory; a large model takes half of it.
+        memory: Share of each GPU's memory that has to be free.
         large: A model of a size that is served, on GPUs.
+        layers: How many of its layers; None for all.
         environment: Further variables.
     """
     own = dict(environment or {})
@@ -98,13 +122,15 @@ def options(
             "arguments": arguments,
             "eager": True,
         }
-    share = str(_LARGE_MEMORY if large else memory)
+    config = dict(_LARGE_CONFIG if large else _GPU_CONFIG)
+    if large and layers is not None:
+        config["num_hidden_layers"] = layers
     serving = ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
     # Measured, it would be what servers that start at the same time leave to each other.
     serving += ["--kv-cache-memory-bytes", str(2 << 30)]
     return given | {
         "environment": _GPU_ENVIRONMENT | own,
-        "arguments": [*serving, "--gpu-memory-utilization", share, *arguments],
-        "config": _LARGE_CONFIG if large else _GPU_CONFIG,
+        "arguments": [*serving, "--gpu-memory-utilization", str(memory), *arguments],
+        "config": config,
         "eager": eager,
     }

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ncclscope_patches.routed_experts import RoutedExperts, decode_choice
-from tests.gpu.deployment import SHAPE, in_shared_memory, on_gpus, options
+from tests.gpu.deployment import Shape, add_options, in_shared_memory, on_gpus, options
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -67,6 +67,7 @@ class Variant:
         name: Which.
         server: Its server.
         traced: The same with its rings, where it is traced.
+        replicas: How many there are.
         tokens: Per second, one number a round.
         latency: Seconds a token of a request took, the median of each round.
         alone: What it answered to the prompts that were served one by one.
@@ -76,6 +77,7 @@ class Variant:
     name: str
     server: VllmServer
     traced: TracedServer | None
+    replicas: int
     tokens: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
     alone: list[list[int]] = field(default_factory=list)
@@ -88,12 +90,11 @@ class Variant:
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
         """Serves requests, so many at a time, and notes how long it took."""
-        replicas = SHAPE[1]
 
         def serve(number: int) -> tuple[int, float]:
             prompt, count = requests[number]
             # Not where vLLM's balancing would send it, which is not the same twice.
-            replica = number % replicas if replicas > 1 else None
+            replica = number % self.replicas if self.replicas > 1 else None
             started = time.perf_counter()
             choice = self.server.choice(prompt, count, 120, replica=replica, **self.asked)
             if self.name in ROUTED and not choice["routed_experts"]:
@@ -134,16 +135,16 @@ def requests(seed: int, longest: int) -> Iterator[Request]:
         yield prompt, draw.choice((8, 32, 64))
 
 
-def make_variant(name: str, directory: Path, rings: Path, *, eager: bool, memory: float) -> Variant:
+def make_variant(name: str, directory: Path, rings: Path, *, shape: Shape, **how: Any) -> Variant:
     """Makes a server that is not yet started."""
     directory.mkdir()
-    given = options(eager=eager, memory=memory, environment=VARIANTS[name])
+    given = options(shape=shape, environment=VARIANTS[name], **how)
     if name == "own":
         given["arguments"] = [*given["arguments"], *OWN]
     if name.startswith("traced"):
         traced = TracedServer(directory, rings=rings / directory.name, **given)
-        return Variant(name, traced.server, traced)
-    return Variant(name, VllmServer(directory, **given), None)
+        return Variant(name, traced.server, traced, shape[1])
+    return Variant(name, VllmServer(directory, **given), None, shape[1])
 
 
 def start(variant: Variant, number: int) -> bool:
@@ -277,22 +278,26 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400, help="of a round")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of measuring, about")
-    parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
+    add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.variants if name not in VARIANTS]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of: {', '.join(VARIANTS)}")
-    memory = min(0.3, 0.6 / len(arguments.variants))
+    how = {
+        "shape": arguments.shape,
+        "eager": arguments.eager,
+        "large": arguments.large,
+        "layers": arguments.layers,
+        "memory": min(0.3, 0.6 / len(arguments.variants)),
+    }
     with (
         tempfile.TemporaryDirectory() as directory,
         in_shared_memory() as rings,
         ExitStack() as running,
     ):
         variants = [
-            make_variant(
-                name, Path(directory) / str(number), rings, eager=arguments.eager, memory=memory
-            )
+            make_variant(name, Path(directory) / str(number), rings, **how)
             for number, name in enumerate(arguments.variants)
         ]
         for variant in variants:
@@ -309,7 +314,7 @@ def main() -> int:
             arguments.concurrency,
             arguments.seconds,
         )
-        found = report(variants) | {"eager": arguments.eager or not on_gpus()}
+        found = report(variants) | how | {"eager": arguments.eager or not on_gpus()}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     good = all(serving) and all(

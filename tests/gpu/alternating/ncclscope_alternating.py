@@ -4,11 +4,16 @@ Two servers are never quite alike: where their processes run and what their memo
 costs more or less than what is to be measured. Here one server is both. Ranks that share experts
 make the same steps, so they switch at the same one, without a word between them.
 
-``NCCLSCOPE_TEST_ALTERNATE`` says what is switched: ``tracing``, all probes of a worker (or those
-that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names), or
-``dispatch``, ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
-graphs, as they hold what was captured. With ``asking`` nothing is switched here: steps are told
-apart by whether all their requests ask for their routed experts, or none.
+``NCCLSCOPE_TEST_ALTERNATE`` says what is switched:
+
+- ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
+- ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
+  and without.
+- ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
+  graphs, as they hold what was captured.
+- ``asking``: nothing is switched here. Steps are told apart by whether all their requests ask for
+  their routed experts, or none.
+
 ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker writes how long its steps took, in
 nanoseconds from the beginning of one to that of the next.
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +33,11 @@ SETTLING = 2
 """Steps after a switch that are not counted."""
 PAUSE_NS = 200_000_000
 """A step that long has waited for a request."""
-WRITE_EVERY = 20 * PERIOD
+WRITE_EVERY = 8 * PERIOD
+
+
+Kept = tuple[Any, str, dict[Any, Any]]
+"""Of what, under which name, which captured graphs."""
 
 
 class Alternation:
@@ -47,6 +57,9 @@ class Alternation:
         self.last: tuple[int, bool] | None = None
         self.taken: list[tuple[int, int, int]] = []
         self.patches: list[Any] = []
+        self.is_prepared = False
+        self.graphs: tuple[list[Kept], list[Kept]] = ([], [])
+        """Off and on."""
         self.asking: set[str] = set()
 
     def tell_apart(self, output: Any) -> bool:
@@ -63,7 +76,10 @@ class Alternation:
         return alike
 
     def _prepare(self) -> None:
-        if self.what == "tracing":
+        if self.is_prepared:
+            return
+        self.is_prepared = True
+        if self.what in ("tracing", "progress"):
             from ncclscope_patches import registry
 
             only = os.environ.get("NCCLSCOPE_TEST_ALTERNATE_ONLY", "").split(",")
@@ -75,6 +91,25 @@ class Alternation:
         elif self.what == "dispatch":
             _offer_both(self)
 
+    def switch(self, on: bool) -> None:
+        """Has everything from here on be done the one way, or the other."""
+        self._prepare()
+        self.is_on = on
+        for patch in self.patches:
+            patch.active = on
+        for owner, name, graphs in self.graphs[on]:
+            setattr(owner, name, graphs)
+
+    def capture_twice(self, capture: Callable[[], int], runner: Any) -> int:
+        """Captures vLLM's graphs while it is on, and again while it is off."""
+        size = capture()
+        on = _set_aside(runner)
+        self.switch(False)
+        capture()
+        self.graphs = _set_aside(runner), on
+        self.switch(True)
+        return size
+
     def step(self, tokens: int, output: Any = None) -> None:
         """Notes that a step begins, and switches before it, where it is time to."""
         now = time.perf_counter_ns()
@@ -83,16 +118,13 @@ class Alternation:
             if counts and passed < PAUSE_NS:
                 self.taken.append((int(self.is_on), before, passed))
         self.steps += 1
-        if self.steps == 1:
-            self._prepare()
+        self._prepare()
         place = self.steps % PERIOD
         counts = place >= SETTLING
         if self.what == "asking":
             counts = output is not None and self.tell_apart(output)
         elif place == 0:
-            self.is_on = not self.is_on
-            for patch in self.patches:
-                patch.active = self.is_on
+            self.switch(not self.is_on)
         if self.steps % WRITE_EVERY == 0:
             draft = self.path.with_suffix(".draft")
             draft.write_text(json.dumps(self.taken))
@@ -111,6 +143,8 @@ def register() -> None:
     if getattr(Worker.execute_model, "alternating", False):
         return
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
+    if what == "progress":
+        _capture_twice(alternation)
     execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,6 +160,38 @@ def register() -> None:
     execute_model.alternating = True  # type: ignore[attr-defined]
     Worker.execute_model = execute_model
     Worker.execute_dummy_batch = execute_dummy_batch
+
+
+def _capture_twice(alternation: Alternation) -> None:
+    """Has both of vLLM's model runners capture all graphs twice."""
+    from vllm.v1.worker import gpu_model_runner
+    from vllm.v1.worker.gpu import model_runner
+
+    def replace(cls: Any) -> None:
+        own = cls.capture_model
+
+        def capture_model(self: Any) -> int:
+            return alternation.capture_twice(lambda: own(self), self)
+
+        cls.capture_model = capture_model
+
+    replace(gpu_model_runner.GPUModelRunner)
+    replace(model_runner.GPUModelRunner)
+
+
+def _set_aside(runner: Any) -> list[Kept]:
+    """Takes away all captured graphs, so that it looks as if there were none."""
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    places = [(each, "concrete_cudagraph_entries") for each in CUDAGraphWrapper._all_instances]
+    manager = getattr(runner, "cudagraph_manager", None)
+    if manager is not None:
+        places.append((manager, "graphs"))
+    found = []
+    for owner, name in places:
+        found.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, {})
+    return found
 
 
 def _offer_both(alternation: Alternation) -> None:

@@ -69,13 +69,12 @@ class Load:
     def run(self, seconds: float, *, asks: bool = False) -> int:
         """Serves requests for so long; returns how many tokens were generated."""
         end = threading.Event()
-        longest = 300 if on_gpus() else 64
         more = ASKED if asks else {}
 
         def serve(number: int) -> int:
             tokens = 0
             replica = number % self.replicas if self.replicas > 1 else None
-            for prompt, count in requests(number, longest):
+            for prompt, count in requests(number):
                 if end.is_set():
                     break
                 choice = self.server.choice(prompt, count, 120, replica=replica, **more)

@@ -126,13 +126,19 @@ class Variant:
         )
 
 
-def requests(seed: int, longest: int) -> Iterator[Request]:
+COUNTS = (128, 256, 512) if on_gpus() else (8, 32, 64)
+"""Tokens that are generated for a request."""
+LONGEST = 17
+"""Tokens of a prompt: few enough that a step that begins requests is a captured graph as well."""
+
+
+def requests(seed: int, longest: int = LONGEST) -> Iterator[Request]:
     """Yields prompts of a few to many tokens, each with a number of tokens to generate."""
     draw = random.Random(seed)
     lengths = [length for length in (3, 17, 64, 300, 900) if length <= longest]
     while True:
         prompt = [draw.randrange(3, 500) for _ in range(draw.choice(lengths))]
-        yield prompt, draw.choice((8, 32, 64))
+        yield prompt, draw.choice(COUNTS)
 
 
 def make_variant(name: str, directory: Path, rings: Path, *, shape: Shape, **how: Any) -> Variant:
@@ -174,10 +180,9 @@ def measure(
         concurrency: Requests at a time.
         seconds: After which no further round begins; whole ones are kept.
     """
-    longest = 900 if on_gpus() else 64
     for variant in variants:
         for seed in range(3):
-            variant.load(list(islice(requests(seed, longest), count)), concurrency)
+            variant.load(list(islice(requests(seed), count)), concurrency)
         variant.tokens.clear()
         variant.latency.clear()
         variant.serve_alone()
@@ -186,7 +191,7 @@ def measure(
     for number in range(rounds):
         if number and time.monotonic() > end:
             break
-        given = list(islice(requests(100 + number, longest), count))
+        given = list(islice(requests(100 + number), count))
         for variant in order if number % 2 else reversed(order):
             variant.load(given, concurrency)
         order = order[1:] + order[:1]

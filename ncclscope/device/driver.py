@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 
 from ncclscope.device.kernel import NAME, PTX
 
-__all__ = ["Driver", "DriverError", "Launcher"]
+__all__ = ["Attacher", "Driver", "DriverError", "Launcher", "Tail"]
 
 Launcher = Callable[[int], int]
 """Launches a kernel on a stream, by its handle. Returns the driver's result, 0 for success."""
+
+Tail = tuple[int, int]
+"""A capture, by the driver's number of it, and a node in its graph."""
+
+Attacher = Callable[[int, "Tail | None"], "Tail | None"]
+"""Adds a kernel to the graph that is captured on a stream. Gets the stream, by its handle, and what
+was added last; returns what is added now, None where the driver refuses."""
 
 _LIBRARY = "libcuda.so.1"
 _PORTABLE_AND_MAPPED = 1 | 2
@@ -23,6 +31,9 @@ _RELAXED = 2
 """Capture mode of a thread that may do what is no good inside of a capture, elsewhere."""
 _CAPTURING = 1
 
+
+_PRIORITY = 8
+"""CU_LAUNCH_ATTRIBUTE_PRIORITY."""
 
 _STREAMS_KEPT = 64
 
@@ -38,6 +49,25 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
+
+
+class _Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS, of the version without a context."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+    )
+
+
+class _Value(ctypes.Structure):
+    """CUlaunchAttributeValue, as far as it is used here."""
+
+    _fields_ = (("priority", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class DriverError(Exception):
@@ -142,6 +172,68 @@ class Driver:
             return result
 
         return launch
+
+    def attacher(self, context: int, function: int, *parameters: int) -> Attacher:
+        """Returns what adds the kernel to a graph beside what is captured, not between.
+
+        It runs behind all that its stream has been given and behind what was attached before it,
+        and nothing of the program's waits for it: the dependencies of the stream stay as they
+        are. So it takes next to nothing of the time of a replay, which ends when all of the graph
+        has, this too. Launched on the stream it would be one more kernel to wait for.
+
+        Args:
+            context: That the function was loaded in.
+            function: The kernel, with
+            *parameters: what it is given.
+        """
+        values = (ctypes.c_uint64 * len(parameters))(*parameters)
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * len(parameters))(
+            *(start + 8 * place for place in range(len(parameters)))
+        )
+        one = (1, 1, 1)
+        node = _Node(function, one, one, 0, ctypes.addressof(places), None)
+
+        def attach(stream: int, tail: Tail | None, kept: object = (values, places)) -> Tail | None:
+            try:
+                with self.within(context):
+                    return self._attach(stream, tail, node)
+            except DriverError:
+                return None
+
+        return attach
+
+    def _attach(self, stream: int, tail: Tail | None, node: _Node) -> Tail:
+        status, capture = ctypes.c_int(), ctypes.c_uint64()
+        graph, count = ctypes.c_void_p(), ctypes.c_size_t()
+        behind, added = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p()
+        self._call(
+            "cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), ctypes.byref(status),
+            ctypes.byref(capture), ctypes.byref(graph), ctypes.byref(behind), ctypes.byref(count),
+        )  # fmt: skip
+        if status.value != _CAPTURING:
+            raise DriverError("nothing is captured there")
+        nodes = [behind[place] for place in range(count.value)]
+        if tail is not None and tail[0] == capture.value:
+            nodes.append(tail[1])
+        self._call(
+            "cuGraphAddKernelNode", ctypes.byref(added), graph,
+            (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes)), ctypes.byref(node),
+        )  # fmt: skip
+        # Not behind a kernel that takes the whole device and was ready at the same time: if that
+        # one stood still, the call before it would look as if it did.
+        value = _Value(self._priority)
+        self._cuda.cuGraphKernelNodeSetAttribute(
+            added, ctypes.c_int(_PRIORITY), ctypes.byref(value)
+        )
+        return capture.value, added.value or 0
+
+    @functools.cached_property
+    def _priority(self) -> int:
+        """The greatest in the current context."""
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        self._call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+        return greatest.value
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what is put on a stream becomes a part of a graph."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.device.driver import Driver, DriverError, Launcher
+from ncclscope.device.driver import Attacher, Driver, DriverError, Launcher, Tail
 from ncclscope.ring import layout
 from ncclscope.ring.slots import Slots
 
@@ -143,9 +143,18 @@ class DeviceMarks:
     def launcher(self, channel: Channel, which: int, more: int) -> Launcher:
         """Returns what launches a marker: 0 behind a call, 1 before it."""
         assert self._driver is not None
+        given = self._parameters(channel, which, more)
+        return self._driver.launcher(self._context, self._function, *given)
+
+    def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
+        """Returns what puts a marker into a graph that is captured."""
+        assert self._driver is not None
+        given = self._parameters(channel, which, more)
+        return self._driver.attacher(self._context, self._function, *given)
+
+    def _parameters(self, channel: Channel, which: int, more: int) -> tuple[int, int, int]:
         place = self._base + self.slots.offset(channel.index) + which * 16
-        offset = (channel.index - 1) * _COUNT_SIZE + which * 8
-        return self._driver.launcher(self._context, self._function, place, offset, more)
+        return place, (channel.index - 1) * _COUNT_SIZE + which * 8, more
 
     def capture(self) -> Capture | None:
         """Returns the graph that this thread captures now."""
@@ -185,6 +194,7 @@ class Marks:
     """
 
     __slots__ = (
+        "_attach",
         "_captured_on",
         "_enter",
         "_finish",
@@ -193,6 +203,7 @@ class Marks:
         "_more",
         "_numbers",
         "_stream",
+        "_tail",
         "_unsettled",
         "channel",
         "device",
@@ -210,6 +221,8 @@ class Marks:
         self._finish: Launcher | None = None
         self._enter: Launcher | None = None
         self._more: dict[int, Launcher] = {}
+        self._attach: dict[tuple[int, int], Attacher] = {}
+        self._tail: Tail | None = None
         self._grouped: list[int] = []
         self._captured_on: tuple[object, int] = (None, -1)
 
@@ -253,7 +266,7 @@ class Marks:
         elif self._captured_on[1] != stream:
             self.lose(_MANY_STREAMS)
             return False
-        if self._enter is not None and self._enter(stream):
+        if self._enter is not None and not self._put(self._enter, 1, 1, stream, capture):
             self.lose(_REFUSED)
             return False
         return True
@@ -276,14 +289,14 @@ class Marks:
             finish = self._finish
             assert finish is not None
             if self._enter is not None:
-                self._enter(stream)
+                self._put(self._enter, 1, 1, stream, capture)
         if grouped:
             if self._grouped and self._grouped[-1] != stream:
                 self.lose(_TWO_STREAMS)
             self._grouped.append(stream)
             return
         if capture is not None:
-            if finish(stream):
+            if not self._put(finish, 0, 1, stream, capture):
                 self.lose(_REFUSED)
             else:
                 capture.marked[self.channel] = capture.marked.get(self.channel, 0) + 1
@@ -306,12 +319,31 @@ class Marks:
             self._more[count] = self.device.launcher(self.channel, 0, count)
         if capture is None and self.channel.seq - count != self._launched:
             self.lose(_WITHOUT)
-        elif self._more[count](streams[0]):
+        elif not self._put(self._more[count], 0, count, streams[0], capture):
             self.lose(_REFUSED)
         elif capture is not None:
             capture.marked[self.channel] = capture.marked.get(self.channel, 0) + count
         else:
             self._launched = self._numbers[_LAUNCHED] = self.channel.seq
+
+    def _put(
+        self, launch: Launcher, which: int, more: int, stream: int, capture: Capture | None
+    ) -> bool:
+        """Puts a marker on a stream, or into what is captured there.
+
+        Into a graph it goes beside the calls, where nothing waits for it; between them, where the
+        driver knows no better.
+        """
+        if capture is not None:
+            attach = self._attach.get((which, more))
+            if attach is None:
+                attach = self.device.attacher(self.channel, which, more)
+                self._attach[which, more] = attach
+            tail = attach(stream, self._tail)
+            if tail is not None:
+                self._tail = tail
+                return True
+        return not launch(stream)
 
     def drop_group(self) -> None:
         """Forgets a group that failed: none of its calls gets a marker."""

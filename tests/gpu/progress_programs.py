@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ncclscope.device.driver import Tail
+from ncclscope.device.marks import DeviceMarks
+from ncclscope.ring.channel import Channel
 from tests.gpu.graph_programs import ODD
 
 __all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]
@@ -52,7 +55,8 @@ def cost(rank: int) -> dict[str, Any]:
     """Measures what markers cost, in one process and alternating.
 
     Returns:
-        ``node``: microseconds of the device a call in a graph, by what stands around it.
+        ``node``: microseconds of the device a call in a graph, by what stands around it;
+        ``between`` is a marker that the next call has to wait for, as it has to in no graph.
         ``launch``: nanoseconds of the host a marker. ``call``: nanoseconds of the host an eager
         all_reduce, counted, recorded only, and neither.
     """
@@ -75,14 +79,15 @@ def cost(rank: int) -> dict[str, Any]:
     call["recorded"] = _host(lambda: dist.all_reduce(tensor))
     registry.revert_all()
     call["neither"] = _host(lambda: dist.all_reduce(tensor))
-    finish, enter = (device.launcher(marks.channel, which, 1) for which in (0, 1))
+    finish = device.launcher(marks.channel, 0, 1)
     stream = torch.cuda.current_stream().cuda_stream
     launch = _host(lambda: finish(stream))
 
     graphs = {
         "without": _graph(lambda stream: None, lambda stream: None),
-        "finished": _graph(lambda stream: None, finish),
-        "entered": _graph(enter, finish),
+        "between": _graph(lambda stream: None, finish),
+        "finished": _graph(lambda stream: None, _Beside(device, marks.channel).finish),
+        "entered": _graph((beside := _Beside(device, marks.channel)).enter, beside.finish),
     }
     taken: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
@@ -106,6 +111,24 @@ def cost(rank: int) -> dict[str, Any]:
         "launch": launch,
         "call": call,
     }
+
+
+class _Beside:
+    """Puts markers of a communicator into one graph."""
+
+    def __init__(self, device: DeviceMarks, channel: Channel) -> None:
+        self._attach = [device.attacher(channel, which, 1) for which in (0, 1)]
+        self._tail: Tail | None = None
+
+    def finish(self, stream: int) -> None:
+        self._put(0, stream)
+
+    def enter(self, stream: int) -> None:
+        self._put(1, stream)
+
+    def _put(self, which: int, stream: int) -> None:
+        self._tail = self._attach[which](stream, self._tail)
+        assert self._tail is not None
 
 
 def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> Any:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope.device.driver import Attacher, Launcher, Tail
 from ncclscope.device.marks import DeviceMarks, Marks
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
@@ -35,18 +36,15 @@ class HostDevice(DeviceMarks):
         self.holding: list[Callable[[], None]] | None = None
         self.counts: dict[int, int] = {}
         self.refuses = 0
+        self.attaches_nothing = False
+        self.attached = 0
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
         self.ordinal = max(self.ordinal, 0)
         return True
 
-    def launcher(self, channel: Channel, which: int, more: int) -> Callable[[int], int]:
-        place = self.slots.offset(channel.index) + which * 16
-
-        def run() -> None:
-            self.counts[place] = self.counts.get(place, 0) + more
-            stored = struct.pack("<QQ", self.counts[place], time.time_ns())
-            ctypes.memmove(self.slots.address + place, stored, 16)
+    def launcher(self, channel: Channel, which: int, more: int) -> Launcher:
+        run = self._marker(channel, which, more)
 
         def launch(stream: int) -> int:
             if self.refuses:
@@ -58,6 +56,27 @@ class HostDevice(DeviceMarks):
             return 0
 
         return launch
+
+    def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
+        launch = self.launcher(channel, which, more)
+
+        def attach(stream: int, tail: Tail | None) -> Tail | None:
+            if self.attaches_nothing or launch(stream):
+                return None
+            self.attached += 1
+            return 1, self.attached
+
+        return attach
+
+    def _marker(self, channel: Channel, which: int, more: int) -> Callable[[], None]:
+        place = self.slots.offset(channel.index) + which * 16
+
+        def run() -> None:
+            self.counts[place] = self.counts.get(place, 0) + more
+            stored = struct.pack("<QQ", self.counts[place], time.time_ns())
+            ctypes.memmove(self.slots.address + place, stored, 16)
+
+        return run
 
     def run(self, count: int | None = None, stream: int = STREAM) -> None:
         """Has a stream run its next markers; all of them when no number is given."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ncclscope.device.kernel import NAME, PTX
 
@@ -72,6 +73,14 @@ class _Value(ctypes.Structure):
 
 class DriverError(Exception):
     """The driver is not there, or has refused something."""
+
+
+def _pack(parameters: Sequence[int]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
+    """Returns a kernel's parameters, and where each of them is; both have to be kept."""
+    values = (ctypes.c_uint64 * len(parameters))(*parameters)
+    start = ctypes.addressof(values)
+    places = (start + 8 * place for place in range(len(parameters)))
+    return values, (ctypes.c_void_p * len(parameters))(*places)
 
 
 class Driver:
@@ -149,15 +158,11 @@ class Driver:
         They are copied at each launch, also into a graph. A thread in which the context is not
         current is lent it.
         """
-        values = (ctypes.c_uint64 * len(parameters))(*parameters)
-        start = ctypes.addressof(values)
-        places = (ctypes.c_void_p * len(parameters))(
-            *(start + 8 * place for place in range(len(parameters)))
-        )
+        kept = _, places = _pack(parameters)
         call, push, pop = self._launch, self._push, self._pop
         packed: dict[int, tuple[_Config, tuple[object, ...]]] = {}
 
-        def launch(stream: int, kept: object = (values, places)) -> int:
+        def launch(stream: int, kept: object = kept) -> int:
             found = packed.get(stream)
             if found is None:
                 if len(packed) >= _STREAMS_KEPT:
@@ -178,27 +183,23 @@ class Driver:
 
         It runs behind all that its stream has been given and behind what was attached before it,
         and nothing of the program's waits for it: the dependencies of the stream stay as they
-        are. So it takes next to nothing of the time of a replay, which ends when all of the graph
-        has, this too. Launched on the stream it would be one more kernel to wait for.
+        are. Launched on the stream it would be one more kernel for the next one to wait for. A
+        replay ends when all of the graph has, this too.
 
         Args:
             context: That the function was loaded in.
             function: The kernel, with
             *parameters: what it is given.
         """
-        values = (ctypes.c_uint64 * len(parameters))(*parameters)
-        start = ctypes.addressof(values)
-        places = (ctypes.c_void_p * len(parameters))(
-            *(start + 8 * place for place in range(len(parameters)))
-        )
+        kept = _, places = _pack(parameters)
         one = (1, 1, 1)
         node = _Node(function, one, one, 0, ctypes.addressof(places), None)
 
-        def attach(stream: int, tail: Tail | None, kept: object = (values, places)) -> Tail | None:
+        def attach(stream: int, tail: Tail | None, kept: object = kept) -> Tail | None:
             try:
                 with self.within(context):
                     return self._attach(stream, tail, node)
-            except DriverError:
+            except (DriverError, AttributeError):
                 return None
 
         return attach
@@ -216,16 +217,15 @@ class Driver:
         nodes = [behind[place] for place in range(count.value)]
         if tail is not None and tail[0] == capture.value:
             nodes.append(tail[1])
+        # Not behind a kernel that takes the whole device and was ready at the same time: if that
+        # one stood still, the call before it would look as if it did.
+        value, prefer = _Value(self._priority), self._cuda.cuGraphKernelNodeSetAttribute
         self._call(
             "cuGraphAddKernelNode", ctypes.byref(added), graph,
             (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes)), ctypes.byref(node),
         )  # fmt: skip
-        # Not behind a kernel that takes the whole device and was ready at the same time: if that
-        # one stood still, the call before it would look as if it did.
-        value = _Value(self._priority)
-        self._cuda.cuGraphKernelNodeSetAttribute(
-            added, ctypes.c_int(_PRIORITY), ctypes.byref(value)
-        )
+        # From here on it counts, so that nothing may fail any more.
+        prefer(added, ctypes.c_int(_PRIORITY), ctypes.byref(value))
         return capture.value, added.value or 0
 
     @functools.cached_property

@@ -3,9 +3,10 @@
 One server does it for some steps and not for the next, over and over, under a steady load: see
 tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
-once without. What differs between two servers that are otherwise alike, and it is more than what
-is looked for here, does not enter. Steps are compared with steps of as many tokens, each kind by
-its median, and weighted by how often it occurs.
+once without. In ``between`` these markers are where the next kernel has to wait for them. What
+differs between two servers that are otherwise alike, and it is more than what is looked for here,
+does not enter. Steps are compared with steps of as many tokens, each kind by its median, and
+weighted by how often it occurs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ START_SECONDS = 420.0
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
-TRACED = ("tracing", "progress")
+TRACED = ("tracing", "progress", "between")
 """What takes a server under ``ncclscope run``."""
 LONG = ("counted", "notes")
 """What is kept and not printed."""
@@ -173,6 +174,7 @@ def make_server(
     environment |= {
         "tracing": {},
         "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
+        "between": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "dispatch": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
         "asking": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     }[what]
@@ -223,7 +225,7 @@ def main() -> int:
             if traced is not None:
                 diagnosed = traced.diagnose()[1]
                 document["diagnose"] = diagnosed["status"]
-                if arguments.what == "progress":
+                if arguments.what != "tracing":
                     document |= {"counted": counted(diagnosed), "notes": diagnosed["notes"]}
         workers = [
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]

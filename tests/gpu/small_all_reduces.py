@@ -8,92 +8,23 @@ microseconds a call by the clock, until the device has ended, and of the host al
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ncclscope import open_run
 from ncclscope.parity.processes import run_ranks
+from tests.gpu.all_reduce_programs import ON_GPUS, Times, measure
 from tests.gpu.deployment import in_shared_memory
 
-SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10)
-"""Bytes."""
-ON_GPUS = torch.cuda.device_count() >= 2
 RANKS = min(4, torch.cuda.device_count()) if ON_GPUS else 2
 MODES = {"recorded": "", "counted": "1"}
-
-Times = dict[str, list[float]]
-"""Nanoseconds a call of each round, ``off`` and ``on``."""
-
-
-def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
-    """Times the loops in one process.
-
-    Args:
-        rank: Global rank; all switch at the same calls.
-        rounds: Of each size, on and off.
-        count: Calls a round.
-
-    Returns:
-        By ``library bytes``, ``clock`` and ``host``.
-    """
-    from ncclscope_patches import registry
-
-    patches = registry.active()
-    assert patches, "nothing is traced here"
-    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPUS else torch.device("cpu")
-    found = {}
-    for library, reduce in libraries(device):
-        for size in SIZES:
-            tensor = torch.ones(size // 4, device=device)
-            taken: dict[str, Times] = {"clock": {}, "host": {}}
-            for number in range(2 * rounds + 2):
-                way = ("off", "on")[number % 2]
-                for patch in patches:
-                    patch.active = way == "on"
-                host, clock = loop(reduce, tensor, count)
-                if number > 1:  # the first of each warms up
-                    taken["host"].setdefault(way, []).append(host)
-                    taken["clock"].setdefault(way, []).append(clock)
-            found[f"{library} {size}"] = taken
-    return found
-
-
-def libraries(device: torch.device) -> Iterator[tuple[str, Callable[[torch.Tensor], object]]]:
-    """Yields what to measure."""
-    yield "torch.distributed", dist.all_reduce
-    if ON_GPUS and importlib.util.find_spec("vllm"):
-        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-
-        yield "pynccl", PyNcclCommunicator(dist.new_group(backend="gloo"), device).all_reduce
-
-
-def loop(
-    reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor, count: int
-) -> tuple[float, float]:
-    """Returns nanoseconds a call, of the host and until all have ended."""
-    synchronize()
-    began = time.perf_counter_ns()
-    for _ in range(count):
-        reduce(tensor)
-    posted = time.perf_counter_ns()
-    synchronize()
-    return (posted - began) / count, (time.perf_counter_ns() - began) / count
-
-
-def synchronize() -> None:
-    """Waits for the device."""
-    if ON_GPUS:
-        torch.cuda.synchronize()
 
 
 def rows(mode: str, found: dict[str, dict[str, Times]]) -> Iterator[dict[str, Any]]:
@@ -127,7 +58,7 @@ def main() -> int:
             outcome = run_ranks(
                 measure, arguments.rounds, arguments.count,
                 ranks=RANKS, rings=rings, backend="nccl" if ON_GPUS else "gloo",
-                timeout=500.0,
+                start_method="spawn", timeout=500.0,
             )  # fmt: skip
             if outcome.ending != "finished":
                 print(outcome.ending, *outcome.failures, file=sys.stderr)

@@ -37,7 +37,8 @@ class HostDevice(DeviceMarks):
         self.counts: dict[int, int] = {}
         self.refuses = 0
         self.attaches_nothing = False
-        self.attached = 0
+        self.tails: list[Tail | None] = []
+        """What each marker of a graph was put behind, besides its call."""
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
         self.ordinal = max(self.ordinal, 0)
@@ -63,8 +64,8 @@ class HostDevice(DeviceMarks):
         def attach(stream: int, tail: Tail | None) -> Tail | None:
             if self.attaches_nothing or launch(stream):
                 return None
-            self.attached += 1
-            return 1, self.attached
+            self.tails.append(tail)
+            return 1, len(self.tails)
 
         return attach
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.device.driver import _Config
+from ncclscope.device.driver import _Config, _Node, _Value
 from ncclscope.device.kernel import COUNT_BYTES, NAME, PTX
 from ncclscope.ring import layout
 
@@ -62,3 +62,10 @@ def test_a_launch_is_packed_as_the_driver_has_it() -> None:
     # cuda.h: three and three and one unsigned, a pointer, a pointer, an unsigned.
     assert ctypes.sizeof(_Config) == 56
     assert (_Config.stream.offset, _Config.attributes.offset) == (32, 40)
+
+
+def test_a_node_is_packed_as_the_driver_has_it() -> None:
+    # cuda.h: a pointer, three and three and one unsigned, two pointers.
+    assert ctypes.sizeof(_Node) == 56
+    assert (_Node.parameters.offset, _Node.extra.offset) == (40, 48)
+    assert ctypes.sizeof(_Value) == 64

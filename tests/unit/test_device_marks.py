@@ -83,6 +83,37 @@ def test_captured_calls_are_counted_when_they_are_replayed(bench: Bench) -> None
     assert bench.slot["state"] == COUNTED
 
 
+def test_in_a_graph_a_marker_is_put_behind_its_call_and_the_marker_before_it(bench: Bench) -> None:
+    bench.post()
+    captured(bench.tracer, bench.comm, ["all_reduce"] * 3)
+    assert bench.device.tails == [None, (1, 1), (1, 2)]
+
+
+def test_where_nothing_can_be_put_beside_the_calls_markers_are_captured_between_them(
+    bench: Bench,
+) -> None:
+    bench.device.attaches_nothing = True
+    bench.post()
+    graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 3)
+    replay(bench.tracer, graph, markers)
+    bench.device.run()
+    assert bench.device.tails == []
+    assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
+
+
+def test_calls_entered_in_a_graph_are_counted_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    bench = Bench(tmp_path, enters=True)
+    bench.post()
+    graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 2)
+    assert bench.device.tails == [None, (1, 1), (1, 2), (1, 3)]
+    replay(bench.tracer, graph, markers)
+    bench.device.run(2 + 3)
+    assert (bench.slot["entered"], bench.slot["finished"]) == (3, 2)
+
+
 def test_a_first_call_in_a_capture_is_counted_where_the_device_is_ready(bench: Bench) -> None:
     other = bench.tracer.communicator("other", "tp:0/custom", (0, 1), "custom")
     bench.post()

@@ -8,7 +8,7 @@ make the same steps, so they switch at the same one, without a word between them
 
 - ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
-  and without.
+  and without. ``between`` has the markers where the next kernel waits for them.
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``asking``: nothing is switched here. Steps are told apart by whether all their requests ask for
@@ -79,7 +79,7 @@ class Alternation:
         if self.is_prepared:
             return
         self.is_prepared = True
-        if self.what in ("tracing", "progress"):
+        if self.what in ("tracing", "progress", "between"):
             from ncclscope_patches import registry
 
             only = os.environ.get("NCCLSCOPE_TEST_ALTERNATE_ONLY", "").split(",")
@@ -143,7 +143,9 @@ def register() -> None:
     if getattr(Worker.execute_model, "alternating", False):
         return
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
-    if what == "progress":
+    if what == "between":
+        _put_markers_between()
+    if what in ("progress", "between"):
         _capture_twice(alternation)
     execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
 
@@ -177,6 +179,13 @@ def _capture_twice(alternation: Alternation) -> None:
 
     replace(gpu_model_runner.GPUModelRunner)
     replace(model_runner.GPUModelRunner)
+
+
+def _put_markers_between() -> None:
+    """Has the driver seem to be unable to put anything beside what is captured."""
+    from ncclscope.device.driver import Driver
+
+    Driver.attacher = lambda *given: lambda stream, tail: None  # type: ignore[method-assign]
 
 
 def _set_aside(runner: Any) -> list[Kept]:

@@ -5,8 +5,9 @@ tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) 
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them. What
 differs between two servers that are otherwise alike, and it is more than what is looked for here,
-does not enter. Steps are compared with steps of as many tokens, each kind by its median, and
-weighted by how often it occurs.
+does not enter; what the way of measuring makes up by itself is what ``nothing`` shows. Steps are
+compared with steps of as many tokens, each kind by its median, and weighted by how often it
+occurs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -169,9 +171,11 @@ def make_server(
     environment = {
         "NCCLSCOPE_TEST_ALTERNATE": what,
         "NCCLSCOPE_TEST_ALTERNATE_DIR": str(directory / "steps"),
+        "NCCLSCOPE_TEST_ALTERNATE_SEED": str(random.randrange(1 << 32)),
         "PYTHONPATH": os.pathsep.join(search),
     }
     environment |= {
+        "nothing": {},
         "tracing": {},
         "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "between": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
@@ -192,7 +196,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=[*TRACED, "dispatch", "asking"])
+    parser.add_argument("what", choices=[*TRACED, "dispatch", "asking", "nothing"])
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
     parser.add_argument("--warm", type=float, default=10.0, help="seconds of load before that")
     parser.add_argument("--concurrency", type=int, default=32 if on_gpus() else 8)

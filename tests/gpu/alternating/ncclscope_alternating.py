@@ -11,10 +11,13 @@ make the same steps, so they switch at the same one, without a word between them
   and without. ``between`` has the markers where the next kernel waits for them.
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
+- ``nothing``: what comes out then is what the way of measuring makes up.
 - ``asking``: nothing is switched here. Steps are told apart by whether all their requests ask for
   their routed experts, or none.
 
-``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker writes how long its steps took, in
+Of each two stretches of steps one is on, which of them is drawn, from
+``NCCLSCOPE_TEST_ALTERNATE_SEED``: a load is the same each time, and with it where its longer steps
+are. ``NCCLSCOPE_TEST_ALTERNATE_DIR`` is where each worker writes how long its steps took, in
 nanoseconds from the beginning of one to that of the next.
 """
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +55,8 @@ class Alternation:
     def __init__(self, what: str, directory: Path) -> None:
         self.what = what
         self.path = directory / f"{os.getpid()}.json"
-        self.is_on = True
+        self.is_on = self.first = True
+        self.draw = random.Random(int(os.environ.get("NCCLSCOPE_TEST_ALTERNATE_SEED", "0")))
         self.steps = 0
         self.began = 0
         self.last: tuple[int, bool] | None = None
@@ -124,7 +129,11 @@ class Alternation:
         if self.what == "asking":
             counts = output is not None and self.tell_apart(output)
         elif place == 0:
-            self.switch(not self.is_on)
+            if self.steps // PERIOD % 2 == 0:
+                self.first = self.draw.random() < 0.5
+                self.switch(self.first)
+            else:
+                self.switch(not self.first)
         if self.steps % WRITE_EVERY == 0:
             draft = self.path.with_suffix(".draft")
             draft.write_text(json.dumps(self.taken))

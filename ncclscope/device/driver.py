@@ -196,11 +196,11 @@ class Driver:
         node = _Node(function, one, one, 0, ctypes.addressof(places), None)
 
         def attach(stream: int, tail: Tail | None, kept: object = kept) -> Tail | None:
-            try:
-                with self.within(context):
-                    return self._attach(stream, tail, node)
-            except (DriverError, AttributeError):
-                return None
+            added = None
+            # What has been added counts, whatever happens while the context is put back.
+            with contextlib.suppress(DriverError, AttributeError), self.within(context):
+                added = self._attach(stream, tail, node)
+            return added
 
         return attach
 
@@ -217,14 +217,14 @@ class Driver:
         nodes = [behind[place] for place in range(count.value)]
         if tail is not None and tail[0] == capture.value:
             nodes.append(tail[1])
-        # Not behind a kernel that takes the whole device and was ready at the same time: if that
-        # one stood still, the call before it would look as if it did.
+        # Before a kernel that takes the whole device and is ready at the same time: where that one
+        # comes first and stands still, the call before it looks as if it did.
         value, prefer = _Value(self._priority), self._cuda.cuGraphKernelNodeSetAttribute
         self._call(
             "cuGraphAddKernelNode", ctypes.byref(added), graph,
             (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes)), ctypes.byref(node),
         )  # fmt: skip
-        # From here on it counts, so that nothing may fail any more.
+        # From here on it counts: nothing below may raise.
         prefer(added, ctypes.c_int(_PRIORITY), ctypes.byref(value))
         return capture.value, added.value or 0
 

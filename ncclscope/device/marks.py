@@ -2,8 +2,9 @@
 
 Each collective of a communicator has one marker behind it on the stream that it was posted on,
 so that the number of markers that have run is the number of the last call that has finished.
-That holds in CUDA graphs, too: a captured call takes no number until it is replayed, and each
-replay runs its marker again. Where it no longer holds, the slot says so, and why, for good.
+That holds in CUDA graphs, too, where the marker stands beside what follows: a captured call takes
+no number until it is replayed, and each replay runs its marker again. Where it no longer holds,
+the slot says so, and why, for good.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.device.driver import Attacher, Driver, DriverError, Launcher, Tail
+from ncclscope.device.driver import Attacher, Driver, DriverError, Launcher
+from ncclscope.device.graph_markers import GraphMarkers
 from ncclscope.ring import layout
 from ncclscope.ring.slots import Slots
 
@@ -194,16 +196,15 @@ class Marks:
     """
 
     __slots__ = (
-        "_attach",
         "_captured_on",
         "_enter",
         "_finish",
+        "_graphs",
         "_grouped",
         "_launched",
         "_more",
         "_numbers",
         "_stream",
-        "_tail",
         "_unsettled",
         "channel",
         "device",
@@ -221,8 +222,7 @@ class Marks:
         self._finish: Launcher | None = None
         self._enter: Launcher | None = None
         self._more: dict[int, Launcher] = {}
-        self._attach: dict[tuple[int, int], Attacher] = {}
-        self._tail: Tail | None = None
+        self._graphs = GraphMarkers(device, channel)
         self._grouped: list[int] = []
         self._captured_on: tuple[object, int] = (None, -1)
 
@@ -266,7 +266,10 @@ class Marks:
         elif self._captured_on[1] != stream:
             self.lose(_MANY_STREAMS)
             return False
-        if self._enter is not None and not self._put(self._enter, 1, 1, stream, capture):
+        enter = self._enter
+        if enter is None:
+            return True
+        if enter(stream) if capture is None else not self._graphs.put(enter, 1, 1, stream, capture):
             self.lose(_REFUSED)
             return False
         return True
@@ -289,14 +292,14 @@ class Marks:
             finish = self._finish
             assert finish is not None
             if self._enter is not None:
-                self._put(self._enter, 1, 1, stream, capture)
+                self._enter(stream)
         if grouped:
             if self._grouped and self._grouped[-1] != stream:
                 self.lose(_TWO_STREAMS)
             self._grouped.append(stream)
             return
         if capture is not None:
-            if not self._put(finish, 0, 1, stream, capture):
+            if not self._graphs.put(finish, 0, 1, stream, capture):
                 self.lose(_REFUSED)
             else:
                 capture.marked[self.channel] = capture.marked.get(self.channel, 0) + 1
@@ -317,33 +320,18 @@ class Marks:
             return
         if count not in self._more:
             self._more[count] = self.device.launcher(self.channel, 0, count)
-        if capture is None and self.channel.seq - count != self._launched:
+        launch, stream = self._more[count], streams[0]
+        if capture is not None:
+            if not self._graphs.put(launch, 0, count, stream, capture):
+                self.lose(_REFUSED)
+            else:
+                capture.marked[self.channel] = capture.marked.get(self.channel, 0) + count
+        elif self.channel.seq - count != self._launched:
             self.lose(_WITHOUT)
-        elif not self._put(self._more[count], 0, count, streams[0], capture):
+        elif launch(stream):
             self.lose(_REFUSED)
-        elif capture is not None:
-            capture.marked[self.channel] = capture.marked.get(self.channel, 0) + count
         else:
             self._launched = self._numbers[_LAUNCHED] = self.channel.seq
-
-    def _put(
-        self, launch: Launcher, which: int, more: int, stream: int, capture: Capture | None
-    ) -> bool:
-        """Puts a marker on a stream, or into what is captured there.
-
-        Into a graph it goes beside the calls, where nothing waits for it; between them, where the
-        driver knows no better.
-        """
-        if capture is not None:
-            attach = self._attach.get((which, more))
-            if attach is None:
-                attach = self.device.attacher(self.channel, which, more)
-                self._attach[which, more] = attach
-            tail = attach(stream, self._tail)
-            if tail is not None:
-                self._tail = tail
-                return True
-        return not launch(stream)
 
     def drop_group(self) -> None:
         """Forgets a group that failed: none of its calls gets a marker."""

@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver while a graph is captured, of a driver that is played."""
+"""What is asked of the CUDA driver to run a marker, of a driver that is played."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.device.driver import Driver
+from ncclscope.device.driver import Driver, _Config
 
 STREAM, CAPTURING = 7, 1
 
@@ -20,6 +20,7 @@ class Library:
         behind: Nodes that what comes next on the stream would wait for.
         added: What each node that was added waits for.
         preferred: Nodes that were given a priority, and which.
+        launched: Streams that a kernel was launched on.
         refuses: Names of functions that fail.
     """
 
@@ -28,12 +29,20 @@ class Library:
         self.behind = [100]
         self.added: list[list[int]] = []
         self.preferred: list[tuple[int, int]] = []
+        self.launched: list[int] = []
         self.refuses: set[str] = set()
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cu") and name in self.refuses:
             return lambda *given: 801
         return super().__getattribute__(name)
+
+    def cuLaunchKernelEx(self, config: int, function: int, parameters: int, extra: None) -> int:
+        given = _Config.from_address(config)
+        assert (tuple(given.grid), tuple(given.block), function) == ((1, 1, 1), (1, 1, 1), 44)
+        assert (given.attribute_count, _values(parameters)) == (0, [11, 22, 33])
+        self.launched.append(given.stream)
+        return 0
 
     def cuCtxPushCurrent_v2(self, context: Any) -> int:
         return 0
@@ -64,9 +73,7 @@ class Library:
         self, added: Any, graph: Any, behind: Any, count: Any, node: Any
     ) -> int:
         assert (graph.value, node._obj.function) == (55, 44)
-        values = ctypes.cast(node._obj.parameters, ctypes.POINTER(ctypes.c_void_p))
-        given = [ctypes.c_uint64.from_address(values[place] or 0).value for place in range(3)]
-        assert given == [11, 22, 33]
+        assert _values(node._obj.parameters) == [11, 22, 33]
         self.added.append(list(behind)[: count.value])
         added._obj.value = 1000 + len(self.added)
         return 0
@@ -75,6 +82,12 @@ class Library:
         assert name.value == 8
         self.preferred.append((node.value, value._obj.priority))
         return 0
+
+
+def _values(parameters: int) -> list[int]:
+    """What a kernel is given, by the address of where that stands."""
+    places = (ctypes.c_void_p * 3).from_address(parameters)
+    return [ctypes.c_uint64.from_address(place or 0).value for place in places]
 
 
 @pytest.fixture
@@ -86,8 +99,16 @@ def library() -> Library:
 def driver(library: Library) -> Driver:
     made = Driver.__new__(Driver)
     made._cuda = library  # type: ignore[assignment]
+    made._launch = library.cuLaunchKernelEx
+    made._push = library.cuCtxPushCurrent_v2
     made._pop = lambda context: 0
     return made
+
+
+def test_a_kernel_is_launched_with_its_parameters(driver: Driver, library: Library) -> None:
+    launch = driver.launcher(3, 44, 11, 22, 33)
+    assert [launch(stream) for stream in (7, 8, 7)] == [0, 0, 0]
+    assert library.launched == [7, 8, 7]
 
 
 def test_a_node_waits_for_its_stream_and_for_the_node_before_it(
@@ -137,4 +158,14 @@ def test_nothing_is_added_outside_of_a_capture(driver: Driver, library: Library)
 
 def test_a_node_without_a_priority_counts_all_the_same(driver: Driver, library: Library) -> None:
     library.refuses.add("cuGraphKernelNodeSetAttribute")
+    assert driver.attacher(3, 44, 11, 22, 33)(STREAM, None) == (1, 1001)
+
+
+def test_a_node_that_was_added_counts_whatever_comes_behind_it(
+    driver: Driver, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([0, 801])  # relaxed, and not back again
+    monkeypatch.setattr(
+        Library, "cuThreadExchangeStreamCaptureMode", lambda self, mode: next(answers)
+    )
     assert driver.attacher(3, 44, 11, 22, 33)(STREAM, None) == (1, 1001)

@@ -101,6 +101,37 @@ def test_where_nothing_can_be_put_beside_the_calls_markers_are_captured_between_
     assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
 
 
+def test_a_graph_has_no_markers_between_its_calls_behind_one_that_is_beside_them(
+    bench: Bench,
+) -> None:
+    bench.post()
+    capture = bench.tracer.graphs.begin()
+    bench.device.holding = []
+    bench.post(capture=capture, stream=99)
+    bench.device.attaches_nothing = True  # the two could run at once, and the older count stay
+    bench.post(capture=capture, stream=99)
+    assert bench.lost() == layout.LOST[10]
+
+
+def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
+    bench.post()
+    marks = bench.device.of(bench.comm.channel)
+    capture = bench.tracer.graphs.begin()
+    bench.device.holding = []
+    for _ in range(3):
+        bench.tracer.record(
+            bench.comm, "all_reduce", shape=(4,), dtype="float32", redop="sum", captured=True
+        )
+        assert marks.begin(99, capture, 0)
+        marks.end(99, capture, 0, grouped=True)
+    marks.end_group(capture)
+    markers, bench.device.holding = bench.device.holding, None
+    assert bench.device.tails == [None]
+    replay(bench.tracer, bench.tracer.graphs.end(capture), markers)
+    bench.device.run()
+    assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
+
+
 def test_calls_entered_in_a_graph_are_counted_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,16 +128,15 @@ class Variant:
 
 COUNTS = (128, 256, 512) if on_gpus() else (8, 32, 64)
 """Tokens that are generated for a request."""
-LONGEST = 17
+LENGTHS = (3, 17)
 """Tokens of a prompt: few enough that a step that begins requests is a captured graph as well."""
 
 
-def requests(seed: int, longest: int = LONGEST) -> Iterator[Request]:
-    """Yields prompts of a few to many tokens, each with a number of tokens to generate."""
+def requests(seed: int) -> Iterator[Request]:
+    """Yields short prompts, each with a number of tokens to generate."""
     draw = random.Random(seed)
-    lengths = [length for length in (3, 17, 64, 300, 900) if length <= longest]
     while True:
-        prompt = [draw.randrange(3, 500) for _ in range(draw.choice(lengths))]
+        prompt = [draw.randrange(3, 500) for _ in range(draw.choice(LENGTHS))]
         yield prompt, draw.choice(COUNTS)
 
 

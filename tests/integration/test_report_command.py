@@ -25,7 +25,7 @@ from tests.captures import DATA
 from tests.cluster import Cluster
 from tests.dumps import Job, history
 
-EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202e{{7*7}}"
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202e{{7331*7331}}"
 
 
 def report(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -333,7 +333,7 @@ def test_texts_from_the_job_stay_texts(tmp_path: Path) -> None:
     assert page.handlers == []
     assert "<script>alert" not in text
     assert "\u202e" not in text
-    assert "49" not in page.text.replace(EVIL, "")
+    assert str(7331 * 7331) not in page.text  # a number that no path has in it
     assert "alert(1)" in page.text
 
 

@@ -29,14 +29,20 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
 
     Returns:
         By ``library bytes``, ``clock`` and ``host``.
+
+    Raises:
+        RuntimeError: Not exactly the calls that were to be recorded were.
     """
+    from ncclscope.tracing import session
     from ncclscope_patches import registry
 
-    patches = registry.active()
-    assert patches, "nothing is traced here"
     device = torch.device("cuda", torch.cuda.current_device()) if ON_GPUS else torch.device("cpu")
+    reducing = list(libraries(device))
+    patches = registry.active()  # a library is patched when it is imported, and not before
+    tracer = session.current()
+    assert tracer is not None, "nothing is traced here"
     found = {}
-    for library, reduce in libraries(device):
+    for library, reduce in reducing:
         for size in SIZES:
             tensor = torch.ones(size // 4, device=device)
             taken: dict[str, Times] = {"clock": {}, "host": {}}
@@ -44,7 +50,10 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
                 way = ("off", "on")[number % 2]
                 for patch in patches:
                     patch.active = way == "on"
+                before = tracer.ring.position
                 host, clock = loop(reduce, tensor, count)
+                if (recorded := tracer.ring.position - before) != count * (number % 2):
+                    raise RuntimeError(f"{library} {way}: {recorded} of {count} calls recorded")
                 if number > 1:  # the first of each warms up
                     taken["host"].setdefault(way, []).append(host)
                     taken["clock"].setdefault(way, []).append(clock)

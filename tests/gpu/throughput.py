@@ -126,18 +126,18 @@ class Variant:
         )
 
 
-COUNTS = (128, 256, 512) if on_gpus() else (8, 32, 64)
-"""Tokens that are generated for a request."""
+ANSWERS = (128, 256, 512) if on_gpus() else (8, 32, 64)
+"""How many tokens are generated for a request, where nothing else is said."""
 LENGTHS = (3, 17)
 """Tokens of a prompt: few enough that a step that begins requests is a captured graph as well."""
 
 
-def requests(seed: int) -> Iterator[Request]:
+def requests(seed: int, answers: Sequence[int] = ANSWERS) -> Iterator[Request]:
     """Yields short prompts, each with a number of tokens to generate."""
     draw = random.Random(seed)
     while True:
         prompt = [draw.randrange(3, 500) for _ in range(draw.choice(LENGTHS))]
-        yield prompt, draw.choice(COUNTS)
+        yield prompt, draw.choice(answers)
 
 
 def make_variant(name: str, directory: Path, rings: Path, *, shape: Shape, **how: Any) -> Variant:
@@ -168,7 +168,12 @@ def start(variant: Variant, number: int) -> bool:
 
 
 def measure(
-    variants: Sequence[Variant], rounds: int, count: int, concurrency: int, seconds: float
+    variants: Sequence[Variant],
+    rounds: int,
+    count: int,
+    concurrency: int,
+    seconds: float,
+    answers: Sequence[int],
 ) -> None:
     """Warms all up, asks all the same one by one, then loads each once a round.
 
@@ -178,10 +183,11 @@ def measure(
         count: Requests of a load.
         concurrency: Requests at a time.
         seconds: After which no further round begins; whole ones are kept.
+        answers: How many tokens are generated for a request.
     """
     for variant in variants:
-        for seed in range(3):
-            variant.load(list(islice(requests(seed), count)), concurrency)
+        for seed in range(2):
+            variant.load(list(islice(requests(seed, answers), count)), concurrency)
         variant.tokens.clear()
         variant.latency.clear()
         variant.serve_alone()
@@ -190,7 +196,7 @@ def measure(
     for number in range(rounds):
         if number and time.monotonic() > end:
             break
-        given = list(islice(requests(100 + number), count))
+        given = list(islice(requests(100 + number, answers), count))
         for variant in order if number % 2 else reversed(order):
             variant.load(given, concurrency)
         order = order[1:] + order[:1]
@@ -282,6 +288,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=400, help="of a round")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=math.inf, help="of measuring, about")
+    parser.add_argument(
+        "--answers", type=int, nargs="+", default=ANSWERS, metavar="TOKENS", help="of a request"
+    )
     add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -317,6 +326,7 @@ def main() -> int:
             arguments.requests,
             arguments.concurrency,
             arguments.seconds,
+            arguments.answers,
         )
         found = report(variants) | how | {"eager": arguments.eager or not on_gpus()}
     if arguments.json is not None:

@@ -3,7 +3,8 @@
 One server does it for some steps and not for the next, over and over, under a steady load: see
 tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
-once without. In ``between`` these markers are where the next kernel has to wait for them. What
+once without. In ``between`` these markers are where the next kernel has to wait for them, in
+``apart`` none waits for the one before it. What
 differs between two servers that are otherwise alike, and it is more than what is looked for here,
 does not enter; what the way of measuring makes up by itself is what ``nothing`` shows. Steps are
 compared with steps of as many tokens, each kind by its median, and weighted by how often it
@@ -46,7 +47,7 @@ START_SECONDS = 420.0
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
-TRACED = ("tracing", "progress", "between")
+TRACED = ("tracing", "progress", "between", "apart")
 """What takes a server under ``ncclscope run``."""
 LONG = ("counted", "notes")
 """What is kept and not printed."""
@@ -179,6 +180,7 @@ def make_server(
         "tracing": {},
         "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "between": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
+        "apart": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "dispatch": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
         "asking": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     }[what]

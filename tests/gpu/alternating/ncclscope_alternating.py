@@ -8,7 +8,8 @@ make the same steps, so they switch at the same one, without a word between them
 
 - ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
-  and without. ``between`` has the markers where the next kernel waits for them.
+  and without. ``between`` has the markers where the next kernel waits for them, ``apart`` beside
+  the calls as ``progress`` has, but none of them waits for the one before it.
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``nothing``: what comes out then is what the way of measuring makes up.
@@ -38,6 +39,8 @@ SETTLING = 2
 PAUSE_NS = 200_000_000
 """A step that long has waited for a request."""
 WRITE_EVERY = 8 * PERIOD
+COUNTED = ("progress", "between", "apart")
+"""Tracing with the calls counted by the GPU."""
 
 
 Kept = tuple[Any, str, dict[Any, Any]]
@@ -84,7 +87,7 @@ class Alternation:
         if self.is_prepared:
             return
         self.is_prepared = True
-        if self.what in ("tracing", "progress", "between"):
+        if self.what in ("tracing", *COUNTED):
             from ncclscope_patches import registry
 
             only = os.environ.get("NCCLSCOPE_TEST_ALTERNATE_ONLY", "").split(",")
@@ -154,7 +157,9 @@ def register() -> None:
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
     if what == "between":
         _put_markers_between()
-    if what in ("progress", "between"):
+    elif what == "apart":
+        _put_markers_apart()
+    if what in COUNTED:
         _capture_twice(alternation)
     execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
 
@@ -195,6 +200,19 @@ def _put_markers_between() -> None:
     from ncclscope.device.driver import Driver
 
     Driver.attacher = lambda *given: lambda stream, tail: None  # type: ignore[method-assign]
+
+
+def _put_markers_apart() -> None:
+    """Has no marker of a graph wait for another. Two may store their counts in the wrong order."""
+    from ncclscope.device.driver import Driver
+
+    own = Driver.attacher
+
+    def attacher(*given: Any) -> Callable[..., Any]:
+        attach = own(*given)
+        return lambda stream, tail: attach(stream, None)
+
+    Driver.attacher = attacher  # type: ignore[method-assign]
 
 
 def _set_aside(runner: Any) -> list[Kept]:

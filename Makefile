@@ -3,12 +3,13 @@
 #   PYTHON=python3.12 make venv            another interpreter
 #   make demo ARGS="--fault skipped_call"  options for the demo
 #   make test ARGS="-k ring -x"            options for pytest
-#   make test JOBS=0                       one test after the other, in one process
+#   make test JOBS=0                       one test after the other, in one process; make test-vllm VLLM_JOBS=0
 
 PYTHON ?= python3
 ARGS ?=
-# Most tests wait for processes of their own, so that two at a time take half as long on two cores.
-JOBS ?= 2
+# Most tests wait for processes of their own, so that two cores are busy with three at a time. Of vLLM's each takes 5 GB.
+JOBS ?= 3
+VLLM_JOBS ?= 2
 # What the tests of a file share, such as runs of real processes, is set up once and not by each worker. In the order of
 # the files the short ones come last, so that no worker waits long for the other.
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -17,6 +18,9 @@ VLLM_VENV := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Of the files that pip installs a fifth is ever imported: they are compiled then, and not all of them before.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -38,7 +42,7 @@ test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: p
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
@@ -72,12 +76,12 @@ clean: ## Remove environments, caches and build products
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
-	$(VENV)/bin/python -m pip install --quiet torch==2.13.0
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	$(VENV)/bin/python $(INSTALL) torch==2.13.0
+	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
 	touch $@
 
 $(VENV)/.ray: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --editable '.[ray]'
+	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
 	touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +12,24 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """What one worker answers to the prompts of moe_serving.py, without any patch."""
+    """What one worker answers to the prompts of moe_serving.py, without any patch.
+
+    A server takes long to start, so that the processes of a run ask one between them.
+    """
     from tests.integration.moe_serving import answers_of_one
 
-    return answers_of_one(tmp_path_factory.mktemp("single"))
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    kept = shared / "single.json"
+    with (shared / "single.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(answers_of_one(tmp_path_factory.mktemp("single"))))
+    answers: list[list[int]] = json.loads(kept.read_text())
+    return answers
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ One server does it for some steps and not for the next, over and over, under a s
 tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them, in
-``apart`` none waits for the one before it. What
-differs between two servers that are otherwise alike, and it is more than what is looked for here,
-does not enter; what the way of measuring makes up by itself is what ``nothing`` shows. Steps are
-compared with steps of as many tokens, each kind by its median, and weighted by how often it
-occurs.
+``apart`` none waits for the one before it. What differs between two servers that are otherwise
+alike, and it is more than what is looked for here, does not enter; what the way of measuring makes
+up by itself is what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind
+by its median, and weighted by how often it occurs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ VLLM_VENV := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
-# Of the files that pip installs a fifth is ever imported: they are compiled then, and not all of them before.
+# Most of the files that pip installs are never imported. Those that are get compiled then, and not all of them before.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := -m pip install --quiet --no-compile
 

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
 def pip_install(*arguments: str) -> None:
     """Run `pip install` in this interpreter's environment and end the program when it fails.
 
-    Of some 20,000 files a fifth is ever imported, and compiled then.
+    Nothing is compiled: of 24,000 files vLLM imports some 5,000 when it starts.
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *arguments]
     completed = subprocess.run(command, check=False)

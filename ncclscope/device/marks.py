@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ncclscope.device.driver import Attacher, Driver, DriverError, Launcher
-from ncclscope.device.graph_markers import GraphMarkers
+from ncclscope.device.graph_markers import GraphMarkers, Placement
 from ncclscope.ring import layout
 from ncclscope.ring.slots import Slots
 
@@ -67,18 +67,19 @@ class DeviceMarks:
         self._lock = threading.RLock()
         self._marks: dict[int, Marks] = {}
         self._driver: Driver | None = None
-        self._context = self._function = self._base = 0
+        self._context = self._function = self._waiting = self._base = 0
+        self.placement = Placement(self._marks)
         self.ordinal = -1
         """The device that calls are counted on; -1 before the first."""
         self.clock = 0
         """Host clock less the GPU's, in nanoseconds; 0 where it is not known."""
 
-    def of(self, channel: Channel) -> Marks:
-        """Returns the markers of a communicator."""
+    def of(self, channel: Channel, *, is_nccl: bool = True) -> Marks:
+        """Returns the markers of a communicator: of NCCL's, or of kernels of vLLM's own."""
         with self._lock:
             marks = self._marks.get(channel.index)
             if marks is None:
-                marks = self._marks[channel.index] = Marks(self, channel)
+                marks = self._marks[channel.index] = Marks(self, channel, is_nccl=is_nccl)
             return marks
 
     @property
@@ -111,7 +112,8 @@ class DeviceMarks:
                 with driver.within(self._context):
                     self._base = driver.register(self.slots.address, self.slots.size)
                     self.slots.keep()
-                    self._function = driver.load()
+                    self._function, self._waiting = driver.load()
+                self.placement.is_offered = bool(self._waiting)
                 result = self.launcher(marks.channel, 0, 0)(stream)
                 if result:
                     raise DriverError(f"a first kernel was refused ({result})")
@@ -147,6 +149,12 @@ class DeviceMarks:
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.launcher(self._context, self._function, *given)
+
+    def early_launcher(self, channel: Channel, more: int) -> Launcher:
+        """Returns what captures a marker behind a call that is there before the call has ended."""
+        assert self._driver is not None
+        given = self._parameters(channel, 0, more)
+        return self._driver.early_launcher(self._context, self._function, self._waiting, *given)
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
         """Returns what puts a marker into a graph that is captured."""
@@ -184,6 +192,7 @@ class DeviceMarks:
                 marks.lose(_IN_GRAPH)
             elif not marks.is_lost:
                 found.append((marks, count))
+        self.placement.learn(counts)
         return found
 
 
@@ -193,6 +202,7 @@ class Marks:
     Args:
         device: Those of the process.
         channel: The communicator.
+        is_nccl: Whether its calls are kernels of NCCL's.
     """
 
     __slots__ = (
@@ -209,11 +219,13 @@ class Marks:
         "channel",
         "device",
         "is_lost",
+        "is_nccl",
     )
 
-    def __init__(self, device: DeviceMarks, channel: Channel) -> None:
+    def __init__(self, device: DeviceMarks, channel: Channel, *, is_nccl: bool) -> None:
         self.device = device
         self.channel = channel
+        self.is_nccl = is_nccl
         self.is_lost = False
         self._numbers = device.slots.numbers(channel.index)
         self._launched = 0
@@ -222,7 +234,7 @@ class Marks:
         self._finish: Launcher | None = None
         self._enter: Launcher | None = None
         self._more: dict[int, Launcher] = {}
-        self._graphs = GraphMarkers(device, channel)
+        self._graphs = GraphMarkers(device, channel, is_nccl=is_nccl)
         self._grouped: list[int] = []
         self._captured_on: tuple[object, int] = (None, -1)
 
@@ -357,7 +369,7 @@ class Marks:
         While calls are under way on two streams, markers may run in another order than they
         were launched in. Once all have run, the count is the number of the last call again.
         """
-        settled = self._numbers[_FINISHED] == before
+        settled = self.finished == before
         self._stream = stream
         if settled == self._unsettled:
             self._unsettled = not settled
@@ -388,6 +400,11 @@ class Marks:
         device.slots.put(index, layout.SLOT_COUNTED)
         self._finish = device.launcher(self.channel, 0, 1)
         return True
+
+    @property
+    def finished(self) -> int:
+        """How many calls the GPU has counted."""
+        return self._numbers[_FINISHED]
 
     @property
     def stamp(self) -> int:

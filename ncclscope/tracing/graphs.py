@@ -34,13 +34,15 @@ class Capture:
     Attributes:
         calls: What was posted since.
         marked: Calls behind which there is a marker for the GPU, by communicator.
+        in_stream: Whether these markers stand in the stream; None before the first.
     """
 
-    __slots__ = ("calls", "marked", "thread")
+    __slots__ = ("calls", "in_stream", "marked", "thread")
 
     def __init__(self) -> None:
         self.calls: list[GraphCall] = []
         self.marked: dict[Channel, int] = {}
+        self.in_stream: bool | None = None
         self.thread = threading.get_ident()
 
 

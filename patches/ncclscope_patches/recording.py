@@ -94,7 +94,7 @@ class Handle:
         self.about: weakref.ref[Any] | None = None
         self.marks: Marks | None = None
         if on_device and tracer.device is not None:
-            self.marks = tracer.device.of(comm.channel)
+            self.marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
 
     def complete(self, position: int) -> None:
         """Notes that a call has completed."""

@@ -4,7 +4,7 @@ One server does it for some steps and not for the next, over and over, under a s
 tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them, in
-``apart`` none waits for the one before it. What differs between two servers that are otherwise
+``beside`` none has to. What differs between two servers that are otherwise
 alike, and it is more than what is looked for here, does not enter; what the way of measuring makes
 up by itself is what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind
 by its median, and weighted by how often it occurs.
@@ -46,7 +46,7 @@ START_SECONDS = 420.0
 PARTS = 20
 """Into which the steps are cut to see how much the result varies."""
 
-TRACED = ("tracing", "progress", "between", "apart")
+TRACED = ("tracing", "progress", "between", "beside")
 """What takes a server under ``ncclscope run``."""
 LONG = ("counted", "notes")
 """What is kept and not printed."""
@@ -179,7 +179,7 @@ def make_server(
         "tracing": {},
         "progress": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "between": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
-        "apart": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
+        "beside": {"NCCLSCOPE_DEVICE_PROGRESS": "1"},
         "dispatch": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
         "asking": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     }[what]

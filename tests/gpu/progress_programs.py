@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ncclscope.device.driver import Tail
-from ncclscope.device.marks import DeviceMarks
+from ncclscope.device.marks import DeviceMarks, Marks
 from ncclscope.ring.channel import Channel
 from tests.gpu.graph_programs import ODD
 
@@ -56,7 +56,9 @@ def cost(rank: int) -> dict[str, Any]:
 
     Returns:
         ``node``: microseconds of the device a call in a graph, by what stands around it;
-        ``between`` is a marker that the next call has to wait for, as it has to in no graph.
+        ``between`` is a marker that the next call has to wait for, ``early`` the same of one that
+        is there before the call has ended, ``finished`` one beside it. ``counted``: by how much
+        the count grows a call.
         ``launch``: nanoseconds of the host a marker. ``call``: nanoseconds of the host an eager
         all_reduce, counted, recorded only, and neither.
     """
@@ -89,6 +91,9 @@ def cost(rank: int) -> dict[str, Any]:
         "finished": _graph(lambda stream: None, _Beside(device, marks.channel).finish),
         "entered": _graph((beside := _Beside(device, marks.channel)).enter, beside.finish),
     }
+    if device.placement.is_offered:
+        early = device.early_launcher(marks.channel, 1)
+        graphs["early"] = _graph(lambda stream: None, early)
     taken: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
@@ -101,6 +106,7 @@ def cost(rank: int) -> dict[str, Any]:
             ended.synchronize()
             taken[name].append(began.elapsed_time(ended) * 1e3 / REPLAYS / CALLS)
     return {
+        "counted": {name: _counted(graph, marks) for name, graph in graphs.items()},
         "node": {name: (min(each), statistics.median(each)) for name, each in taken.items()},
         "ratios": {
             name: statistics.median(
@@ -111,6 +117,15 @@ def cost(rank: int) -> dict[str, Any]:
         "launch": launch,
         "call": call,
     }
+
+
+def _counted(graph: Any, marks: Marks) -> float:
+    """Returns by how much a replay of a graph adds to the count, for each of its calls."""
+    before = marks.finished
+    for _ in range(REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (marks.finished - before) / REPLAYS / CALLS
 
 
 class _Beside:

@@ -89,6 +89,81 @@ def test_in_a_graph_a_marker_is_put_behind_its_call_and_the_marker_before_it(ben
     assert bench.device.tails == [None, (1, 1), (1, 2)]
 
 
+@pytest.fixture
+def hopper(bench: Bench) -> Bench:
+    """With a GPU that knows of kernels that are there early, and one communicator in use."""
+    bench.device.placement.is_offered = True
+    bench.post()
+    bench.post()
+    return bench
+
+
+def _placed(bench: Bench, comm: Comm | None = None) -> tuple[int, int]:
+    """How many markers of a graph of three calls stood in the stream early, and how many beside."""
+    early, beside = bench.device.early, len(bench.device.tails)
+    captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
+    return bench.device.early - early, len(bench.device.tails) - beside
+
+
+def test_markers_of_a_graph_stand_in_the_stream_where_one_communicator_is_in_use(
+    hopper: Bench,
+) -> None:
+    tried = hopper.tracer.communicator("t", "ep:0", (0, 1), "nccl")
+    post(hopper.tracer, tried)
+    graph, markers = captured(hopper.tracer, hopper.comm, ["all_reduce"] * 3)
+    assert (hopper.device.early, hopper.device.tails) == (3, [])
+    for _ in range(2):
+        replay(hopper.tracer, graph, markers)
+    hopper.device.run()
+    assert (hopper.slot["finished"], hopper.slot["state"]) == (8, COUNTED)
+
+
+def test_markers_stand_beside_the_calls_where_two_communicators_are_in_use(hopper: Bench) -> None:
+    other = hopper.tracer.communicator("o", "ep:0", (0, 1), "nccl")
+    post(hopper.tracer, other)
+    post(hopper.tracer, other)
+    assert _placed(hopper) == (0, 3)
+
+
+def test_markers_stand_where_they_should_have_in_the_last_graph(hopper: Bench) -> None:
+    other = hopper.tracer.communicator("o", "ep:0", (0, 1), "nccl")
+    post(hopper.tracer, other)
+    capture = hopper.tracer.graphs.begin()
+    hopper.device.holding = []
+    for comm in (hopper.comm, other, hopper.comm):  # not known when the first call is captured
+        post(hopper.tracer, comm, capture=capture, stream=99)
+    hopper.tracer.graphs.end(capture)
+    assert (hopper.device.early, hopper.device.tails) == (3, [])
+    hopper.tracer.graphs.end(hopper.tracer.graphs.begin())  # holds no calls: nothing to learn
+    assert _placed(hopper) == (0, 3)
+    assert _placed(hopper) == (3, 0)
+
+
+def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_stand_beside(
+    hopper: Bench,
+) -> None:
+    own = hopper.tracer.communicator("c", "tp:0/custom", (0, 1), "custom")
+    hopper.device.of(own.channel, is_nccl=False)
+    post(hopper.tracer, own)
+    assert _placed(hopper, own) == (0, 0)  # in the stream, and not early: like NCCL's to be seen
+    assert _placed(hopper, own) == (0, 3)
+
+
+def test_markers_before_calls_of_a_graph_are_not_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    bench = Bench(tmp_path, enters=True)
+    bench.device.placement.is_offered = True
+    bench.post()
+    bench.post()
+    graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 2)
+    assert (len(markers), bench.device.early, bench.device.tails) == (4, 2, [])
+    replay(bench.tracer, graph, markers)
+    bench.device.run(7)
+    assert (bench.slot["finished"], bench.slot["entered"]) == (3, 4)
+
+
 def test_where_nothing_can_be_put_beside_the_calls_markers_are_captured_between_them(
     bench: Bench,
 ) -> None:

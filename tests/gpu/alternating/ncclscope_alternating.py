@@ -8,8 +8,8 @@ make the same steps, so they switch at the same one, without a word between them
 
 - ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
-  and without. ``between`` has the markers where the next kernel waits for them, ``apart`` beside
-  the calls as ``progress`` has, but none of them waits for the one before it.
+  and without. ``between`` has all markers where the next kernel waits for them, launched when the
+  one before them has ended; ``beside`` has all beside the calls.
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``nothing``: what comes out then is what the way of measuring makes up.
@@ -39,7 +39,7 @@ SETTLING = 2
 PAUSE_NS = 200_000_000
 """A step that long has waited for a request."""
 WRITE_EVERY = 8 * PERIOD
-COUNTED = ("progress", "between", "apart")
+COUNTED = ("progress", "between", "beside")
 """Tracing with the calls counted by the GPU."""
 
 
@@ -157,8 +157,8 @@ def register() -> None:
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
     if what == "between":
         _put_markers_between()
-    elif what == "apart":
-        _put_markers_apart()
+    elif what == "beside":
+        _put_markers_beside()
     if what in COUNTED:
         _capture_twice(alternation)
     execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
@@ -196,23 +196,19 @@ def _capture_twice(alternation: Alternation) -> None:
 
 
 def _put_markers_between() -> None:
-    """Has the driver seem to be unable to put anything beside what is captured."""
+    """Has the driver seem to be unable to put anything beside what is captured, or early."""
     from ncclscope.device.driver import Driver
 
     Driver.attacher = lambda *given: lambda stream, tail: None  # type: ignore[method-assign]
+    _put_markers_beside()
 
 
-def _put_markers_apart() -> None:
-    """Has no marker of a graph wait for another. Two may store their counts in the wrong order."""
+def _put_markers_beside() -> None:
+    """Has the GPU seem to know of no kernels that are there early."""
     from ncclscope.device.driver import Driver
 
-    own = Driver.attacher
-
-    def attacher(*given: Any) -> Callable[..., Any]:
-        attach = own(*given)
-        return lambda stream, tail: attach(stream, None)
-
-    Driver.attacher = attacher  # type: ignore[method-assign]
+    load = Driver.load
+    Driver.load = lambda driver: (load(driver)[0], 0)  # type: ignore[method-assign]
 
 
 def _set_aside(runner: Any) -> list[Kept]:

@@ -164,17 +164,19 @@ class Driver:
         # Graphs have known of it since CUDA 12.3.
         if hasattr(self._cuda, "cuGraphAddDependencies_v2"):
             with contextlib.suppress(DriverError):
-                return self._functions(PTX_SINCE_HOPPER, NAME, NAME_WAITING)
-        return *self._functions(PTX, NAME), 0
+                module = self._module(PTX_SINCE_HOPPER)
+                return self._function(module, NAME), self._function(module, NAME_WAITING)
+        return self._function(self._module(PTX), NAME), 0
 
-    def _functions(self, ptx: bytes, *names: bytes) -> tuple[int, ...]:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    def _module(self, ptx: bytes) -> ctypes.c_void_p:
+        module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), ptx)
-        found = []
-        for name in names:
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
-            found.append(function.value or 0)
-        return tuple(found)
+        return module
+
+    def _function(self, module: ctypes.c_void_p, name: bytes) -> int:
+        function = ctypes.c_void_p()
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
+        return function.value or 0
 
     def launcher(
         self, context: int, function: int, *parameters: int, early: bool = False
@@ -190,10 +192,10 @@ class Driver:
             *parameters: what it is given.
             early: It may begin while the kernel before it still runs, and waits by itself.
         """
-        kept = _, places = _pack(parameters)
+        values = _, places = _pack(parameters)
         attribute = _Attribute(_EARLY, 0, _Value(1))
         given = (ctypes.addressof(attribute), 1) if early else (None, 0)
-        kept = (*kept, attribute)
+        kept = values, attribute
         call, push, pop = self._launch, self._push, self._pop
         packed: dict[int, tuple[_Config, tuple[object, ...]]] = {}
 

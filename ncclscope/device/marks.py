@@ -2,7 +2,7 @@
 
 Each collective of a communicator has one marker behind it on the stream that it was posted on,
 so that the number of markers that have run is the number of the last call that has finished.
-That holds in CUDA graphs, too, where the marker stands beside what follows: a captured call takes
+That holds in CUDA graphs, too, wherever the marker stands in them: a captured call takes
 no number until it is replayed, and each replay runs its marker again. Where it no longer holds,
 the slot says so, and why, for good.
 """

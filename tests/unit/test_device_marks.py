@@ -149,6 +149,16 @@ def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_stand_beside(
     assert _placed(hopper, own) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("backend", "is_nccl"), [("nccl", True), ("gloo,nccl", True), ("custom", False)]
+)
+def test_whose_kernels_a_communicators_calls_are(bench: Bench, backend: str, is_nccl: bool) -> None:
+    comm = bench.tracer.communicator("b", "tp:1", (0, 1), backend)
+    marks = Handle(bench.tracer, comm, on_device=True).marks
+    assert marks is not None
+    assert marks.is_nccl is is_nccl
+
+
 def test_markers_before_calls_of_a_graph_are_not_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ncclscope.device.kernel import NAME, NAME_WAITING, PTX, PTX_SINCE_HOPPER
+from ncclscope.device.kernel import NAME, PTX
 
 __all__ = ["Attacher", "Driver", "DriverError", "Launcher", "Tail"]
 
@@ -35,23 +35,8 @@ _CAPTURING = 1
 
 _PRIORITY = 8
 """CU_LAUNCH_ATTRIBUTE_PRIORITY."""
-_EARLY = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-_KERNEL_NODE = 0
 
 _STREAMS_KEPT = 64
-
-
-class _Value(ctypes.Structure):
-    """CUlaunchAttributeValue, as far as it is used here."""
-
-    _fields_ = (("number", ctypes.c_int), ("rest", ctypes.c_char * 60))
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
-
-    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", _Value))
 
 
 class _Config(ctypes.Structure):
@@ -78,6 +63,12 @@ class _Node(ctypes.Structure):
         ("parameters", ctypes.c_void_p),
         ("extra", ctypes.c_void_p),
     )
+
+
+class _Value(ctypes.Structure):
+    """CUlaunchAttributeValue, as far as it is used here."""
+
+    _fields_ = (("priority", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class DriverError(Exception):
@@ -154,48 +145,20 @@ class Driver:
         self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), where, ctypes.c_uint(0))
         return found.value
 
-    def load(self) -> tuple[int, int]:
-        """Loads the kernels into the current context.
-
-        Returns:
-            The function of the kernel, and of the one that waits for what it was launched
-            beside: 0 where the GPU or the driver does not know how to.
-        """
-        # Graphs have known of it since CUDA 12.3.
-        if hasattr(self._cuda, "cuGraphAddDependencies_v2"):
-            with contextlib.suppress(DriverError):
-                module = self._module(PTX_SINCE_HOPPER)
-                return self._function(module, NAME), self._function(module, NAME_WAITING)
-        return self._function(self._module(PTX), NAME), 0
-
-    def _module(self, ptx: bytes) -> ctypes.c_void_p:
-        module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ptx)
-        return module
-
-    def _function(self, module: ctypes.c_void_p, name: bytes) -> int:
-        function = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
+    def load(self) -> int:
+        """Returns the function of the kernel in the current context."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), PTX)
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, NAME)
         return function.value or 0
 
-    def launcher(
-        self, context: int, function: int, *parameters: int, early: bool = False
-    ) -> Launcher:
-        """Returns what launches a kernel with these parameters.
+    def launcher(self, context: int, function: int, *parameters: int) -> Launcher:
+        """Returns what launches the kernel with these parameters.
 
         They are copied at each launch, also into a graph. A thread in which the context is not
         current is lent it.
-
-        Args:
-            context: That the function was loaded in.
-            function: The kernel, with
-            *parameters: what it is given.
-            early: It may begin while the kernel before it still runs, and waits by itself.
         """
-        values = _, places = _pack(parameters)
-        attribute = _Attribute(_EARLY, 0, _Value(1))
-        given = (ctypes.addressof(attribute), 1) if early else (None, 0)
-        kept = values, attribute
+        kept = _, places = _pack(parameters)
         call, push, pop = self._launch, self._push, self._pop
         packed: dict[int, tuple[_Config, tuple[object, ...]]] = {}
 
@@ -204,7 +167,7 @@ class Driver:
             if found is None:
                 if len(packed) >= _STREAMS_KEPT:
                     packed.clear()
-                config = _Config((1, 1, 1), (1, 1, 1), 0, stream, *given)
+                config = _Config((1, 1, 1), (1, 1, 1), 0, stream, None, 0)
                 where = ctypes.addressof(config), function, ctypes.addressof(places), None
                 found = packed[stream] = config, where
             result: int = call(*found[1])
@@ -212,25 +175,6 @@ class Driver:
                 result = call(*found[1])
                 pop(ctypes.byref(ctypes.c_void_p()))
             return result
-
-        return launch
-
-    def early_launcher(
-        self, context: int, function: int, waiting: int, *parameters: int
-    ) -> Launcher:
-        """Returns what launches one of two kernels on a stream that is captured.
-
-        Args:
-            context: That the functions were loaded in.
-            function: Behind anything but one kernel.
-            waiting: Behind a kernel: it may begin while that one still runs, and waits by itself.
-            *parameters: What they are given.
-        """
-        behind = self.launcher(context, function, *parameters)
-        early = self.launcher(context, waiting, *parameters, early=True)
-
-        def launch(stream: int) -> int:
-            return (early if self._is_behind_kernel(stream) else behind)(stream)
 
         return launch
 
@@ -260,44 +204,29 @@ class Driver:
 
         return attach
 
-    def _is_behind_kernel(self, stream: int) -> bool:
-        """Whether what is captured next on a stream would wait for one kernel, and for no more."""
-        kind = ctypes.c_int(-1)
-        with contextlib.suppress(DriverError, AttributeError):
-            _, _, nodes = self._captured(stream)
-            if len(nodes) == 1:
-                node = ctypes.c_void_p(nodes[0])
-                self._call("cuGraphNodeGetType", node, ctypes.byref(kind))
-        return kind.value == _KERNEL_NODE
-
-    def _captured(self, stream: int) -> tuple[int, int | None, list[int | None]]:
-        """Returns the number of a capture, its graph, and what comes next would wait for."""
+    def _attach(self, stream: int, tail: Tail | None, node: _Node) -> Tail:
         status, capture = ctypes.c_int(), ctypes.c_uint64()
         graph, count = ctypes.c_void_p(), ctypes.c_size_t()
-        behind = ctypes.POINTER(ctypes.c_void_p)()
+        behind, added = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p()
         self._call(
             "cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), ctypes.byref(status),
             ctypes.byref(capture), ctypes.byref(graph), ctypes.byref(behind), ctypes.byref(count),
         )  # fmt: skip
         if status.value != _CAPTURING:
             raise DriverError("nothing is captured there")
-        return capture.value, graph.value, [behind[place] for place in range(count.value)]
-
-    def _attach(self, stream: int, tail: Tail | None, node: _Node) -> Tail:
-        added = ctypes.c_void_p()
-        capture, graph, nodes = self._captured(stream)
-        if tail is not None and tail[0] == capture:
+        nodes = [behind[place] for place in range(count.value)]
+        if tail is not None and tail[0] == capture.value:
             nodes.append(tail[1])
         # Before a kernel that takes the whole device and is ready at the same time: where that one
         # comes first and stands still, the call before it looks as if it did.
         value, prefer = _Value(self._priority), self._cuda.cuGraphKernelNodeSetAttribute
         self._call(
-            "cuGraphAddKernelNode", ctypes.byref(added), ctypes.c_void_p(graph),
+            "cuGraphAddKernelNode", ctypes.byref(added), graph,
             (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes)), ctypes.byref(node),
         )  # fmt: skip
         # From here on it counts: nothing below may raise.
         prefer(added, ctypes.c_int(_PRIORITY), ctypes.byref(value))
-        return capture, added.value or 0
+        return capture.value, added.value or 0
 
     @functools.cached_property
     def _priority(self) -> int:

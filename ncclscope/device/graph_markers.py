@@ -15,24 +15,19 @@ __all__ = ["GraphMarkers", "Placement"]
 
 
 class Placement:
-    """Whether the markers of a graph stand in the stream, between the calls, or beside it.
+    """Whether the markers of a graph stand in the stream, between the calls, or beside them.
 
-    Where a graph is no chain each kernel of NCCL's takes some 2 us more. With the calls of one
-    communicator it is a chain, until a marker stands beside them. With two, NCCL's own nodes have
-    made it none already, and beside costs least; as it does where there are only other kernels.
-    Whose calls a graph will hold is not known when the first is captured. It is taken to be like
-    the last one, and the first of all like what was posted before it.
+    In the stream a marker costs some 1 us, as what comes next waits for it. Beside it costs a
+    quarter to a half of that, but where the graph holds calls of one NCCL communicator: there it
+    is 2 to 2.5 us (docs/device-progress.md has what was measured; why is not known). Whose calls
+    a graph will hold is not known when the first is captured. It is taken to be like the last
+    one, and the first of all like what was posted before it.
 
     Args:
         every: The markers of this process, by number of the communicator.
-
-    Attributes:
-        is_offered: Whether the GPU and its driver know of kernels that are there early. Without
-            these all stand beside.
     """
 
     def __init__(self, every: Mapping[int, Marks]) -> None:
-        self.is_offered = False
         self._every = every
         self._held: int | None = None
 
@@ -44,7 +39,7 @@ class Placement:
                 # With one call a communicator has been tried, and is not used.
                 every = list(self._every.values())
                 number = sum(marks.is_nccl and marks.channel.seq > 1 for marks in every)
-            capture.in_stream = self.is_offered and number == 1
+            capture.in_stream = number == 1
         return capture.in_stream
 
     def learn(self, held: Iterable[Channel]) -> None:
@@ -63,25 +58,22 @@ class GraphMarkers:
     Args:
         device: Those of the process.
         channel: The communicator.
-        is_nccl: Whether its calls are kernels of NCCL's.
     """
 
-    __slots__ = ("_attach", "_channel", "_device", "_early", "_is_nccl", "_tail")
+    __slots__ = ("_attach", "_channel", "_device", "_tail")
 
-    def __init__(self, device: DeviceMarks, channel: Channel, *, is_nccl: bool) -> None:
+    def __init__(self, device: DeviceMarks, channel: Channel) -> None:
         self._device = device
         self._channel = channel
-        self._is_nccl = is_nccl
         self._attach: dict[tuple[int, int], Attacher] = {}
-        self._early: dict[int, Launcher] = {}
         self._tail: tuple[Capture | None, Tail | None] = (None, None)
 
     def put(self, launch: Launcher, which: int, more: int, stream: int, capture: Capture) -> bool:
         """Puts a marker into a graph.
 
-        All of one graph stand in the stream, or none: one there might run at the same time as one
-        beside the calls, and the older count stay. They do, too, where the driver refuses the
-        first that is to stand beside.
+        One in the stream behind one beside might run at the same time, and the older count stay.
+        So all of a graph stand in the stream, or none; where the driver refuses the first that is
+        to stand beside, it stands in the stream.
 
         Args:
             launch: What puts the same marker on a stream.
@@ -94,7 +86,7 @@ class GraphMarkers:
             False where it is not in the graph.
         """
         if self._device.placement.in_stream(capture):
-            return not self._in_stream(launch, which, more)(stream)
+            return not launch(stream)
         attach = self._attach.get((which, more))
         if attach is None:
             attach = self._device.attacher(self._channel, which, more)
@@ -105,15 +97,3 @@ class GraphMarkers:
             return before is None and not launch(stream)
         self._tail = capture, tail
         return True
-
-    def _in_stream(self, launch: Launcher, which: int, more: int) -> Launcher:
-        """Returns what captures a marker; behind a call of NCCL's one that is there early.
-
-        Behind other kernels that takes longer than to be launched when they have ended.
-        """
-        if which or not self._is_nccl:
-            return launch
-        early = self._early.get(more)
-        if early is None:
-            early = self._early[more] = self._device.early_launcher(self._channel, more)
-        return early

@@ -9,57 +9,39 @@ In CUDA C, for ``place`` in host memory::
 
     count = atomicAdd(&counts[offset / 8], more) + more;
     *(volatile ulonglong2 *)place = {count, globaltimer};
-
-Since Hopper there is a second kernel that may be launched while the one before it still runs, and
-begins by waiting until that one has ended and its writes are to be seen: in a graph that takes
-less than to be launched behind it. Both add to the same counts.
 """
 
 from __future__ import annotations
 
-__all__ = ["COUNT_BYTES", "NAME", "NAME_WAITING", "PTX", "PTX_SINCE_HOPPER"]
+__all__ = ["COUNT_BYTES", "NAME", "PTX"]
 
 NAME = b"ncclscope_mark"
-NAME_WAITING = b"ncclscope_mark_waiting"
 COUNT_BYTES = 8192
 """Of counts: 512 communicators, two of 8 bytes each."""
 
-_COUNTS = b"""
+PTX = b"""
+.version 6.0
+.target sm_60
 .address_size 64
 
 .global .align 16 .b8 counts[8192];
-"""
 
-
-def _entry(name: bytes, first: bytes = b"") -> bytes:
-    return b"""
-.visible .entry %s(
+.visible .entry ncclscope_mark(
     .param .u64 place,
     .param .u64 offset,
     .param .u64 more
 )
 {
-    .reg .b64 %%rd<9>;
-    %s
-    ld.param.u64 %%rd1, [place];
-    ld.param.u64 %%rd2, [offset];
-    ld.param.u64 %%rd3, [more];
-    mov.u64 %%rd4, counts;
-    add.s64 %%rd4, %%rd4, %%rd2;
-    atom.global.add.u64 %%rd5, [%%rd4], %%rd3;
-    add.s64 %%rd6, %%rd5, %%rd3;
-    mov.u64 %%rd7, %%globaltimer;
-    st.volatile.global.v2.u64 [%%rd1], {%%rd6, %%rd7};
+    .reg .b64 %rd<9>;
+    ld.param.u64 %rd1, [place];
+    ld.param.u64 %rd2, [offset];
+    ld.param.u64 %rd3, [more];
+    mov.u64 %rd4, counts;
+    add.s64 %rd4, %rd4, %rd2;
+    atom.global.add.u64 %rd5, [%rd4], %rd3;
+    add.s64 %rd6, %rd5, %rd3;
+    mov.u64 %rd7, %globaltimer;
+    st.volatile.global.v2.u64 [%rd1], {%rd6, %rd7};
     ret;
 }
-""" % (name, first)
-
-
-PTX = b"\n.version 6.0\n.target sm_60" + _COUNTS + _entry(NAME) + b"\0"
-PTX_SINCE_HOPPER = (
-    b"\n.version 7.8\n.target sm_90"
-    + _COUNTS
-    + _entry(NAME)
-    + _entry(NAME_WAITING, b"griddepcontrol.wait;")
-    + b"\0"
-)
+\0"""

@@ -67,14 +67,14 @@ class DeviceMarks:
         self._lock = threading.RLock()
         self._marks: dict[int, Marks] = {}
         self._driver: Driver | None = None
-        self._context = self._function = self._waiting = self._base = 0
+        self._context = self._function = self._base = 0
         self.placement = Placement(self._marks)
         self.ordinal = -1
         """The device that calls are counted on; -1 before the first."""
         self.clock = 0
         """Host clock less the GPU's, in nanoseconds; 0 where it is not known."""
 
-    def of(self, channel: Channel, *, is_nccl: bool = True) -> Marks:
+    def of(self, channel: Channel, *, is_nccl: bool) -> Marks:
         """Returns the markers of a communicator: of NCCL's, or of kernels of vLLM's own."""
         with self._lock:
             marks = self._marks.get(channel.index)
@@ -112,8 +112,7 @@ class DeviceMarks:
                 with driver.within(self._context):
                     self._base = driver.register(self.slots.address, self.slots.size)
                     self.slots.keep()
-                    self._function, self._waiting = driver.load()
-                self.placement.is_offered = bool(self._waiting)
+                    self._function = driver.load()
                 result = self.launcher(marks.channel, 0, 0)(stream)
                 if result:
                     raise DriverError(f"a first kernel was refused ({result})")
@@ -149,12 +148,6 @@ class DeviceMarks:
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.launcher(self._context, self._function, *given)
-
-    def early_launcher(self, channel: Channel, more: int) -> Launcher:
-        """Returns what captures a marker behind a call that is there before the call has ended."""
-        assert self._driver is not None
-        given = self._parameters(channel, 0, more)
-        return self._driver.early_launcher(self._context, self._function, self._waiting, *given)
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
         """Returns what puts a marker into a graph that is captured."""
@@ -234,7 +227,7 @@ class Marks:
         self._finish: Launcher | None = None
         self._enter: Launcher | None = None
         self._more: dict[int, Launcher] = {}
-        self._graphs = GraphMarkers(device, channel, is_nccl=is_nccl)
+        self._graphs = GraphMarkers(device, channel)
         self._grouped: list[int] = []
         self._captured_on: tuple[object, int] = (None, -1)
 

@@ -56,9 +56,9 @@ def cost(rank: int) -> dict[str, Any]:
 
     Returns:
         ``node``: microseconds of the device a call in a graph, by what stands around it;
-        ``between`` is a marker that the next call has to wait for, ``early`` the same of one that
-        is there before the call has ended, ``finished`` one beside it. ``counted``: by how much
-        the count grows a call.
+        ``between`` is a marker that the next call has to wait for, ``finished`` and ``entered``
+        those beside it, ``both`` those that it has to wait for. ``counted``: by how much the count
+        grows a call.
         ``launch``: nanoseconds of the host a marker. ``call``: nanoseconds of the host an eager
         all_reduce, counted, recorded only, and neither.
     """
@@ -90,10 +90,8 @@ def cost(rank: int) -> dict[str, Any]:
         "between": _graph(lambda stream: None, finish),
         "finished": _graph(lambda stream: None, _Beside(device, marks.channel).finish),
         "entered": _graph((beside := _Beside(device, marks.channel)).enter, beside.finish),
+        "both": _graph(device.launcher(marks.channel, 1, 1), finish),
     }
-    if device.placement.is_offered:
-        early = device.early_launcher(marks.channel, 1)
-        graphs["early"] = _graph(lambda stream: None, early)
     taken: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():

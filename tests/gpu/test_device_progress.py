@@ -133,6 +133,7 @@ def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None
         node = {name: least for name, (least, _) in found["node"].items()}
         assert node["finished"] - node["without"] < 10
         assert node["entered"] - node["without"] < 20
+        assert node["both"] - node["without"] < 20
         assert found["counted"].pop("without") == 0
         assert set(found["counted"].values()) == {1}
 

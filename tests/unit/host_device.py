@@ -39,8 +39,6 @@ class HostDevice(DeviceMarks):
         self.attaches_nothing = False
         self.tails: list[Tail | None] = []
         """What each marker of a graph was put behind, besides its call."""
-        self.early = 0
-        """Markers of graphs that would be there before their call has ended."""
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
         self.ordinal = max(self.ordinal, 0)
@@ -59,15 +57,6 @@ class HostDevice(DeviceMarks):
             return 0
 
         return launch
-
-    def early_launcher(self, channel: Channel, more: int) -> Launcher:
-        launch = self.launcher(channel, 0, more)
-
-        def launch_early(stream: int) -> int:
-            self.early += 1
-            return launch(stream)
-
-        return launch_early
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
         launch = self.launcher(channel, which, more)
@@ -122,7 +111,7 @@ def post(
 ) -> None:
     """Posts a collective as a probe does: record, marker before, the call, marker behind."""
     assert tracer.device is not None
-    marks = tracer.device.of(comm.channel)
+    marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
     call = {"shape": (4,), "dtype": "float32", "redop": "sum", **parameters}
     if op == "all_gather":
         call.pop("redop")

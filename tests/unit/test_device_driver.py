@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.device.driver import Driver, DriverError, _Attribute, _Config
-from ncclscope.device.kernel import NAME, NAME_WAITING, PTX, PTX_SINCE_HOPPER
+from ncclscope.device.driver import Driver, _Config
 
 STREAM, CAPTURING = 7, 1
 
@@ -22,10 +21,7 @@ class Library:
         added: What each node that was added waits for.
         preferred: Nodes that were given a priority, and which.
         launched: Streams that a kernel was launched on.
-        early: Those on which it may begin before what it was launched behind has ended.
-        kinds: What nodes are, where they are no kernels.
         refuses: Names of functions that fail.
-        unknown: What the driver cannot assemble for its GPU.
     """
 
     def __init__(self) -> None:
@@ -34,10 +30,7 @@ class Library:
         self.added: list[list[int]] = []
         self.preferred: list[tuple[int, int]] = []
         self.launched: list[int] = []
-        self.early: list[int] = []
-        self.kinds: dict[int, int] = {}
         self.refuses: set[str] = set()
-        self.unknown: set[bytes] = set()
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cu") and name in self.refuses:
@@ -46,34 +39,9 @@ class Library:
 
     def cuLaunchKernelEx(self, config: int, function: int, parameters: int, extra: None) -> int:
         given = _Config.from_address(config)
-        assert (tuple(given.grid), tuple(given.block)) == ((1, 1, 1), (1, 1, 1))
-        assert _values(parameters) == [11, 22, 33]
-        if function == 45:
-            assert given.attribute_count == 1
-            attribute = _Attribute.from_address(given.attributes)
-            assert (attribute.id, attribute.value.number) == (6, 1)
-            self.early.append(given.stream)
-            return 0
-        assert (function, given.attribute_count) == (44, 0)
+        assert (tuple(given.grid), tuple(given.block), function) == ((1, 1, 1), (1, 1, 1), 44)
+        assert (given.attribute_count, _values(parameters)) == (0, [11, 22, 33])
         self.launched.append(given.stream)
-        return 0
-
-    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:
-        kind._obj.value = self.kinds.get(node.value, 0)
-        return 0
-
-    def cuGraphAddDependencies_v2(self) -> int:
-        raise AssertionError("it is only looked for")
-
-    def cuModuleLoadData(self, module: Any, data: bytes) -> int:
-        self.loaded = data
-        module._obj.value = 66
-        return 218 if data in self.unknown else 0
-
-    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
-        assert module.value == 66
-        assert b" %s(" % name in self.loaded
-        function._obj.value = {NAME: 44, NAME_WAITING: 45}[name]
         return 0
 
     def cuCtxPushCurrent_v2(self, context: Any) -> int:
@@ -96,7 +64,7 @@ class Library:
         status._obj.value = CAPTURING if self.captures else 0
         number._obj.value = self.captures
         graph._obj.value = 55
-        self.kept = (ctypes.c_void_p * (len(self.behind) or 1))(*self.behind)
+        self.kept = (ctypes.c_void_p * len(self.behind))(*self.behind)
         behind._obj.contents = ctypes.c_void_p.from_buffer(self.kept)
         count._obj.value = len(self.behind)
         return 0
@@ -112,7 +80,7 @@ class Library:
 
     def cuGraphKernelNodeSetAttribute(self, node: Any, name: Any, value: Any) -> int:
         assert name.value == 8
-        self.preferred.append((node.value, value._obj.number))
+        self.preferred.append((node.value, value._obj.priority))
         return 0
 
 
@@ -201,48 +169,3 @@ def test_a_node_that_was_added_counts_whatever_comes_behind_it(
         Library, "cuThreadExchangeStreamCaptureMode", lambda self, mode: next(answers)
     )
     assert driver.attacher(3, 44, 11, 22, 33)(STREAM, None) == (1, 1001)
-
-
-def test_both_kernels_are_loaded(driver: Driver) -> None:
-    assert driver.load() == (44, 45)
-
-
-@pytest.mark.parametrize("lacks", ["a GPU since Hopper", "graphs that know of it"])
-def test_the_kernel_is_loaded_where_there_is_no_other(
-    driver: Driver, library: Library, monkeypatch: pytest.MonkeyPatch, lacks: str
-) -> None:
-    if lacks == "a GPU since Hopper":
-        library.unknown.add(PTX_SINCE_HOPPER)
-    else:
-        monkeypatch.delattr(Library, "cuGraphAddDependencies_v2")
-    assert driver.load() == (44, 0)
-    library.unknown.add(PTX)
-    with pytest.raises(DriverError, match="cuModuleLoadData"):
-        driver.load()
-
-
-def test_behind_one_kernel_a_kernel_is_launched_early(driver: Driver, library: Library) -> None:
-    launch = driver.early_launcher(3, 44, 45, 11, 22, 33)
-    assert [launch(STREAM), launch(STREAM)] == [0, 0]
-    assert (library.early, library.launched) == ([STREAM, STREAM], [])
-
-
-@pytest.mark.parametrize(
-    "behind", ["two nodes", "none", "no kernel", "no graph", "what cannot be known"]
-)
-def test_behind_anything_else_it_is_launched_when_that_has_ended(
-    driver: Driver, library: Library, behind: str
-) -> None:
-    match behind:
-        case "two nodes":
-            library.behind = [100, 101]
-        case "none":
-            library.behind = []
-        case "no kernel":
-            library.kinds[100] = 7
-        case "no graph":
-            library.captures = 0
-        case _:
-            library.refuses.add("cuGraphNodeGetType")
-    assert driver.early_launcher(3, 44, 45, 11, 22, 33)(STREAM) == 0
-    assert (library.early, library.launched) == ([], [STREAM])

@@ -90,63 +90,89 @@ def test_in_a_graph_a_marker_is_put_behind_its_call_and_the_marker_before_it(ben
 
 
 @pytest.fixture
-def hopper(bench: Bench) -> Bench:
-    """With a GPU that knows of kernels that are there early, and one communicator in use."""
-    bench.device.placement.is_offered = True
+def used(bench: Bench) -> Bench:
+    """With one communicator that is in use."""
     bench.post()
     bench.post()
     return bench
 
 
-def _placed(bench: Bench, comm: Comm | None = None) -> tuple[int, int]:
-    """How many markers of a graph of three calls stood in the stream early, and how many beside."""
-    early, beside = bench.device.early, len(bench.device.tails)
-    captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
-    return bench.device.early - early, len(bench.device.tails) - beside
+def _placed(bench: Bench, comm: Comm | None = None) -> str:
+    """Where the markers of a graph of three calls stand."""
+    before = len(bench.device.tails)
+    _, markers = captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
+    assert len(markers) == 3
+    return {0: "in the stream", 3: "beside"}[len(bench.device.tails) - before]
 
 
 def test_markers_of_a_graph_stand_in_the_stream_where_one_communicator_is_in_use(
-    hopper: Bench,
+    used: Bench,
 ) -> None:
-    tried = hopper.tracer.communicator("t", "ep:0", (0, 1), "nccl")
-    post(hopper.tracer, tried)
-    graph, markers = captured(hopper.tracer, hopper.comm, ["all_reduce"] * 3)
-    assert (hopper.device.early, hopper.device.tails) == (3, [])
+    post(used.tracer, used.tracer.communicator("t", "ep:0", (0, 1), "nccl"))  # tried, and not used
+    graph, markers = captured(used.tracer, used.comm, ["all_reduce"] * 3)
+    assert (len(markers), used.device.tails) == (3, [])
     for _ in range(2):
-        replay(hopper.tracer, graph, markers)
-    hopper.device.run()
-    assert (hopper.slot["finished"], hopper.slot["state"]) == (8, COUNTED)
+        replay(used.tracer, graph, markers)
+    used.device.run()
+    assert (used.slot["finished"], used.slot["state"]) == (8, COUNTED)
 
 
-def test_markers_stand_beside_the_calls_where_two_communicators_are_in_use(hopper: Bench) -> None:
-    other = hopper.tracer.communicator("o", "ep:0", (0, 1), "nccl")
-    post(hopper.tracer, other)
-    post(hopper.tracer, other)
-    assert _placed(hopper) == (0, 3)
+def test_markers_stand_beside_the_calls_where_two_communicators_are_in_use(used: Bench) -> None:
+    other = used.tracer.communicator("o", "ep:0", (0, 1), "nccl")
+    post(used.tracer, other)
+    post(used.tracer, other)
+    assert _placed(used) == "beside"
 
 
-def test_markers_stand_where_they_should_have_in_the_last_graph(hopper: Bench) -> None:
-    other = hopper.tracer.communicator("o", "ep:0", (0, 1), "nccl")
-    post(hopper.tracer, other)
-    capture = hopper.tracer.graphs.begin()
-    hopper.device.holding = []
-    for comm in (hopper.comm, other, hopper.comm):  # not known when the first call is captured
-        post(hopper.tracer, comm, capture=capture, stream=99)
-    hopper.tracer.graphs.end(capture)
-    assert (hopper.device.early, hopper.device.tails) == (3, [])
-    hopper.tracer.graphs.end(hopper.tracer.graphs.begin())  # holds no calls: nothing to learn
-    assert _placed(hopper) == (0, 3)
-    assert _placed(hopper) == (3, 0)
+def test_markers_stand_where_they_should_have_in_the_last_graph(used: Bench) -> None:
+    other = used.tracer.communicator("o", "ep:0", (0, 1), "nccl")
+    post(used.tracer, other)
+    capture = used.tracer.graphs.begin()
+    used.device.holding = []
+    for comm in (used.comm, other, used.comm):  # not known when the first call is captured
+        post(used.tracer, comm, capture=capture, stream=99)
+    assert (len(used.device.holding), used.device.tails) == (3, [])
+    used.tracer.graphs.end(capture)
+    used.tracer.graphs.end(used.tracer.graphs.begin())  # holds no calls: nothing to learn
+    assert [_placed(used), _placed(used)] == ["beside", "in the stream"]
+
+
+def test_all_markers_of_one_graph_stand_alike(used: Bench) -> None:
+    outer = used.tracer.graphs.begin()
+    used.device.holding = []
+    post(used.tracer, used.comm, capture=outer, stream=99)
+    other = used.tracer.communicator("o", "ep:0", (0, 1), "nccl")
+    used.device.of(other.channel, is_nccl=True)
+    used.device.placement.learn([used.comm.channel, other.channel])  # a graph ended meanwhile
+    post(used.tracer, used.comm, capture=outer, stream=99)
+    assert (len(used.device.holding), used.device.tails) == (2, [])
 
 
 def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_stand_beside(
-    hopper: Bench,
+    used: Bench,
 ) -> None:
-    own = hopper.tracer.communicator("c", "tp:0/custom", (0, 1), "custom")
-    hopper.device.of(own.channel, is_nccl=False)
-    post(hopper.tracer, own)
-    assert _placed(hopper, own) == (0, 0)  # in the stream, and not early: like NCCL's to be seen
-    assert _placed(hopper, own) == (0, 3)
+    own = used.tracer.communicator("c", "tp:0/custom", (0, 1), "custom")
+    post(used.tracer, own)
+    # Before the first graph it looks as if they held NCCL's calls.
+    assert [_placed(used, own), _placed(used, own)] == ["in the stream", "beside"]
+
+
+def test_a_group_in_a_graph_gets_one_marker_in_the_stream(used: Bench) -> None:
+    marks = used.device.of(used.comm.channel, is_nccl=True)
+    capture = used.tracer.graphs.begin()
+    used.device.holding = []
+    for _ in range(3):
+        used.tracer.record(
+            used.comm, "all_reduce", shape=(4,), dtype="float32", redop="sum", captured=True
+        )
+        assert marks.begin(99, capture, 0)
+        marks.end(99, capture, 0, grouped=True)
+    marks.end_group(capture)
+    markers, used.device.holding = used.device.holding, None
+    assert (len(markers), used.device.tails) == (1, [])
+    replay(used.tracer, used.tracer.graphs.end(capture), markers)
+    used.device.run()
+    assert (used.slot["finished"], used.slot["state"]) == (5, COUNTED)
 
 
 @pytest.mark.parametrize(
@@ -159,16 +185,15 @@ def test_whose_kernels_a_communicators_calls_are(bench: Bench, backend: str, is_
     assert marks.is_nccl is is_nccl
 
 
-def test_markers_before_calls_of_a_graph_are_not_early(
+def test_markers_before_and_behind_the_calls_of_a_graph_stand_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     bench = Bench(tmp_path, enters=True)
-    bench.device.placement.is_offered = True
     bench.post()
     bench.post()
     graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 2)
-    assert (len(markers), bench.device.early, bench.device.tails) == (4, 2, [])
+    assert (len(markers), bench.device.tails) == (4, [])
     replay(bench.tracer, graph, markers)
     bench.device.run(7)
     assert (bench.slot["finished"], bench.slot["entered"]) == (3, 4)
@@ -200,7 +225,7 @@ def test_a_graph_has_no_markers_between_its_calls_behind_one_that_is_beside_them
 
 def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
     bench.post()
-    marks = bench.device.of(bench.comm.channel)
+    marks = bench.device.of(bench.comm.channel, is_nccl=True)
     capture = bench.tracer.graphs.begin()
     bench.device.holding = []
     for _ in range(3):
@@ -249,7 +274,7 @@ def test_sends_and_receives_are_no_part_of_it(bench: Bench) -> None:
 
 def test_calls_of_a_group_get_one_marker_behind_it(bench: Bench) -> None:
     bench.post()
-    marks = bench.device.of(bench.comm.channel)
+    marks = bench.device.of(bench.comm.channel, is_nccl=True)
     for _ in range(3):
         bench.tracer.record(bench.comm, "all_reduce", shape=(4,), dtype="float32", redop="sum")
         assert marks.begin(STREAM, None, 0)
@@ -299,7 +324,7 @@ def _in_capture(bench: Bench) -> None:
 def _elsewhere(bench: Bench) -> None:
     bench.post()
     bench.tracer.record(bench.comm, "barrier")
-    assert not bench.device.of(bench.comm.channel).begin(STREAM, None, 1)
+    assert not bench.device.of(bench.comm.channel, is_nccl=True).begin(STREAM, None, 1)
 
 
 def _without(bench: Bench) -> None:
@@ -310,7 +335,7 @@ def _without(bench: Bench) -> None:
 
 def _without_in_a_group(bench: Bench) -> None:
     bench.post()
-    marks = bench.device.of(bench.comm.channel)
+    marks = bench.device.of(bench.comm.channel, is_nccl=True)
     bench.tracer.record(bench.comm, "barrier")
     marks.begin(STREAM, None, 0)
     marks.end(STREAM, None, 0, grouped=True)
@@ -482,7 +507,7 @@ def test_a_fault_of_ours_ends_the_counting_and_nothing_else(
 ) -> None:
     bench, library = probed
     library.all_reduce(None)
-    marks = bench.device.of(bench.comm.channel)
+    marks = bench.device.of(bench.comm.channel, is_nccl=True)
     monkeypatch.setattr(marks, "_finish", lambda stream: 1 // 0)
     for _ in range(3):
         library.all_reduce(None)

@@ -46,7 +46,7 @@ for step in json.loads(script):
             replay(tracer, graph, markers)
     elif name == "begin":
         tracer.record(comm, value)
-        device.of(comm.channel).begin(7, None, 0)
+        device.of(comm.channel, is_nccl=True).begin(7, None, 0)
     elif name == "clock":
         device.slots.put_clock(comm.channel.index, value)
     elif name == "record":

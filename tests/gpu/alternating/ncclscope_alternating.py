@@ -8,8 +8,8 @@ make the same steps, so they switch at the same one, without a word between them
 
 - ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
-  and without. ``between`` has all markers where the next kernel waits for them, launched when the
-  one before them has ended; ``beside`` has all beside the calls.
+  and without. ``between`` has all markers where the next kernel waits for them, ``beside`` has none
+  there.
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``nothing``: what comes out then is what the way of measuring makes up.
@@ -155,10 +155,8 @@ def register() -> None:
     if getattr(Worker.execute_model, "alternating", False):
         return
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
-    if what == "between":
-        _put_markers_between()
-    elif what == "beside":
-        _put_markers_beside()
+    if what in ("between", "beside"):
+        _put_markers(in_stream=what == "between")
     if what in COUNTED:
         _capture_twice(alternation)
     execute, dummy = Worker.execute_model, Worker.execute_dummy_batch
@@ -195,20 +193,11 @@ def _capture_twice(alternation: Alternation) -> None:
     replace(model_runner.GPUModelRunner)
 
 
-def _put_markers_between() -> None:
-    """Has the driver seem to be unable to put anything beside what is captured, or early."""
-    from ncclscope.device.driver import Driver
+def _put_markers(in_stream: bool) -> None:
+    """Has all markers of graphs stand in the stream, or all beside it."""
+    from ncclscope.device.graph_markers import Placement
 
-    Driver.attacher = lambda *given: lambda stream, tail: None  # type: ignore[method-assign]
-    _put_markers_beside()
-
-
-def _put_markers_beside() -> None:
-    """Has the GPU seem to know of no kernels that are there early."""
-    from ncclscope.device.driver import Driver
-
-    load = Driver.load
-    Driver.load = lambda driver: (load(driver)[0], 0)  # type: ignore[method-assign]
+    Placement.in_stream = lambda self, capture: in_stream  # type: ignore[method-assign]
 
 
 def _set_aside(runner: Any) -> list[Kept]:

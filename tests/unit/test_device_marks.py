@@ -12,6 +12,7 @@ import pytest
 import ncclscope
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
+from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope_patches import device_streams, recording
 from ncclscope_patches.cuda_graphs import CudaGraphProbe
@@ -158,19 +159,9 @@ def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_stand_beside(
 
 
 def test_a_group_in_a_graph_gets_one_marker_in_the_stream(used: Bench) -> None:
-    marks = used.device.of(used.comm.channel, is_nccl=True)
-    capture = used.tracer.graphs.begin()
-    used.device.holding = []
-    for _ in range(3):
-        used.tracer.record(
-            used.comm, "all_reduce", shape=(4,), dtype="float32", redop="sum", captured=True
-        )
-        assert marks.begin(99, capture, 0)
-        marks.end(99, capture, 0, grouped=True)
-    marks.end_group(capture)
-    markers, used.device.holding = used.device.holding, None
+    graph, markers = _captured_group(used)
     assert (len(markers), used.device.tails) == (1, [])
-    replay(used.tracer, used.tracer.graphs.end(capture), markers)
+    replay(used.tracer, graph, markers)
     used.device.run()
     assert (used.slot["finished"], used.slot["state"]) == (5, COUNTED)
 
@@ -225,6 +216,15 @@ def test_a_graph_has_no_markers_between_its_calls_behind_one_that_is_beside_them
 
 def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
     bench.post()
+    graph, markers = _captured_group(bench)
+    assert bench.device.tails == [None]
+    replay(bench.tracer, graph, markers)
+    bench.device.run()
+    assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
+
+
+def _captured_group(bench: Bench) -> tuple[Graph, list[Any]]:
+    """Captures a graph of three calls in one NCCL group, with their markers."""
     marks = bench.device.of(bench.comm.channel, is_nccl=True)
     capture = bench.tracer.graphs.begin()
     bench.device.holding = []
@@ -236,10 +236,7 @@ def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
         marks.end(99, capture, 0, grouped=True)
     marks.end_group(capture)
     markers, bench.device.holding = bench.device.holding, None
-    assert bench.device.tails == [None]
-    replay(bench.tracer, bench.tracer.graphs.end(capture), markers)
-    bench.device.run()
-    assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
+    return bench.tracer.graphs.end(capture), markers
 
 
 def test_calls_entered_in_a_graph_are_counted_in_turns(

@@ -19,9 +19,9 @@ class Placement:
 
     In the stream a marker costs some 1 us, as what comes next waits for it. Beside it costs a
     quarter to a half of that, but where the graph holds calls of one NCCL communicator: there it
-    is 2 to 2.5 us (docs/device-progress.md has what was measured; why is not known). Whose calls
-    a graph will hold is not known when the first is captured. It is taken to be like the last
-    one, and the first of all like what was posted before it.
+    is 1.7 to 2.5 us (docs/device-progress.md has what was measured, on H200s; why is not known).
+    Whose calls a graph will hold is not known when the first is captured. It is taken to be like
+    the last one, and the first of all like what was posted before it.
 
     Args:
         every: The markers of this process, by number of the communicator.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ncclscope.tracing.graphs import Capture
     from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["DeviceMarks", "Marks", "open_marks"]
+__all__ = ["DeviceMarks", "Marks"]
 
 _COUNT_SIZE = 16
 """Bytes of counts of one communicator: finished and entered."""
@@ -36,18 +36,6 @@ _CLOCK_SECONDS = 0.005
 _BEFORE, _IN_CAPTURE, _OWN_STREAM, _ELSEWHERE, _WITHOUT = 1, 2, 3, 4, 5
 _IN_GRAPH, _MANY_STREAMS, _PAST_TORCH, _IN_GROUP, _REFUSED, _TWO_STREAMS = 6, 7, 8, 9, 10, 11
 _ENDED = 14
-
-
-def open_marks(tracer: Tracer, wanted: str) -> DeviceMarks | None:
-    """Returns what counts on the GPU for a tracer; None, said once, when it cannot be."""
-    from ncclscope.tracing import session
-
-    if wanted not in ("1", "entered"):
-        said = f"NCCLSCOPE_DEVICE_PROGRESS={wanted!r} is neither 1 nor entered"
-        session.warn_once("device", f"{said}; nothing is counted on the device")
-        return None
-    slots = tracer.ring.slots
-    return None if slots is None else DeviceMarks(tracer, slots, enters=wanted == "entered")
 
 
 class DeviceMarks:

@@ -29,7 +29,7 @@ from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.guard import Guard
 
 if TYPE_CHECKING:
-    from ncclscope.device.marks import DeviceMarks
+    pass
 
 __all__ = ["Comm", "Template", "Tracer"]
 
@@ -111,7 +111,7 @@ class Tracer:
         self.graphs = Graphs(self)
         self.watched: Callable[[Channel], None] | None = None
         """Hears of replays, where calls are compared."""
-        self.device = _open_marks(self, counts) if counts else None
+        self.device = device.open_marks(self, counts) if counts else None
         """Counts calls on the GPU, where that was asked for."""
         self._guard: Guard | None = None
         if mode := guard.mode():
@@ -376,12 +376,6 @@ class Tracer:
         if self._guard is not None:
             self._guard.detach()
         self.ring.detach()
-
-
-def _open_marks(tracer: Tracer, wanted: str) -> DeviceMarks | None:
-    from ncclscope.device.marks import open_marks
-
-    return open_marks(tracer, wanted)
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:

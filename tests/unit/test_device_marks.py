@@ -50,6 +50,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
+@pytest.fixture
+def entering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """With markers before the calls, too."""
+    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
+    return Bench(tmp_path, enters=True)
+
+
 def test_the_count_is_the_number_of_the_last_finished_call(bench: Bench) -> None:
     for _ in range(5):
         bench.post()
@@ -59,15 +66,11 @@ def test_the_count_is_the_number_of_the_last_finished_call(bench: Bench) -> None
     assert bench.slot["finished"] == bench.comm.channel.seq == 5
 
 
-def test_calls_entered_are_counted_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
-    bench = Bench(tmp_path, enters=True)
-    bench.post()
-    bench.post()
-    bench.device.run(3)
-    assert (bench.slot["finished"], bench.slot["entered"]) == (1, 2)
+def test_calls_entered_are_counted_where_that_is_asked_for(entering: Bench) -> None:
+    entering.post()
+    entering.post()
+    entering.device.run(3)
+    assert (entering.slot["finished"], entering.slot["entered"]) == (1, 2)
 
 
 def test_captured_calls_are_counted_when_they_are_replayed(bench: Bench) -> None:
@@ -176,18 +179,14 @@ def test_whose_kernels_a_communicators_calls_are(bench: Bench, backend: str, is_
     assert marks.is_nccl is is_nccl
 
 
-def test_markers_before_and_behind_the_calls_of_a_graph_stand_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
-    bench = Bench(tmp_path, enters=True)
-    bench.post()
-    bench.post()
-    graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 2)
-    assert (len(markers), bench.device.tails) == (4, [])
-    replay(bench.tracer, graph, markers)
-    bench.device.run(7)
-    assert (bench.slot["finished"], bench.slot["entered"]) == (3, 4)
+def test_markers_before_and_behind_the_calls_of_a_graph_stand_alike(entering: Bench) -> None:
+    entering.post()
+    entering.post()
+    graph, markers = captured(entering.tracer, entering.comm, ["all_reduce"] * 2)
+    assert (len(markers), entering.device.tails) == (4, [])
+    replay(entering.tracer, graph, markers)
+    entering.device.run(7)
+    assert (entering.slot["finished"], entering.slot["entered"]) == (3, 4)
 
 
 def test_where_nothing_can_be_put_beside_the_calls_markers_are_captured_between_them(
@@ -239,17 +238,13 @@ def _captured_group(bench: Bench) -> tuple[Graph, list[Any]]:
     return bench.tracer.graphs.end(capture), markers
 
 
-def test_calls_entered_in_a_graph_are_counted_in_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
-    bench = Bench(tmp_path, enters=True)
-    bench.post()
-    graph, markers = captured(bench.tracer, bench.comm, ["all_reduce"] * 2)
-    assert bench.device.tails == [None, (1, 1), (1, 2), (1, 3)]
-    replay(bench.tracer, graph, markers)
-    bench.device.run(2 + 3)
-    assert (bench.slot["entered"], bench.slot["finished"]) == (3, 2)
+def test_calls_entered_in_a_graph_are_counted_in_turns(entering: Bench) -> None:
+    entering.post()
+    graph, markers = captured(entering.tracer, entering.comm, ["all_reduce"] * 2)
+    assert entering.device.tails == [None, (1, 1), (1, 2), (1, 3)]
+    replay(entering.tracer, graph, markers)
+    entering.device.run(2 + 3)
+    assert (entering.slot["entered"], entering.slot["finished"]) == (3, 2)
 
 
 def test_a_first_call_in_a_capture_is_counted_where_the_device_is_ready(bench: Bench) -> None:

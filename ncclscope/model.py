@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ncclscope import sites
 from ncclscope.logs import last_of, newest_of
 from ncclscope.signature import P2P_OPS, sign
 
 if TYPE_CHECKING:
-    from ncclscope.capture import Capture
+    from ncclscope.capture import Capture, Frame
     from ncclscope.device.stand import DeviceStand
     from ncclscope.graphs import Graph, Replay
     from ncclscope.logs import CallLog
@@ -66,6 +67,7 @@ class Communicator:
         label: Name for a person, such as ``tp:0``; not unique.
         ranks: Global ranks of the members, in the communicator's order.
         backend: ``nccl``, ``gloo``, ``shm``, ...
+        created_at: The line of the user's program that made it, with its path, where that was seen.
         part: What it shares with those that play the same part in other replicas, where that
             was concluded from their numbers and members; empty where the label tells.
     """
@@ -75,6 +77,7 @@ class Communicator:
     ranks: tuple[int, ...] = ()
     backend: str = ""
     part: str = ""
+    created_at: str | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
@@ -96,6 +99,7 @@ class Communicator:
             "label": self.label,
             "ranks": list(self.ranks),
             "backend": self.backend,
+            "created_at": self.created_at,
         }
 
 
@@ -121,6 +125,9 @@ class Call:
         out_sizes: What an all_to_all receives from each member, like ``sizes``, if recorded.
         out_shape: Shape of the output, where it was recorded.
         site: Where the call came from: ``file.py:120 function``.
+        full_site: The same with the file's path, as far as that was recorded.
+        user_site: The first frame of the user's own program, with its path, where ``site`` lies
+            in an installed package.
         time_ns: Host clock at posting, nanoseconds since 1970.
         state: How far the call is known to have come.
         captured: Posted while a CUDA graph was being captured.
@@ -151,6 +158,8 @@ class Call:
     signature: int = 0
     out_sizes: tuple[int, ...] | None = None
     replay: Replay | None = None
+    full_site: str | None = field(default=None, compare=False)
+    user_site: str | None = field(default=None, compare=False)
 
     def sign(self) -> int:
         """Returns the signature of what is known of it: its own where nothing of it is gone."""
@@ -169,6 +178,7 @@ class Call:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the parameters in the terms of the JSON verdict."""
+        site = self.site and (self.full_site or self.site)
         return {
             "op": self.op,
             "shape": None if self.shape is None else list(self.shape),
@@ -177,7 +187,10 @@ class Call:
             "root": self.root,
             "peer": self.peer,
             "sizes": None if self.sizes is None else list(self.sizes),
-            "site": self.site,
+            "site": site,
+            "user_site": self.user_site,
+            "frame": sites.frame_of(site),
+            "user_frame": sites.frame_of(self.user_site),
             "state": self.state.word,
             "replay": None if self.replay is None else self.replay.to_dict(self.graph),
         }
@@ -313,6 +326,8 @@ class Run:
         sources: The paths as they were given.
         others: Processes without a rank, such as engine cores.
         capture: What was seen of the living processes, where somebody looked.
+        dumped: Flight Recorder dumps that lie beside rings of the same ranks, as a run of their
+            own: they hold what torch's C++ posts past the probes.
     """
 
     ranks: tuple[Rank, ...]
@@ -322,6 +337,7 @@ class Run:
     sources: tuple[str, ...] = ()
     others: tuple[Rank, ...] = ()
     capture: Capture | None = None
+    dumped: Run | None = None
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:
@@ -374,6 +390,12 @@ class Finding:
             meaning.
         aligned: Calls around the first difference side by side, a peer's and the diverging
             rank's, with None where one of them has no counterpart.
+        accounts_for: Calls on other communicators, as key and number, that the finding explains
+            too: the other half of a swap.
+        survived: Calls after it that all members are known to have completed; 0 for none.
+        odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last that
+            a rank posted which never came to that one.
+        at: Where the first diverging rank is now, as its stack says; None without one.
     """
 
     kind: str
@@ -391,6 +413,10 @@ class Finding:
     inferred: tuple[str, ...] = ()
     extent: int = 0
     aligned: tuple[tuple[Call | None, Call | None], ...] = ()
+    accounts_for: tuple[tuple[str, int], ...] = ()
+    survived: int = 0
+    odd_is: str = "call"
+    at: Frame | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of the JSON verdict."""
@@ -401,7 +427,8 @@ class Finding:
             "candidate_ranks": list(self.candidate_ranks),
             "comm": None if self.comm is None else self.comm.to_dict(),
             "seq": self.seq,
-            "odd": None if self.odd is None else self.odd.to_dict(),
+            "odd": None if self.odd is None else {**self.odd.to_dict(), "is": self.odd_is},
+            "at": None if self.at is None else self.at.full_site,
             "peers": None if self.peers is None else self.peers.to_dict(),
             "confidence": self.confidence,
             "evidence": list(self.evidence),

@@ -78,7 +78,7 @@ class Slot:
             next(self.turns),
             _time_ns(),
             min(max(number, 0), layout.MOST),
-            self.word(detail),
+            self.words.get(detail) or self.word(detail),
         )
         self.newest = begun.turn
         self._store(begun, 0)

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 
+from ncclscope import sites
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 
@@ -79,7 +80,7 @@ class Interner:
             layout.FIXED_P2P if p2p else 0,
             -1 if root is None or not 0 <= root < 1 << 31 else root,
             0 if sizes is None else self.sizes(tuple(sizes)),
-            text(layout.KIND_SITE, site),
+            self._site(site),
             text(layout.KIND_SHAPE, spelled),
         )
 
@@ -140,6 +141,13 @@ class Interner:
         # The lock may have been held by a thread that does not exist after a fork.
         self._lock = threading.RLock()
 
+    def _site(self, site: str | None) -> int:
+        """Returns the number of a call site; in short where half of the room is taken."""
+        scarce = self._used > self._geometry.strings_size // 2
+        if scarce and site is not None and site not in self._numbers[layout.KIND_SITE]:
+            site = sites.read(site).site
+        return self.text(layout.KIND_SITE, site)
+
     def _small(self, kind: int, text: str | None) -> int:
         """Returns the number of a text, where a record has eight bits for it."""
         number = self.text(kind, text)
@@ -160,6 +168,8 @@ class Interner:
         room = self._geometry.strings_size
         if kind == layout.KIND_SHAPE:
             room //= 2  # or they would take the place of what is needed more
+        elif kind == layout.KIND_SITE:
+            room -= room // 4
         if self._used + size > room:
             return 0
         offset = self._geometry.strings + self._used

@@ -76,8 +76,11 @@ order of appearance. Nothing here is overwritten when the records go round. The 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
 a kind, in order of appearance; 0 also stands for what there was no room for. Output shapes,
-of which a program may have any number, take at most half of the part. A communicator's text
-is a JSON object with ``key``, ``label``, ``ranks`` and ``backend``. In place of more than
+of which a program may have any number, take at most half of the part, and call sites three
+quarters, in short once half is taken. A call site is ``/path/file.py:120 function``; behind a line
+feed stands the first frame of the user's own program, where it lies in an installed package. A
+communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, where that
+was seen, ``created_at``, the line that made it. In place of more than
 LONGEST_LIST ranks at equal distances stands ``range``: the first, the end, the distance. Later
 entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed.
 

@@ -1,96 +1,180 @@
 """Which line of the program posted a call.
 
-The frames nearest to a collective belong to plumbing: torch's wrappers, vLLM's
-communicator classes, our own probes. The call site is the first frame above them.
-Walking up costs about 0.1 us a frame, so frames are classified once and known by the
-identity of their code object afterwards.
+The frames nearest to a collective belong to plumbing: torch's wrappers, vLLM's communicator
+classes, our own probes. The call site is the first frame above them. Where that lies in an
+installed package, the first frame of the user's own program is found, too.
+
+Walking up costs about 0.1 us a frame, so frames are classified once and known by the identity
+of their code object afterwards. In an engine the whole stack is installed: where no frame of a
+user is found above a site a few times, none is looked for there any more.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from types import CodeType, FrameType
+from typing import Any
 
-__all__ = ["describe", "locate", "plumbing"]
+from ncclscope import sites
+from ncclscope.sites import INSTALLED, PLUMBING
 
-_PLUMBING = tuple(
-    part.replace("/", os.sep)
-    for part in (
-        "/torch/distributed/",
-        "/torch/_dynamo/",
-        "/torch/_functorch/",
-        "/torch/_higher_order_ops/",
-        "/torch/_inductor/",
-        "/torch/_library/",
-        "/torch/_ops.py",
-        "/torch/_tensor.py",
-        "/torch/autograd/",
-        "/torch/fx/",
-        "/torch/nn/modules/module.py",
-        "/torch/utils/_contextlib.py",
-        "/torch/utils/_python_dispatch.py",
-        "/vllm/compilation/",
-        "/vllm/distributed/",
-        "/ncclscope/tracing/",
-        "/ncclscope_patches/",
-        "/contextlib.py",
-        "/functools.py",
-        "/typing_extensions.py",  # its @deprecated, on names that torch gives up
-        "/warnings.py",
-    )
-)
+__all__ = ["Place", "add_plumbing", "describe", "locate", "plumbing", "user_line", "user_place"]
 
-# By id(code). The code objects are kept in _codes, or another could take over an id.
-plumbing: dict[int, bool] = {}
-_codes: list[CodeType] = []
-_texts: dict[tuple[int, int], str] = {}
+Instruction = int | tuple[int, int, int]
+"""Offset of an instruction; with identity of the user's code and offset in it, where found."""
+
+Place = tuple[int, Any, CodeType]
+
+plumbing: dict[int, int] = {}
+"""By ``id(code)``: its role. The path of a call takes that of the user's own program from here."""
+# The code objects are kept, or another could take over an id.
+_codes: dict[int, CodeType] = {}
+_texts: dict[tuple[int, Any], str] = {}
+_lines: dict[tuple[int, Any], str] = {}
+_misses: dict[int, int] = {}
+"""By ``id(code)`` of a site: how often no frame of a user was above it."""
 
 _LIMIT = 20_000
 """Programs that make code at run time must not make these tables grow without end."""
+_DEPTH = 32
+"""Frames above a site among which the user's is looked for."""
+_PATIENCE = 4
+_FOUND = -(1 << 60)
+
+_ours = [
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), room, "")
+    for room in ("ring", "tracing")
+]
 
 
-def locate(frame: FrameType | None) -> tuple[int, int, CodeType] | None:
+def add_plumbing(folder: str) -> None:
+    """Passes over what lies in a folder: another part of this project."""
+    _ours.append(os.path.join(folder, ""))
+
+
+def locate(frame: FrameType | None) -> Place | None:
     """Finds the first frame that is not plumbing, from ``frame`` outwards.
 
     Returns:
-        Identity of its code, offset of the instruction, and the code; None when there is
-        none. The first two identify the call site and are cheap to hash.
+        Identity of its code, offset of the instruction (with what is known of the user's frame,
+        where this one is installed), and the code; None when there is none. The first two
+        identify the call site and are cheap to hash.
     """
     known = plumbing
     while frame is not None:
         code = frame.f_code
-        skipped = known.get(id(code))
-        if skipped is None:
-            skipped = _classify(code)
-        if not skipped:
+        role = known.get(id(code))
+        if role is None:
+            role = _classify(code)
+        if role != PLUMBING:
+            if role:
+                return id(code), _with_user(frame, id(code)), code
             return id(code), frame.f_lasti, code
         frame = frame.f_back
     return None
 
 
-def describe(code: CodeType, instruction: int) -> str:
-    """Returns ``file.py:120 function`` for an instruction of a code object."""
+def describe(code: CodeType, instruction: Instruction) -> str:
+    """Returns the text of a place that :func:`locate` found: see :func:`ncclscope.sites.join`."""
     key = (id(code), instruction)
     text = _texts.get(key)
     if text is None:
         _classify(code)  # keeps the code alive, so that the key stays true
-        line = code.co_firstlineno
-        for start, end, number in code.co_lines():
-            if start <= instruction < end and number is not None:
-                line = number
-                break
-        text = f"{os.path.basename(code.co_filename)}:{line} {code.co_name}"
+        if isinstance(instruction, tuple):
+            at, user, user_at = instruction
+            text = sites.join(_spell(code, at), _spell(_codes[user], user_at))
+        else:
+            text = _spell(code, instruction)
         if len(_texts) < _LIMIT and id(code) in plumbing:
             _texts[key] = text
     return text
 
 
-def _classify(code: CodeType) -> bool:
+def user_place(frame: FrameType | None) -> str | None:
+    """Returns the user's line above a frame, or the call site where none is found."""
+    found = locate(frame)
+    if found is None:
+        return None
+    places = sites.read(describe(found[2], found[1]))
+    return places.user or places.full
+
+
+def user_line(frame: FrameType | None) -> str | None:
+    """Returns the same in short, for a path that is taken often."""
+    found = locate(frame)
+    if found is None:
+        return None
+    key = found[:2]
+    line = _lines.get(key)
+    if line is None:
+        place = user_place(frame)
+        line = "" if place is None else sites.short(place)
+        if len(_lines) < _LIMIT and found[0] in plumbing:
+            _lines[key] = line
+    return line
+
+
+def _with_user(frame: FrameType, place: int) -> Instruction:
+    """Returns the instruction of an installed frame, and that of the user's frame above it."""
+    instruction = frame.f_lasti
+    misses = _misses.get(place, 0)
+    if misses >= _PATIENCE:
+        return instruction
+    known = plumbing
+    outer = frame.f_back
+    for _ in range(_DEPTH):
+        if outer is None:
+            break
+        code = outer.f_code
+        role = known.get(id(code))
+        if role is None:
+            role = _classify(code)
+        if not role:
+            if id(code) not in known:  # there is no room for it
+                break
+            if misses >= 0:
+                _misses[place] = _FOUND
+            return instruction, id(code), outer.f_lasti
+        outer = outer.f_back
+    if len(_misses) < _LIMIT:
+        _misses[place] = misses + 1
+    return instruction
+
+
+def _spell(code: CodeType, instruction: int) -> str:
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+            break
+    return sites.spell(code.co_filename, line, code.co_name)
+
+
+def _classify(code: CodeType) -> int:
     known = plumbing.get(id(code))
     if known is not None:
         return known
-    found = any(part in code.co_filename for part in _PLUMBING)
+    role = _role(code.co_filename)
     if len(_codes) < _LIMIT:
-        _codes.append(code)
-        plumbing[id(code)] = found
-    return found
+        _codes[id(code)] = code
+        plumbing[id(code)] = role
+    return role
+
+
+def _role(path: str) -> int:
+    """Returns the role of a source file, by where it really lies."""
+    if path.startswith(tuple(_ours)):
+        return PLUMBING
+    role = sites.library_role(path)
+    if role != PLUMBING:
+        torch = getattr(sys.modules.get("torch"), "__file__", None)
+        root = os.path.join(os.path.dirname(torch), "") if torch else ""
+        if root and path.startswith(root) and not path.startswith(f"{root}testing{os.sep}"):
+            return PLUMBING
+        if not role and path.startswith(_STANDARD):
+            return INSTALLED
+    return role
+
+
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")

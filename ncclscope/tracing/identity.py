@@ -94,8 +94,17 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA, of AMD, and of either below WSL."""
+
+
 def _gpu() -> int | None:
-    """The device as the launcher assigned it; asking CUDA would create a context."""
+    """The device as the launcher assigned it; asking CUDA would create a context.
+
+    Launchers number ranks of CPU jobs, too: without a driver there is no device to name.
+    """
+    if not any(map(os.path.exists, _DRIVERS)):
+        return None
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])

@@ -12,13 +12,23 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
 from ncclscope.tracing import identity
 from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["current", "directory", "enabled", "generation", "on_reset", "opened", "warn_once"]
+__all__ = [
+    "current",
+    "describe",
+    "directory",
+    "enabled",
+    "generation",
+    "on_reset",
+    "opened",
+    "warn_once",
+]
 
 log = logging.getLogger("ncclscope")
 
@@ -27,6 +37,8 @@ _tracer: Tracer | None = None
 _failed = False
 _warned: set[str] = set()
 _resets: list[Callable[[], None]] = []
+_said: dict[str, Any] = {}
+"""What :func:`describe` was given: a ring that is made later says it, too."""
 
 generation = 0
 """Grows with each fork: what was looked up under another number is no longer true."""
@@ -62,7 +74,9 @@ def current() -> Tracer | None:
             return None
         rank, world_size = identity.rank_from_environment()
         try:
-            _tracer = Tracer(where, rank=rank, world_size=world_size, capacity=_capacity())
+            _tracer = Tracer(
+                where, rank=rank, world_size=world_size, capacity=_capacity(), details=_said
+            )
         except (NcclscopeError, OSError, ValueError) as error:
             _failed = True
             warn_once("session", f"tracing is off in this process: {error}")
@@ -76,6 +90,14 @@ def current() -> Tracer | None:
 def opened() -> Tracer | None:
     """Returns this process's tracer where there is one by now, making none."""
     return _tracer
+
+
+def describe(**fields: Any) -> None:
+    """Adds to what the ring says of this process, now or as soon as there is one."""
+    with _lock:
+        _said.update(fields)
+        if _tracer is not None:
+            _tracer.describe(**fields)
 
 
 def warn_once(topic: str, message: str) -> None:

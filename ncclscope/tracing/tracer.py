@@ -144,6 +144,7 @@ class Tracer:
         label: str = "",
         ranks: Sequence[int] = (),
         backend: str = "",
+        created_at: str | None = None,
     ) -> Comm:
         """Returns the communicator with this key, making it known at the first call.
 
@@ -153,6 +154,7 @@ class Tracer:
             label: Name for a person, ``tp:0``.
             ranks: Global ranks of the members, in the communicator's order.
             backend: ``nccl``, ``gloo``, ...
+            created_at: The line of the program that made it, ``/path/file.py:120 function``.
 
         Raises:
             RingError: The ring holds as many communicators as it can.
@@ -164,14 +166,15 @@ class Tracer:
             comm = self._comms.get(key)
             if comm is None:
                 members = tuple(int(rank) for rank in ranks)
-                channel = self.ring.channel(
-                    {
-                        "key": key,
-                        "label": label,
-                        **layout.spell_members(members),
-                        "backend": backend,
-                    }
-                )
+                about = {
+                    "key": key,
+                    "label": label,
+                    **layout.spell_members(members),
+                    "backend": backend,
+                }
+                if created_at:
+                    about["created_at"] = created_at
+                channel = self.ring.channel(about)
                 comm = Comm(channel, key, label, members, backend)
                 self._comms[key] = comm
                 if self._guard is not None:

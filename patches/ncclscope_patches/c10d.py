@@ -17,7 +17,7 @@ from typing import Any
 from weakref import ref
 
 from ncclscope.signature import BARRIERS
-from ncclscope.tracing import scope, session
+from ncclscope.tracing import callsite, coverage, scope, session
 from ncclscope_patches import group_creation, process_groups, works
 from ncclscope_patches.device_streams import (
     NOWHERE_YET,
@@ -66,6 +66,7 @@ class C10dProbe(Patch):
                 self.watch_property(getattr(module, name), "reduceOp", note_redop)
         self._number_groups(group)
         self._declare_groups(module)
+        self._declare_earlier(module)
 
     def _watch_waiting(self, work: Any) -> None:
         wait = work.wait
@@ -103,6 +104,13 @@ class C10dProbe(Patch):
             end = self.guard_scope(group._end_coalescing, lambda args, kwargs: True, leave)
             self.put(group, "_end_coalescing", end)
 
+    def _declare_earlier(self, module: Any) -> None:
+        """Notes the groups on which calls may have been posted before this probe came."""
+        found = map(process_groups.handles.of, list(module._world.pg_map))
+        keys = [handle.comm.key for handle in found if handle.comm is not None]
+        if keys:
+            coverage.unseen("late", "process groups had been made before calls were recorded", keys)
+
     def _declare_groups(self, module: Any) -> None:
         """Makes each new group known, so that a rank which never posts has said it is there."""
         helper = module._new_process_group_helper
@@ -118,7 +126,8 @@ class C10dProbe(Patch):
                 tracer = session.current()
                 if tracer is not None:
                     tracer.describe(rank=rank, world_size=size)
-            process_groups.declare(group, ranks or range(size))
+            created_at = callsite.user_place(sys._getframe(1))
+            process_groups.declare(group, ranks or range(size), created_at)
 
         def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}

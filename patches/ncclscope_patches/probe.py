@@ -8,14 +8,16 @@ the probe.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
 from ncclscope.errors import PartedError
-from ncclscope.tracing import session
+from ncclscope.tracing import callsite, coverage, session
 
 __all__ = ["After", "Before", "Patch"]
 
@@ -27,6 +29,8 @@ After = Callable[[Any, Any], None]
 
 _MARK = "__ncclscope_patch__"
 
+callsite.add_plumbing(os.path.dirname(__file__))
+
 
 class Patch:
     """Changes one module of another package, and can take the change back.
@@ -35,17 +39,19 @@ class Patch:
         name: How the patch is called in messages.
         target: The module that it reaches into.
         supports: Versions that it was written for, in words.
+        records: Whether calls are missing in the ring where it is not at work.
         active: False makes everything it installed a plain passage.
     """
 
     name: ClassVar[str] = ""
     target: ClassVar[str] = ""
     supports: ClassVar[str] = ""
+    records: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.active = False
         self._applied = False
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self, module: Any) -> None:
         """Replaces functions of the target, which has been imported, by :meth:`replace`."""
@@ -57,21 +63,35 @@ class Patch:
         if module is None or self._applied:
             return
         self._applied = self.active = True
+        self.note_state(coverage.ON)
         try:
             self.install(module)
         except Exception as error:
             self.revert()
             self.fail(error)
+            self.note_state(coverage.REFUSED, f"{type(error).__name__}: {error}")
+
+    def note_state(self, state: str, why: str = "", function: str = "") -> None:
+        """Has the ring say whether this probe records.
+
+        Args:
+            state: One of :mod:`ncclscope.tracing.coverage`.
+            why: What made it so.
+            function: The one function that it is about; nothing for the probe as a whole.
+        """
+        if self.records:
+            with contextlib.suppress(Exception):
+                coverage.probe(f"{self.name}.{function}" if function else self.name, state, why)
 
     def revert(self) -> None:
         """Puts everything back that was replaced, unless someone else has replaced it since."""
+        if self.active:
+            self.note_state(coverage.ENDED, "taken back")
         self.active = False
         while self._replaced:
-            owner, name, original = self._replaced.pop()
-            current = vars(owner).get(name)
-            if isinstance(current, property):
-                current = current.fset
-            if getattr(current, _MARK, None) is not self:
+            owner, name, original, own = self._replaced.pop()
+            # By identity: who wraps a function copies its attributes, our mark with them.
+            if vars(owner).get(name) is not own:
                 continue
             if original is None:
                 delattr(owner, name)
@@ -94,6 +114,7 @@ class Patch:
             session.warn_once(
                 f"patch {self.name}", f"the {self.name} probe is off in this process: {reason}"
             )
+            self.note_state(coverage.ENDED, reason)
             tracer = session.current()
             if tracer is not None:
                 tracer.describe(probe_failed=f"{self.name}: {reason}"[:500])
@@ -130,7 +151,7 @@ class Patch:
         setattr(function, _MARK, self)
         original = vars(owner).get(name)
         setattr(owner, name, function)
-        self._replaced.append((owner, name, original))
+        self._replaced.append((owner, name, original, function))
         return True
 
     def watch_property(self, owner: Any, name: str, note: Callable[[Any, Any], None]) -> bool:
@@ -151,8 +172,9 @@ class Patch:
                     self.fail(error)
 
         setattr(assign, _MARK, self)
-        setattr(owner, name, property(found.fget, assign, found.fdel, found.__doc__))
-        self._replaced.append((owner, name, found))
+        watched = property(found.fget, assign, found.fdel, found.__doc__)
+        setattr(owner, name, watched)
+        self._replaced.append((owner, name, found, watched))
         return True
 
     def guard(

@@ -30,10 +30,18 @@ _QUEUEING = frozenset({"hccl", "nccl", "rccl", "xccl"})
 _ON_CUDA = frozenset({"nccl", "rccl"})
 
 
-def declare(group: Any, ranks: Sequence[int]) -> Handle:
-    """Makes a group known in the ring that has just been made, before anything is posted."""
+def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
+    """Makes a group known in the ring that has just been made, before anything is posted.
+
+    Args:
+        group: The process group.
+        ranks: Global ranks of its members.
+        created_at: The line of the program that made it.
+    """
     handle = handles.known.get(id(group))
-    return handles.remember(group, _handle(group, ranks)) if handle is None else handle
+    if handle is not None:
+        return handle
+    return handles.remember(group, _handle(group, ranks, created_at))
 
 
 def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
@@ -73,7 +81,7 @@ def _open(group: Any) -> Handle:
 handles = Handles(_open)
 
 
-def _handle(group: Any, ranks: Sequence[int]) -> Handle:
+def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
     if group.size() < 2:  # waits for nobody
         return NOBODY
     tracer = session.current()
@@ -87,7 +95,11 @@ def _handle(group: Any, ranks: Sequence[int]) -> Handle:
     shared = f"{backend}|{group.group_name}|{members}|{_port(group)}"
     digest = blake2b(shared.encode(), digest_size=16)
     comm = tracer.communicator(
-        key=f"c10d:{digest.hexdigest()}", label=_label(group), ranks=ranks, backend=backend
+        key=f"c10d:{digest.hexdigest()}",
+        label=_label(group),
+        ranks=ranks,
+        backend=backend,
+        created_at=created_at,
     )
     waits = True if backends <= _WAITING else False if backends <= _QUEUEING else None
     return Handle(tracer, comm, waits=waits, on_device="nccl" in backends)

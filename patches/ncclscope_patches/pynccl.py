@@ -7,19 +7,19 @@ place they all pass, and it runs inside opaque custom ops, where Dynamo does not
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from ncclscope.tracing import scope, session
+from ncclscope.tracing import coverage, scope, session
 from ncclscope_patches import process_groups
 from ncclscope_patches.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
 from ncclscope_patches.posting import Read, put_posting
 from ncclscope_patches.probe import Before, Patch
-from ncclscope_patches.recording import NOBODY, Handle, Handles, record, redop_name, watch_captures
+from ncclscope_patches.pynccl_calls import READERS, Signature, read_scatter
+from ncclscope_patches.recording import NOBODY, Handle, Handles, record, watch_captures
 
 __all__ = ["PyNcclProbe", "handles"]
 
@@ -40,18 +40,30 @@ class PyNcclProbe(Patch):
     target = "vllm.distributed.device_communicators.pynccl"
     supports = "vllm 0.26 to 0.32"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[Patch] = []
+        """What answers for single methods."""
+
+    def revert(self) -> None:
+        while self.parts:
+            self.parts.pop().revert()
+        super().revert()
+
     def install(self, module: Any) -> None:
         cls = module.PyNcclCommunicator
-        for name, reader in _READERS.items():
-            read = self._reader_for(cls, name, reader)
-            if read is not None:
+        for name, reader in READERS.items():
+            found = self._reader_for(cls, name, reader)
+            if found is not None:
+                patch, read = found
                 where = _where(cls, name, module)
-                put_posting(self, cls, name, read, handles, can_be_off=True, where=where)
-        read = self._reader_for(cls, "scatter", _scatter)
-        if read is not None:
+                put_posting(patch, cls, name, read, handles, can_be_off=True, where=where)
+        found = self._reader_for(cls, "scatter", read_scatter)
+        if found is not None:
             # The sends and receives it is made of are no calls of the program.
+            patch, read = found
             enter = _entering_fold(read)
-            self.put(cls, "scatter", self.guard_scope(cls.scatter, enter, _leave_fold))
+            patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, _leave_fold))
         for name, applies in (("suspend", _can_suspend), ("resume", _is_suspended)):
             put_posting(
                 self, cls, name, _plain(name), handles, can_be_off=True, applies=applies,
@@ -60,16 +72,25 @@ class PyNcclProbe(Patch):
         self._number_groups(cls)
         self._declare_before_init(cls, module.NCCLLibrary)
 
-    def _reader_for(self, cls: Any, name: str, make: Callable[[_Signature], Read]) -> Read | None:
-        """Returns None where the method does not exist or takes something else by now."""
+    def _reader_for(
+        self, cls: Any, name: str, make: Callable[[Signature], Read]
+    ) -> tuple[Patch, Read] | None:
+        """Returns what reads a method's parameters, and the patch that answers for it.
+
+        None where the method does not exist, or takes something else by now.
+        """
         function = getattr(cls, name, None)
         if function is None:
             return None
+        signature = Signature(function, name)
         try:
-            return make(_Signature(function))
+            read = make(signature)
         except LookupError as error:
             session.warn_once(f"pynccl {name}", f"{name} of pynccl is not recorded: {error}")
+            self.note_state(coverage.REFUSED, str(error), name)
             return None
+        # A wrapper that takes anything may hand on something else: that must end no other method.
+        return (_Wrapped(self, name) if signature.is_assumed else self), read
 
     def _number_groups(self, cls: Any) -> None:
         def start(_token: Any, _result: Any) -> None:
@@ -144,10 +165,27 @@ def _open(comm: Any) -> Handle:
 handles = Handles(_open)
 
 
+class _Wrapped(Patch):
+    """Records one method behind a wrapper of which it is not known what it takes.
+
+    Args:
+        whole: The probe of all methods, which takes this back with the others.
+        method: Its name.
+    """
+
+    target = PyNcclProbe.target
+
+    def __init__(self, whole: PyNcclProbe, method: str) -> None:
+        super().__init__()
+        self.name = f"{whole.name}.{method}"  # type: ignore[misc]
+        self.active = True
+        whole.parts.append(self)
+
+
 def _where(cls: Any, name: str, module: Any) -> Where:
     """Returns what finds the stream of a call: the one it is given, or vLLM's current one."""
     function = getattr(cls, name, None)
-    names = list(inspect.signature(function).parameters) if callable(function) else []
+    names = Signature(function, name).names if callable(function) else []
     at = names.index("stream") if "stream" in names else len(names)
     current = getattr(module, "current_stream", None)
 
@@ -197,171 +235,3 @@ def _can_suspend(comm: Any) -> bool:
 
 def _is_suspended(comm: Any) -> bool:
     return bool(comm._suspended)
-
-
-class _Signature:
-    """Where a method takes its parameters, by name; they have moved between versions."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._names = list(inspect.signature(function).parameters)
-
-    def __getitem__(self, name: str) -> int:
-        if name not in self._names:
-            raise LookupError(f"it has no parameter {name!r} in this version")
-        return self._names.index(name)
-
-
-# Arguments are taken by hand below: a call a parameter would cost as much as the record.
-
-
-def _all_reduce(signature: _Signature) -> Read:
-    at, op_at = signature["in_tensor"], signature["op"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["in_tensor"]
-        redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
-        return "all_reduce", tensor.shape, tensor.dtype, redop_name(redop)
-
-    return read
-
-
-def _all_gather(signature: _Signature) -> Read:
-    at = signature["input_tensor"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        return "all_gather", tensor.shape, tensor.dtype
-
-    return read
-
-
-def _reduce_scatter(signature: _Signature) -> Read:
-    at, op_at = signature["input_tensor"], signature["op"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
-        return "reduce_scatter", tensor.shape, tensor.dtype, redop_name(redop)
-
-    return read
-
-
-def _all_gatherv(signature: _Signature) -> Read:
-    at, sizes_at = signature["input_tensor"], signature["sizes"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
-        return "all_gatherv", tensor.shape, tensor.dtype, None, None, None, None, tuple(sizes)
-
-    return read
-
-
-def _reduce_scatterv(signature: _Signature) -> Read:
-    at, sizes_at, op_at = signature["input_tensor"], signature["sizes"], signature["op"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
-        redop = redop_name(args[op_at] if len(args) > op_at else kwargs.get("op", "sum"))
-        return "reduce_scatterv", tensor.shape, tensor.dtype, redop, None, None, None, tuple(sizes)
-
-    return read
-
-
-def _reduce(signature: _Signature) -> Read:
-    at, root_at, op_at = signature["input_tensor"], signature["root"], signature["op"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
-        root = args[root_at] if len(args) > root_at else kwargs["root"]
-        redop = redop_name(args[op_at] if len(args) > op_at else kwargs.get("op", "sum"))
-        return "reduce", tensor.shape, tensor.dtype, redop, root
-
-    return read
-
-
-def _broadcast(signature: _Signature) -> Read:
-    at, root_at = signature["tensor"], signature["src"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["tensor"]
-        root = args[root_at] if len(args) > root_at else kwargs["src"]
-        return "broadcast", tensor.shape, tensor.dtype, None, root
-
-    return read
-
-
-def _send(signature: _Signature) -> Read:
-    at, peer_at = signature["tensor"], signature["dst"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["tensor"]
-        peer = args[peer_at] if len(args) > peer_at else kwargs["dst"]
-        return "send", tensor.shape, tensor.dtype, None, None, peer
-
-    return read
-
-
-def _recv(signature: _Signature) -> Read:
-    at, peer_at = signature["tensor"], signature["src"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["tensor"]
-        peer = args[peer_at] if len(args) > peer_at else kwargs["src"]
-        return "recv", tensor.shape, tensor.dtype, None, None, peer
-
-    return read
-
-
-def _scatter(signature: _Signature) -> Read:
-    out_at, at = signature["output_tensor"], signature["input_tensor"]
-    sizes_at, root_at = signature["sizes"], signature["root"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        output = args[out_at] if len(args) > out_at else kwargs["output_tensor"]
-        given = args[at] if len(args) > at else kwargs["input_tensor"]
-        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
-        root = args[root_at] if len(args) > root_at else kwargs.get("root", 0)
-        # The input is the root's alone; rows are as wide in what the others get.
-        shape = given.shape if args[0].rank == root else output.shape
-        return "scatterv", shape, output.dtype, None, root, None, None, tuple(sizes), output.shape
-
-    return read
-
-
-def _register_window(signature: _Signature) -> Read:
-    at = signature["tensor"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["tensor"]
-        size = tensor.numel() * tensor.element_size()
-        return "register_window", None, None, None, None, None, size
-
-    return read
-
-
-def _register_window_raw(signature: _Signature) -> Read:
-    at = signature["size"]
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        size = args[at] if len(args) > at else kwargs["size"]
-        return "register_window", None, None, None, None, None, size
-
-    return read
-
-
-# Taking a window back is each rank's own business in NCCL, hence no part of the sequence.
-_READERS: dict[str, Callable[[_Signature], Read]] = {
-    "all_gather": _all_gather,
-    "all_gatherv": _all_gatherv,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "recv": _recv,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatterv": _reduce_scatterv,
-    "register_comm_window": _register_window,
-    "register_comm_window_raw": _register_window_raw,
-    "send": _send,
-}

@@ -31,6 +31,7 @@ class VllmCommunicatorNames(Patch):
     name = "vllm_communicators"
     target = "vllm.distributed.device_communicators.base_device_communicator"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:
@@ -46,6 +47,7 @@ class VllmGroupNames(Patch):
     name = "vllm_groups"
     target = "vllm.distributed.parallel_state"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:
@@ -69,6 +71,7 @@ class VllmEngineNames(Patch):
     name = "vllm_engines"
     target = "vllm.v1.engine.core"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         def begins(args: tuple[Any, ...], _kwargs: Any) -> None:

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ncclscope.tracing import session
+from ncclscope.tracing import coverage, session
 from ncclscope_patches import process_groups
 from ncclscope_patches.device_streams import Place, of_tensor
 from ncclscope_patches.posting import Read, put_posting
@@ -82,6 +82,8 @@ class _KernelProbe(Patch):
 
     def install(self, module: Any) -> None:
         cls = getattr(module, self.owner, None)
+        if cls is None:
+            self.note_state(coverage.ABSENT, f"{self.target} has no {self.owner}")
         for name, (op, parameter) in self.methods.items():
             self.put_recorded(cls, name, _reader(op, parameter, "sum"), parameter)
 
@@ -176,12 +178,12 @@ class FusionNote(Patch):
     name = "fused_all_reduce"
     target = "vllm.compilation.passes.fusion.allreduce_rms_fusion"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:
-            tracer = session.current()
-            if tracer is not None and not token[0][0].disabled:
-                tracer.describe(unseen="all_reduce fused with a norm into one kernel")
+            if not token[0][0].disabled:
+                coverage.unseen("fused", "all_reduce fused with a norm into one kernel")
 
         for name in ("AllReduceFusionPass", "RocmAiterAllReduceFusionPass"):
             cls = getattr(module, name, None)

@@ -29,6 +29,7 @@ class VllmQueues(Patch):
     name = "vllm_queues"
     target = "vllm.distributed.device_communicators.shm_broadcast"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         put_noting(self, module.MessageQueue, "enqueue", "enqueue", _send)

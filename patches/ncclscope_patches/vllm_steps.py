@@ -24,6 +24,7 @@ class VllmSteps(Patch):
     name = "vllm_steps"
     target = "vllm.v1.worker.gpu_worker"
     supports = "vllm 0.26 to 0.32"
+    records = False
 
     def install(self, module: Any) -> None:
         self._number = 0

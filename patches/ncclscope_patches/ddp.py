@@ -1,0 +1,156 @@
+"""Notes what DistributedDataParallel does, whose collectives are posted by C++.
+
+Its gradient buckets go from autograd's engine to the process group, and so do the broadcasts of
+parameters, buffers and bucket sizes: nothing of that passes Python. What does is when a process
+begins and ends to be where they are posted. So each ring says that there is such a module, on which
+communicator, and in which of its phases the process is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from typing import Any
+
+from ncclscope.ring.activity import Begun, Slot
+from ncclscope.tracing import callsite, coverage, session
+from ncclscope_patches import process_groups
+from ncclscope_patches.noting import put_noting
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY
+
+__all__ = ["DdpNote"]
+
+_CALLER = 2
+"""Frames from a hook to the caller of the function that it guards."""
+
+_Phase = tuple[Slot, Begun]
+
+
+class DdpNote(Patch):
+    """Notes modules on groups of two ranks or more, and their phases.
+
+    The phases are activities: ``ddp_init`` (the constructor, which compares and broadcasts
+    parameters), ``ddp_forward`` (what comes before and after the program's own forward, where
+    buffers and bucket sizes are broadcast), ``ddp_backward`` (autograd's engine, whole: other
+    models' backward, too, for as long as there is such a module), ``ddp_join`` (a rank without
+    inputs that joins in what the others do). Each has the line of the program as its detail.
+    """
+
+    name = "ddp"
+    target = "torch.nn.parallel.distributed"
+    supports = "torch 2.6 to 2.13"
+    records = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._slots: dict[str, Slot] = {}
+        self._in_backward = False
+        self._watches_backward = False
+        session.on_reset(self._forget)
+
+    def install(self, module: Any) -> None:
+        cls = module.DistributedDataParallel
+        self._find_group = _group_finder(cls)
+        made = self.guard_scope(cls.__init__, self._enter_init, _leave)
+        self.put(cls, "__init__", self.guard(made, after=self._keep))
+        for name in ("_pre_forward", "_post_forward"):
+            put_noting(self, cls, name, "ddp_forward", self._forward)
+        hook = getattr(module, "_DDPJoinHook", None)
+        for name in ("main_hook", "post_hook"):
+            put_noting(self, hook, name, "ddp_join", self._join)
+
+    def _enter_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Phase | None:
+        handle = process_groups.handles.of(self._find_group(args, kwargs))
+        if handle is NOBODY or handle.comm is None:
+            return None
+        coverage.unseen(
+            "ddp",
+            "gradient buckets of DistributedDataParallel are posted by C++",
+            [handle.comm.key],
+        )
+        self._watch_backward()
+        return self._begin("ddp_init")
+
+    def _keep(self, token: Any, _result: Any) -> None:
+        owned = token[0][0]
+        if process_groups.handles.of(owned.process_group) is not NOBODY:
+            self._modules.add(owned)
+
+    def _watch_backward(self) -> None:
+        """Guards autograd's engine, which programs without such a module never pay for."""
+        if not self._watches_backward:
+            self._watches_backward = True
+            autograd = sys.modules["torch"].autograd
+            # Both ways into the engine look it up there: backward() and grad().
+            name = (
+                "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
+            )
+            run = self.guard_scope(
+                getattr(autograd, name), self._enter_backward, self._leave_backward
+            )
+            self.put(autograd, name, run)
+
+    def _enter_backward(self, _args: Any, _kwargs: Any) -> _Phase | None:
+        # A checkpoint runs a backward of its own within one: the outer one is what lasts.
+        if self._in_backward or not self._modules:
+            return None
+        phase = self._begin("ddp_backward")
+        self._in_backward = phase is not None
+        return phase
+
+    def _leave_backward(self, phase: _Phase) -> None:
+        self._in_backward = False
+        _leave(phase)
+
+    def _begin(self, name: str) -> _Phase | None:
+        slot = self._slots.get(name)
+        if slot is None:
+            tracer = session.current()
+            if tracer is None:
+                return None
+            slot = self._slots[name] = tracer.activity(name)
+        return slot, slot.begin(_line(_CALLER + 1))
+
+    def _forward(self, args: tuple[Any, ...], _kwargs: Any) -> tuple[str | None, int] | None:
+        return (_line(_CALLER), 0) if args[0] in self._modules else None
+
+    def _join(self, args: tuple[Any, ...], _kwargs: Any) -> tuple[str | None, int] | None:
+        return (_line(_CALLER), 0) if args[0].ddp in self._modules else None
+
+    def _forget(self) -> None:
+        """Forgets the parent's modules; for the child after a fork."""
+        self._modules.clear()
+        self._slots.clear()
+        self._in_backward = False
+
+
+def _leave(phase: _Phase) -> None:
+    slot, begun = phase
+    slot.end(begun)
+
+
+def _line(depth: int) -> str | None:
+    """Returns the line of the program that called a guarded function, from within a hook."""
+    return callsite.user_line(sys._getframe(depth + 1))
+
+
+def _group_finder(cls: Any) -> Any:
+    """Returns what takes the process group from the constructor's arguments."""
+    names = list(inspect.signature(cls.__init__).parameters)
+
+    def given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        at = names.index(name) if name in names else len(args)
+        return args[at] if at < len(args) else kwargs.get(name)
+
+    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        group, mesh = given("process_group", args, kwargs), given("device_mesh", args, kwargs)
+        if group is not None:
+            return group
+        if mesh is not None:
+            return mesh.get_group(mesh_dim=0)
+        return sys.modules["torch.distributed.distributed_c10d"]._get_default_group()
+
+    return find

@@ -1,0 +1,213 @@
+"""What the arguments of a ``PyNcclCommunicator`` method say about the call.
+
+Methods take their parameters by name or by position, and both have moved between versions of vLLM.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ncclscope_patches.posting import Read
+from ncclscope_patches.recording import redop_name
+
+__all__ = ["READERS", "Signature", "read_scatter"]
+
+
+class Signature:
+    """Where a method takes its parameters, by name; they have moved between versions.
+
+    Another plugin may have wrapped the method. What ``functools.wraps`` made is seen through;
+    a wrapper that takes any arguments without saying so is assumed to hand them on.
+
+    Attributes:
+        names: Those of the parameters, ``self`` first.
+        is_assumed: Whether they are those that the method has usually.
+    """
+
+    def __init__(self, function: Callable[..., Any], method: str) -> None:
+        parameters = inspect.signature(function).parameters
+        self.names = list(parameters)
+        takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+        self.is_assumed = takes_any and method in _USUAL
+        if self.is_assumed:
+            self.names = ["self", *_USUAL[method]]
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.names:
+            raise LookupError(f"it has no parameter {name!r} in this version")
+        return self.names.index(name)
+
+
+_OUT_IN = ("output_tensor", "input_tensor")
+_USUAL = {
+    "all_gather": (*_OUT_IN, "stream"),
+    "all_gatherv": (*_OUT_IN, "sizes", "stream"),
+    "all_reduce": ("in_tensor", "out_tensor", "op", "stream"),
+    "broadcast": ("tensor", "src", "stream"),
+    "recv": ("tensor", "src", "stream"),
+    "reduce": (*_OUT_IN, "root", "op", "stream"),
+    "reduce_scatter": (*_OUT_IN, "op", "stream"),
+    "reduce_scatterv": (*_OUT_IN, "sizes", "op", "stream"),
+    "scatter": (*_OUT_IN, "sizes", "root", "stream"),
+    "send": ("tensor", "dst", "stream"),
+}
+"""Parameters of vLLM's methods, in all versions that this was written for."""
+
+
+# Arguments are taken by hand below: a call a parameter would cost as much as the record.
+
+
+def _all_reduce(signature: Signature) -> Read:
+    at, op_at = signature["in_tensor"], signature["op"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["in_tensor"]
+        redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
+        return "all_reduce", tensor.shape, tensor.dtype, redop_name(redop)
+
+    return read
+
+
+def _all_gather(signature: Signature) -> Read:
+    at = signature["input_tensor"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        return "all_gather", tensor.shape, tensor.dtype
+
+    return read
+
+
+def _reduce_scatter(signature: Signature) -> Read:
+    at, op_at = signature["input_tensor"], signature["op"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
+        return "reduce_scatter", tensor.shape, tensor.dtype, redop_name(redop)
+
+    return read
+
+
+def _all_gatherv(signature: Signature) -> Read:
+    at, sizes_at = signature["input_tensor"], signature["sizes"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
+        return "all_gatherv", tensor.shape, tensor.dtype, None, None, None, None, tuple(sizes)
+
+    return read
+
+
+def _reduce_scatterv(signature: Signature) -> Read:
+    at, sizes_at, op_at = signature["input_tensor"], signature["sizes"], signature["op"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
+        redop = redop_name(args[op_at] if len(args) > op_at else kwargs.get("op", "sum"))
+        return "reduce_scatterv", tensor.shape, tensor.dtype, redop, None, None, None, tuple(sizes)
+
+    return read
+
+
+def _reduce(signature: Signature) -> Read:
+    at, root_at, op_at = signature["input_tensor"], signature["root"], signature["op"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        root = args[root_at] if len(args) > root_at else kwargs["root"]
+        redop = redop_name(args[op_at] if len(args) > op_at else kwargs.get("op", "sum"))
+        return "reduce", tensor.shape, tensor.dtype, redop, root
+
+    return read
+
+
+def _broadcast(signature: Signature) -> Read:
+    at, root_at = signature["tensor"], signature["src"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["tensor"]
+        root = args[root_at] if len(args) > root_at else kwargs["src"]
+        return "broadcast", tensor.shape, tensor.dtype, None, root
+
+    return read
+
+
+def _send(signature: Signature) -> Read:
+    at, peer_at = signature["tensor"], signature["dst"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["tensor"]
+        peer = args[peer_at] if len(args) > peer_at else kwargs["dst"]
+        return "send", tensor.shape, tensor.dtype, None, None, peer
+
+    return read
+
+
+def _recv(signature: Signature) -> Read:
+    at, peer_at = signature["tensor"], signature["src"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["tensor"]
+        peer = args[peer_at] if len(args) > peer_at else kwargs["src"]
+        return "recv", tensor.shape, tensor.dtype, None, None, peer
+
+    return read
+
+
+def read_scatter(signature: Signature) -> Read:
+    """Returns what takes the parameters of ``scatter`` from its arguments."""
+    out_at, at = signature["output_tensor"], signature["input_tensor"]
+    sizes_at, root_at = signature["sizes"], signature["root"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        output = args[out_at] if len(args) > out_at else kwargs["output_tensor"]
+        given = args[at] if len(args) > at else kwargs["input_tensor"]
+        sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
+        root = args[root_at] if len(args) > root_at else kwargs.get("root", 0)
+        # The input is the root's alone; rows are as wide in what the others get.
+        shape = given.shape if args[0].rank == root else output.shape
+        return "scatterv", shape, output.dtype, None, root, None, None, tuple(sizes), output.shape
+
+    return read
+
+
+def _register_window(signature: Signature) -> Read:
+    at = signature["tensor"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["tensor"]
+        size = tensor.numel() * tensor.element_size()
+        return "register_window", None, None, None, None, None, size
+
+    return read
+
+
+def _register_window_raw(signature: Signature) -> Read:
+    at = signature["size"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        size = args[at] if len(args) > at else kwargs["size"]
+        return "register_window", None, None, None, None, None, size
+
+    return read
+
+
+# Taking a window back is each rank's own business in NCCL, hence no part of the sequence.
+READERS: dict[str, Callable[[Signature], Read]] = {
+    "all_gather": _all_gather,
+    "all_gatherv": _all_gatherv,
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "recv": _recv,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatterv": _reduce_scatterv,
+    "register_comm_window": _register_window,
+    "register_comm_window_raw": _register_window_raw,
+    "send": _send,
+}

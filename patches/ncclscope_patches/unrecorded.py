@@ -1,0 +1,176 @@
+"""Notes what a process posts past everything that the probes record.
+
+Nothing of it can be recorded from here: it is posted by C++ or by other libraries. Where its use
+begins can be seen, so that the ring says of which communicators it does not hold all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ncclscope.tracing import coverage
+from ncclscope_patches import process_groups
+from ncclscope_patches.noting import put_noting
+from ncclscope_patches.probe import Patch
+from ncclscope_patches.recording import NOBODY
+
+__all__ = [
+    "CoalescedNote",
+    "CompiledNote",
+    "CupyNote",
+    "MpiNote",
+    "RayGroupNote",
+    "RayNcclNote",
+    "RpcNote",
+    "SymmetricMemoryNote",
+]
+
+_getframe = sys._getframe
+_CALLER = 2
+"""Frames from a ``before`` hook to the caller of the function that it guards."""
+
+_RECORDED_USERS = "vllm.distributed.device_communicators."
+"""What these do with symmetric memory is recorded, see :mod:`ncclscope_patches.vllm_kernels`."""
+
+
+class _Note(Patch):
+    """Notes the first use of a thing.
+
+    Attributes:
+        kind: As what it is noted.
+        text: What it is, for a person.
+        functions: Those that its use begins with; ``Class.method`` for methods.
+    """
+
+    records = False
+    kind: ClassVar[str]
+    text: ClassVar[str]
+    functions: ClassVar[tuple[str, ...]] = ()
+
+    def install(self, module: Any) -> None:
+        for path in self.functions:
+            *classes, name = path.split(".")
+            owner = module
+            for part in classes:
+                owner = getattr(owner, part, None)
+            self.replace(owner, name, self.begin)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes that the use begins; gets the arguments of that function."""
+        coverage.unseen(self.kind, self.text)
+
+
+class CoalescedNote(_Note):
+    """Buckets of parameters and buffers, which C++ makes and broadcasts."""
+
+    name = "broadcast_coalesced"
+    target = "torch.distributed"
+    supports = "torch 2.6 to 2.13"
+    kind = "broadcast_coalesced"
+    text = "parameters and buffers are broadcast in buckets by C++"
+
+    def install(self, module: Any) -> None:
+        put_noting(self, module, "_broadcast_coalesced", self.kind, self._read)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int] | None:
+        handle = process_groups.handles.of(args[0] if args else kwargs["process_group"])
+        if handle is NOBODY or handle.comm is None:
+            return None
+        key = handle.comm.key
+        if not coverage.is_unseen("ddp", key):
+            coverage.unseen(self.kind, self.text, [key])
+        return None, 0
+
+
+class CompiledNote(_Note):
+    """Compiled graphs whose wrapper is C++: their functional collectives never pass Python."""
+
+    name = "compiled"
+    target = "torch._inductor.codecache"
+    supports = "torch 2.6 to 2.13"
+    kind = "compiled"
+    text = "collectives of graphs that are compiled with a C++ wrapper are posted by C++"
+    functions = ("CppWrapperCodeCache.load_pybinding_async", "CppWrapperCodeCache.load_pybinding")
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for source in (*args, *kwargs.values()):
+            if isinstance(source, str) and "_c10d_functional" in source:
+                super().begin(args, kwargs)
+
+
+class RpcNote(_Note):
+    """Remote calls between the processes of a job."""
+
+    name = "rpc"
+    target = "torch.distributed.rpc"
+    supports = "torch 2.6 to 2.13"
+    kind = "rpc"
+    text = "remote calls of torch.distributed.rpc are not recorded"
+    functions = ("init_rpc",)
+
+
+class SymmetricMemoryNote(_Note):
+    """Kernels that wait for flags in the memory of their peers."""
+
+    name = "symmetric_memory"
+    target = "torch.distributed._symmetric_memory"
+    supports = "torch 2.6 to 2.13"
+    kind = "symmetric_memory"
+    text = "kernels on torch's symmetric memory wait for peers without a collective"
+    functions = ("rendezvous",)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if str(_getframe(_CALLER).f_globals.get("__name__")).startswith(_RECORDED_USERS):
+            return
+        group = args[1] if len(args) > 1 else kwargs.get("group", kwargs.get("group_name"))
+        if isinstance(group, str):
+            group = sys.modules["torch.distributed.distributed_c10d"]._resolve_process_group(group)
+        handle = process_groups.handles.of(group)
+        if handle is not NOBODY and handle.comm is not None:
+            coverage.unseen(self.kind, self.text, [handle.comm.key])
+
+
+class CupyNote(_Note):
+    """CuPy's own communicators."""
+
+    name = "cupy"
+    target = "cupyx.distributed._nccl_comm"
+    supports = "cupy 12 to 14"
+    kind = "nccl"
+    text = "NCCL is used past torch"
+    functions = ("NCCLBackend.__init__",)
+
+
+class RayGroupNote(CupyNote):
+    """Communicators of ``ray.util.collective``."""
+
+    name = "ray_collective"
+    target = "ray.util.collective.collective_group.nccl_collective_group"
+    supports = "ray 2"
+    functions = ("NCCLGroup.__init__",)
+
+
+class RayNcclNote(CupyNote):
+    """Communicators of Ray's compiled graphs."""
+
+    name = "ray_channel"
+    target = "ray.experimental.channel.nccl_group"
+    supports = "ray 2"
+    functions = ("_NcclGroup.__init__",)
+
+
+class MpiNote(_Note):
+    """MPI beside torch, in a job of several processes."""
+
+    name = "mpi4py"
+    target = "mpi4py.MPI"
+    supports = "mpi4py 3 and 4"
+    kind = "mpi"
+    text = "messages of mpi4py are not recorded"
+
+    def install(self, module: Any) -> None:
+        size: Callable[[], int] = module.COMM_WORLD.Get_size
+        if module.Is_initialized() and size() > 1:
+            coverage.unseen(self.kind, self.text)

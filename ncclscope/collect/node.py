@@ -42,13 +42,13 @@ class Wanted:
 
     Attributes:
         paths: Directories or files; what the environment and the processes name when empty.
-        look: Whether to look at the processes, twice.
-        gap: Seconds between the two looks.
+        look: Whether to sample the processes.
+        gap: For how many seconds; as `attach` does by itself when None.
     """
 
     paths: tuple[str, ...] = ()
     look: bool = True
-    gap: float = 2.0
+    gap: float | None = None
 
 
 @dataclass
@@ -105,7 +105,7 @@ def write_node(
 def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> Look | None:
     """Looks at the processes; a node that has none, or shows none, still has its rings."""
     try:
-        return look(Options(gap=wanted.gap), say)
+        return look(Options.of(wanted.gap), say)
     except (NcclscopeError, OSError) as error:
         sent.notes.append(f"no process was looked at: {error}")
         return None

@@ -157,7 +157,10 @@ def _entry(
     done = call.state is State.COMPLETED
     backend = comm.backend.lower()
     return {
-        "frames": _frames(call.site),
+        "frames": [
+            *_frames(call.site and (call.full_site or call.site)),
+            *_frames(call.user_site),
+        ],
         "record_id": record,
         "pg_id": number,
         "process_group": (str(number), _desc(comm)),

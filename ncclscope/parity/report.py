@@ -101,7 +101,9 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 when all is as it should be, else 1."""
+        """0 when all is as it should be, 3 when the records cannot tell, else 1."""
+        if self.verdict.status == "unknown" and self.outcome != "differs":
+            return self.verdict.exit_status
         return 0 if self.agree and self.outcome != "differs" else 1
 
     def to_dict(self) -> dict[str, Any]:

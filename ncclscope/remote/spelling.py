@@ -23,7 +23,7 @@ _LEVEL = 6
 _MOST_BYTES = 1 << 30
 _KIND = (
     *("op", "dtype", "redop", "root", "peer", "numel", "shape", "sizes", "out_shape", "site"),
-    *("captured", "graph", "signature", "out_sizes"),
+    *("captured", "graph", "signature", "out_sizes", "full_site", "user_site"),
 )
 _LISTS = ("shape", "sizes", "out_shape", "out_sizes")
 

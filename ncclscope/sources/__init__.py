@@ -92,7 +92,7 @@ def assemble(
 ) -> Run:
     """Makes one run of what several processes recorded."""
     said = list(notes)
-    processes = _without_repeats(settle(_distinct(processes), said), said)
+    processes, dumps = _without_repeats(settle(_distinct(processes), said))
     processes = infer_windows(_newest_run(processes, said))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
@@ -122,6 +122,7 @@ def assemble(
         notes=tuple(said),
         sources=tuple(sources),
         others=others,
+        dumped=assemble(dumps) if dumps else None,
     )
 
 
@@ -194,20 +195,16 @@ def _distinct(processes: Iterable[Rank]) -> list[Rank]:
     return list(found.values())
 
 
-def _without_repeats(processes: list[Rank], notes: list[str]) -> list[Rank]:
-    """Leaves dumps of Flight Recorder out, where they lie beside rings of all their ranks.
+def _without_repeats(processes: list[Rank]) -> tuple[list[Rank], list[Rank]]:
+    """Return dumps of Flight Recorder apart, where they lie beside rings of all their ranks.
 
-    A bundle of `attach` holds both, of one job; rings hold what dumps do, and more.
+    A bundle of `attach` holds both, of one job. Rings hold more of each call that both have.
     """
     ringed = {process.rank for process in processes if not _is_dump(process)}
-    dumped = {process.rank for process in processes if _is_dump(process)}
-    if not dumped or not dumped <= ringed:
-        return processes
-    notes.append(
-        f"{len(dumped)} Flight Recorder dumps were left out: rings of the same ranks, which hold "
-        f"more, lie beside them"
-    )
-    return [process for process in processes if not _is_dump(process)]
+    dumps = [process for process in processes if _is_dump(process)]
+    if not dumps or not {process.rank for process in dumps} <= ringed:
+        return processes, []
+    return [process for process in processes if not _is_dump(process)], dumps
 
 
 def _is_dump(process: Rank) -> bool:

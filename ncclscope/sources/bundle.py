@@ -186,6 +186,7 @@ def _sample(value: Mapping[str, Any]) -> ProcessSample:
         switches=number(value.get("switches"), 1 << 62),
         wchan=_text(value.get("wchan")),
         threads=_integers(value.get("threads")),
+        blocked=_text(value.get("blocked")),
     )
 
 
@@ -208,6 +209,9 @@ def _frame(value: Mapping[str, Any]) -> Frame:
         file=_text(value.get("file")),
         line=number(value.get("line"), 1 << 31),
         counters=_integers(value.get("counters")),
+        path=_text(value.get("path")),
+        installed=known if isinstance(known := value.get("installed"), bool) else None,
+        calls=_texts(value.get("calls")),
     )
 
 

@@ -280,6 +280,9 @@ def _rank(
     details["overdue"] = frozenset(overdue)
     # Usually because somebody thought that the job hangs; not if it was posting just before.
     details["dumped"] = not any(_fresh(rank) for rank in own)
+    details["idle_s"] = min(
+        (rank.details["written_ns"] - _dump(rank).newest_ns) / 1e9 for rank in own
+    )
     details["tells"] = any(_dump(rank).tells for rank in own)
     details["splits"] = any(_dump(rank).splits for rank in own)
     del details["dump"], details["written_ns"]

@@ -7,12 +7,13 @@ when it is asked for.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from ncclscope import sites
 from ncclscope.foreign import integer, text
 from ncclscope.model import Call, Communicator, State
+from ncclscope.sites import OWN, PLUMBING, Sites
 from ncclscope.sources.flight_entry import Entry
 from ncclscope.sources.flight_pattern import Stack
 from ncclscope.sources.memory import running_hashes
@@ -20,33 +21,27 @@ from ncclscope.sources.memory import running_hashes
 __all__ = ["DumpLog", "LazyCalls"]
 
 MAX_FRAMES = 128
-_PLUMBING = (
-    "/torch/",
-    "/vllm/distributed/",
-    "/vllm/compilation/",
-    "/contextlib.py",
-    "/functools.py",
-    "/typing_extensions.py",
-)
 
 
-def site(frames: Any) -> str | None:
-    """Returns the first frame of the program's own: ``file.py:120 function``."""
+def find_sites(frames: Any) -> Sites:
+    """Returns the places of the call whose stack is given, the innermost frame first."""
     if isinstance(frames, Stack):
         frames = frames.frames
     if not isinstance(frames, list) or not frames:
-        return None
+        return Sites()
     own = [frame for frame in frames[:MAX_FRAMES] if isinstance(frame, dict)]
-    for frame in own:
-        path = text(frame.get("filename")) or ""
-        if not any(part in path for part in _PLUMBING):
-            return _frame(frame)
-    return _frame(own[0]) if own else None
+    roles = [sites.role(text(frame.get("filename")) or "") for frame in own]
+    place = next((at for at, role in enumerate(roles) if role != PLUMBING), 0)
+    if not own:
+        return Sites()
+    full = _frame(own[place])
+    user = next((at for at in range(place, len(own)) if roles[at] == OWN), place)
+    return Sites(sites.short(full), full, _frame(own[user]) if user > place else None)
 
 
 def _frame(frame: dict[str, Any]) -> str:
     path, name = text(frame.get("filename")) or "?", text(frame.get("name")) or "?"
-    return f"{os.path.basename(path)}:{integer(frame.get('line')) or 0} {name}"
+    return sites.spell(path, integer(frame.get("line")) or 0, name)
 
 
 class LazyCalls(Sequence[Call]):
@@ -88,6 +83,7 @@ class LazyCalls(Sequence[Call]):
     def _call(self, entry: Entry) -> Call:
         told = entry.posted
         state = entry.state
+        places = find_sites(entry.frames)
         if entry.retired and entry.seq <= self._done:
             state = State.COMPLETED
         return Call(
@@ -102,7 +98,9 @@ class LazyCalls(Sequence[Call]):
             sizes=told.sizes,
             out_sizes=told.out_sizes,
             out_shape=told.out_shape,
-            site=site(entry.frames),
+            site=places.site,
+            full_site=places.full,
+            user_site=places.user,
             time_ns=entry.time_ns,
             state=state,
             signature=told.signature,

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -29,9 +28,11 @@ from ncclscope.foreign import (
 from ncclscope.graphs import Graph
 from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
 from ncclscope.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
-from ncclscope.sources import jsonl_graphs
+from ncclscope.sites import read as read_sites
+from ncclscope.sources import jsonl_graphs, jsonl_transfers
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.told import read_told, telling
+from ncclscope.sources.unpacked import Unpacked
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 
@@ -76,6 +77,7 @@ def read_trace(path: Path) -> Rank:
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
     graphs: dict[int, Graph] = {}
+    transfers: dict[jsonl_transfers.Transfer, str] = {}
     numbered = stated = False
     position = 0
     for line in lines:
@@ -95,6 +97,10 @@ def read_trace(path: Path) -> Rank:
             steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
         elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
             graphs[graph.number] = graph
+        elif (found := jsonl_transfers.read(line)) and (
+            found[0] in transfers or len(transfers) < jsonl_transfers.MOST
+        ):
+            transfers[found[0]] = found[1]
     window = bool(header.get("window"))
     logs = {}
     lost = 0
@@ -128,7 +134,7 @@ def read_trace(path: Path) -> Rank:
             "numbered": numbered,
             "stated": stated,
             "run": text(header.get("run")) or "",
-            **read_told(header.get("told")),
+            **jsonl_transfers.add_waiting(read_told(header.get("told")), transfers),
         },
     )
 
@@ -217,12 +223,14 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
         "out_shape": call.out_shape,
         "state": call.state.word,
         "captured": call.captured,
-        "site": call.site,
+        "site": call.site and (call.full_site or call.site),
     }
     if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
         line["numel"] = call.numel
     if call.out_sizes is not None:
         line["out_sizes"] = call.out_sizes
+    if call.user_site is not None:
+        line["user_site"] = call.user_site
     if call.group is not None:
         line["group"] = call.group
     if call.graph is not None:
@@ -251,7 +259,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file; a torn last line is left out."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
-        data: IO[bytes] = io.BufferedReader(_Unpacked(raw, path)) if packed else raw
+        data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
         read = count = 0
         while line := data.readline(MAX_LINE):
             count += 1
@@ -269,39 +277,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n") or not data.read(1):
                     return
                 raise DamagedFileError(f"{path}:{count} is not JSON")
-
-
-class _Unpacked(io.RawIOBase):
-    """What a gzip file holds, up to where it breaks off: its writer may have been killed."""
-
-    def __init__(self, packed: IO[bytes], path: Path) -> None:
-        self._packed = packed
-        self._path = path
-        self._member = zlib.decompressobj(wbits=31)
-        self._given = False
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Unpacks so many bytes at most; 0 at the end, whatever kind of end it is."""
-        try:
-            while True:
-                data = self._member.unconsumed_tail or self._packed.read(1 << 16)
-                if self._member.eof:  # another one may follow
-                    data = self._member.unused_data + data
-                    self._member = zlib.decompressobj(wbits=31)
-                found = self._member.decompress(data, len(buffer))
-                if found:
-                    self._given = True
-                    buffer[: len(found)] = found
-                if found or not data:
-                    return len(found)
-        except zlib.error as error:
-            if self._given:
-                return 0
-            raise DamagedFileError(f"{self._path} cannot be unpacked: {error}") from None
 
 
 _NO_JSON = object()
@@ -323,6 +298,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
     if numel is None and shape is not None:
         numel = prod(shape)
     seq = integer(line.get("seq")) or 0
+    places = read_sites(text(line.get("site")), text(line.get("user_site")))
     call = Call(
         op=op,
         comm=key,
@@ -337,7 +313,9 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
         sizes=integers(line.get("sizes")),
         out_shape=integers(line.get("out_shape"), MAX_DIMENSIONS),
         out_sizes=integers(line.get("out_sizes")),
-        site=text(line.get("site")),
+        site=places.site,
+        full_site=places.full,
+        user_site=places.user,
         time_ns=integer(line.get("t_ns")),
         state=_STATES.get(text(line.get("state")) or "", State.SCHEDULED),
         captured=bool(line.get("captured")),
@@ -391,4 +369,5 @@ def _communicator(line: Mapping[str, Any], key: str) -> Communicator:
         label=text(line.get("label")) or "",
         ranks=integers(line.get("ranks")) or (),
         backend=text(line.get("backend")) or "",
+        created_at=text(line.get("created_at")),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclscope.model import Communicator, Rank
+from ncclscope.model import Rank
 from ncclscope.sources.memory import Relabelled
 
 __all__ = ["separate_replicas", "span"]
@@ -111,11 +111,9 @@ def _moved(rank: Rank, offset: int) -> Rank:
     logs = {
         key: Relabelled(
             log,
-            Communicator(
-                key,
-                log.communicator.label,
-                tuple(member + offset for member in log.communicator.ranks),
-                log.communicator.backend,
+            replace(
+                log.communicator,
+                ranks=tuple(member + offset for member in log.communicator.ranks),
             ),
         )
         for key, log in rank.logs.items()

@@ -19,12 +19,14 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
 from ncclscope.signature import BASE
+from ncclscope.sites import read as read_sites
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode, is_signable
 from ncclscope.sources.ring_device import stands, with_states
 from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
+from ncclscope.sources.told import read_uses, without_uses
 from ncclscope.tracing import identity
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
@@ -75,7 +77,7 @@ def read_ring(path: Path) -> Rank:
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         device={found[index].key: stand for index, stand in device.items() if index in found},
         source=str(path),
-        details=about,
+        details={**without_uses(about), **read_uses(about)},
     )
 
 
@@ -171,7 +173,8 @@ class RingLog:
             return self._expanded(records, start, stop).sites()
         numbers, places = np.unique(records["site"], return_inverse=True)
         texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
-        return [texts[place] for place in places.tolist()]
+        short = [read_sites(text).site for text in texts]
+        return [short[place] for place in places.tolist()]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
@@ -294,6 +297,7 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
         label=text(about.get("label")) or "",
         ranks=integers(about.get("ranks"), MAX_RANKS) or _range(about.get("range")),
         backend=text(about.get("backend")) or "",
+        created_at=text(about.get("created_at")),
     )
 
 

@@ -10,6 +10,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 from ncclscope.signature import CREATION_OPS, VECTOR_OPS
+from ncclscope.sites import read as read_sites
 
 __all__ = ["decode", "is_signable"]
 
@@ -31,6 +32,7 @@ def decode(
         p2p = fixed & layout.FIXED_P2P != 0
         shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
         out_shape = ring.text(layout.KIND_SHAPE, out)
+        places = read_sites(ring.text(layout.KIND_SITE, site))
         own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
         calls.append(
             Call(
@@ -47,7 +49,9 @@ def decode(
                 sizes=own_sizes,
                 out_sizes=out_sizes,
                 out_shape=None if out_shape is None else _dimensions(out_shape),
-                site=ring.text(layout.KIND_SITE, site),
+                site=places.site,
+                full_site=places.full,
+                user_site=places.user,
                 time_ns=when,
                 state=State(min(state, State.COMPLETED)),
                 captured=flags & layout.FLAG_CAPTURED != 0,

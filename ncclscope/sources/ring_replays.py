@@ -20,6 +20,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
+from ncclscope.sites import read as read_sites
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode
 from ncclscope.sources.ring_device import known_states, with_states
@@ -102,7 +103,8 @@ class Expansion:
         numbers[self._replayed] = np.array(sites, np.int64)[places] if sites else 0
         numbers, places = np.unique(numbers, return_inverse=True)
         texts = [self._ring.text(layout.KIND_SITE, number) for number in numbers.tolist()]
-        return [texts[place] for place in places.tolist()]
+        short = [read_sites(text).site for text in texts]
+        return [short[place] for place in places.tolist()]
 
     def positions(self) -> list[int]:
         """Returns their numbers in the rank's stream."""

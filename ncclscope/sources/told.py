@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ncclscope.foreign import integer, number, text
+from ncclscope.foreign import integer, number, text, texts
 
-__all__ = ["read_told", "telling"]
+__all__ = ["read_told", "read_uses", "telling", "without_uses"]
 
 _FLAGS = ("dumped", "splits", "tells")
-_TEXTS = ("ended_with", "probe_failed", "unseen")
+_TEXTS = ("ended_with", "probe_failed")
+_USES = ("probes", "unseen")
 
 
 def telling(details: Mapping[str, Any]) -> dict[str, Any]:
     """What else the input said of the process, as far as the verdict asks for it."""
     told = {
         name: details[name]
-        for name in (*_FLAGS, "timed_out", *_TEXTS)
+        for name in (*_FLAGS, "timed_out", *_TEXTS, *_USES)
         if details.get(name) is not None
     }
     if overdue := details.get("overdue"):
@@ -35,6 +36,7 @@ def read_told(value: Any) -> dict[str, Any]:
     if "timed_out" in value:
         told["timed_out"] = number(value["timed_out"])
     told |= {name: said for name in _TEXTS if (said := text(value.get(name)))}
+    told |= read_uses(value)
     overdue = value.get("overdue")
     found = [
         (key, bool(entry[1]), seq)
@@ -43,3 +45,46 @@ def read_told(value: Any) -> dict[str, Any]:
         if (key := text(entry[0])) and (seq := integer(entry[2])) is not None
     ]
     return {**told, "overdue": frozenset(found)} if found else told
+
+
+def read_uses(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a process says of its probes and of what they do not see.
+
+    Returns:
+        ``probes``: by name, ``{"state": "on" | "ended" | "refused" | "absent", "why": text}``.
+        ``unseen``: a list of ``{"kind", "text", "comms": [key], "since_ns"}``; older rings have
+        one text there, which is of kind ``other``. What was not said is not there.
+    """
+    uses: dict[str, Any] = {}
+    probes = about.get("probes")
+    if isinstance(probes, Mapping):
+        found = {name: texts(entry) for name, entry in probes.items() if text(name)}
+        uses["probes"] = {
+            name: {"state": entry["state"], "why": entry.get("why", "")}
+            for name, entry in found.items()
+            if "state" in entry
+        }
+    unseen = about.get("unseen")
+    if said := text(unseen):
+        uses["unseen"] = [{"kind": "other", "text": said, "comms": [], "since_ns": None}]
+    elif isinstance(unseen, list):
+        uses["unseen"] = [
+            {
+                "kind": text(entry.get("kind")) or "other",
+                "text": said,
+                "comms": _keys(entry.get("comms")),
+                "since_ns": integer(entry.get("since_ns")),
+            }
+            for entry in unseen
+            if isinstance(entry, Mapping) and (said := text(entry.get("text")))
+        ]
+    return uses
+
+
+def without_uses(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a self-description without what :func:`read_uses` takes from it."""
+    return {name: value for name, value in about.items() if name not in _USES}
+
+
+def _keys(value: Any) -> list[str]:
+    return [key for one in value if (key := text(one))] if isinstance(value, list) else []

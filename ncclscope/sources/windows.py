@@ -108,8 +108,8 @@ def best_shift(one: Signatures, other: Signatures) -> Shift | None:
     """Finds how two sequences of signatures lie against each other.
 
     That is where the most calls agree and the fewest do not; of several such places, the one
-    with the smallest shift. To try them all costs a Fourier transform: each signature stands
-    for a direction in the plane, and where two sequences agree the directions add up.
+    nearest to where both end together. To try them all costs a Fourier transform: each signature
+    stands for a direction in the plane, and where two sequences agree the directions add up.
 
     Returns:
         None where one of them is empty.
@@ -130,7 +130,9 @@ def best_shift(one: Signatures, other: Signatures) -> Shift | None:
     most = min(CANDIDATES, len(starts))
     likely = starts[np.argpartition(scores, -most)[-most:]].tolist()
     shifts = [_count(one, other, start) for start in likely]
-    return max(shifts, key=lambda shift: (shift.score, -abs(shift.start), shift.start))
+    # Of shifts that are as good, the one under which both end together: records are taken of all
+    # ranks at one time, and how far back each reaches depends on its traffic.
+    return max(shifts, key=lambda shift: (shift.score, -abs(shift.start + m - n), shift.start))
 
 
 def _directions(signatures: Signatures, turn: int) -> NDArray[np.complex128]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.mismatch import ParameterMismatch
-from ncclscope.analysis.replays import OtherGraph
+from ncclscope.analysis.mismatch import PARAMETERS, ParameterMismatch
+from ncclscope.analysis.replays import OtherGraph, other_graph
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, replay_text
 from ncclscope.model import Call, Finding
 
@@ -24,14 +24,17 @@ class CaptureMismatch(ParameterMismatch):
 
     name = "capture_mismatch"
     parameter = "captured"
+    # Two graphs of other lengths or contents look like any of these, call by call.
+    refines = ("extra_call", "missing_call", *PARAMETERS)
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference in how calls came to be posted."""
-        yield from super().analyze(case)
-        for difference in case.differences:
-            found = case.other_graph(difference)
-            if found is not None and not case.is_half_of_a_swap(difference):
+        for difference in case.described:
+            found = other_graph(case, difference)
+            if found is not None:
                 yield self._other(case, difference, found)
+            elif self._concerns(difference):
+                yield self._mismatch(case, difference)
 
     def _summary(self, case: Case, difference: Difference) -> str:
         odd, peer = difference.odd_call, difference.peer_call

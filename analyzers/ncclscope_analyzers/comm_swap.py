@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.mismatch import PARAMETERS
 from ncclscope.analysis.swaps import Swap
 from ncclscope.analysis.wording import (
     call_text,
@@ -24,6 +25,7 @@ class CommSwap:
     """One rank posted calls on one communicator that its peers posted on another."""
 
     name = "comm_swap"
+    refines = ("extra_call", "missing_call", "capture_mismatch", *PARAMETERS)
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding where calls are too many here and as many too few there."""
@@ -49,6 +51,7 @@ class CommSwap:
                 evidence=tuple(self._evidence(swap)),
                 inferred=() if told.reason is None else (told.reason,),
                 extent=swap.count,
+                accounts_for=((swap.fewer.key, swap.other.seq),) if swap.other else (),
                 aligned=told.aligned if swap.difference is not None else (),
             )
 
@@ -60,6 +63,14 @@ class CommSwap:
             f"{site_text(swap.odd_call)}, {_peers_text(swap)}"
             + (site_text(swap.peer_call) if swap.peer_call is not None else "")
         )
+        if swap.exchanged and swap.other is not None:
+            yield (
+                f"#{swap.other.seq} on {there}: rank {swap.rank} posted "
+                f"{call_text(swap.other.odd_call)}{site_text(swap.other.odd_call)}, "
+                f"{call_text(swap.other.peer_call)} on {ranks_text(swap.other.peers)}: just what "
+                f"its peers posted on {swap.comm.label or 'the other one'}"
+            )
+            return
         missed = f" instead of {call_text(swap.missed)}" if swap.missed else ""
         yield (
             f"{swap.count} more on {here}, {swap.count} fewer on {there}{missed}, counted in "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
+from ncclscope.analysis.minority import take_sides
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import (
     call_text,
@@ -15,11 +17,22 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model import Call, Communicator, Finding, Rank
 
 __all__ = ["DeadRank"]
 
 NO_RECORD = "it left no record"
+
+
+def _was_in_difference(case: Case, rank: Rank) -> bool:
+    """Whether a rank had posted a call in which members differ before it ended.
+
+    Libraries abort the processes of those who wait in such a call, on whichever side they are.
+    """
+    return any(
+        (log := rank.logs.get(difference.comm.key)) is not None and log.calls >= difference.seq
+        for difference in case.differences
+    )
 
 
 def _no_record(case: Case) -> str:
@@ -45,15 +58,44 @@ class DeadRank:
             rank is not None and case.how_it_ended(rank) is None
             for rank in map(case.run.by_rank.get, case.waits.ends)
         )
+        unknown = False
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None:
-                if self._missed_by_all(case, number, waiting):
+                # Of several without a record one finding is enough: it is about all of them.
+                if not unknown and self._missed_by_all(case, number, waiting):
                     yield self._finding(case, number, waiting, _no_record(case), consequence=late)
+                    unknown = True
                 continue
             how = case.how_it_ended(rank)
-            if how is not None and (case.stalled or rank.exited):
-                yield self._finding(case, number, waiting, how, consequence=number in odd)
+            if how is None or not (case.stalled or rank.exited):
+                continue
+            led = number in odd or _was_in_difference(case, rank)
+            finding = self._finding(case, number, waiting, how, consequence=led)
+            if rank.exited and finding.role == "cause":
+                yield from self._left_early(case, finding, waiting)
+            else:
+                yield finding
+
+    def _left_early(
+        self, case: Case, finding: Finding, waiting: tuple[int, ...]
+    ) -> Iterable[Finding]:
+        """Tells who is alone where a rank ended in order: it, or those who wait for it."""
+        stand = case.waits.where_most_wait(waiting)
+        sides = take_sides(case, stand, [n for n in stand.absent if n in case.waits.ends])
+        if sides.diverging == "absent":
+            yield finding
+        elif not sides.diverging:
+            yield replace(
+                finding,
+                diverging_ranks=(),
+                candidate_ranks=sides.candidates,
+                confidence="ambiguous",
+                inferred=(
+                    f"as many wait as have ended: {ranks_text(sides.waiting)} may have posted a "
+                    f"call too many, or {ranks_text(finding.diverging_ranks)} ended too early",
+                ),
+            )
 
     def _silent_in_calls(self, case: Case) -> Iterable[Finding]:
         """Yields ranks whose signs of life end in a call that all have posted."""
@@ -160,9 +202,10 @@ class DeadRank:
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
         # Which of several somebody waits for depends on who else could not be asked.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
-        alone = not undumped or len(lost) == 1
+        alone = rank is not None or len(lost) == 1
         if not alone:
-            who, whom = f"{sentence(ranks_text(lost))} left no dumps", f"rank {number}"
+            what = "dumps" if undumped else "record"
+            who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
         likely = rank is None or "signs of life" in how
         return Finding(
             kind=self.name,

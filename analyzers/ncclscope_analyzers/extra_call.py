@@ -19,11 +19,9 @@ class ExtraCall:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference that begins with a call put in."""
-        for difference in case.differences:
-            if not difference.odd or not difference.inserted or case.is_half_of_a_swap(difference):
+        for difference in case.described:
+            if not difference.odd or not difference.inserted:
                 continue
-            if case.other_graph(difference) is not None:
-                continue  # another graph, of another length
             count = difference.first.put
             yield from_difference(
                 case,

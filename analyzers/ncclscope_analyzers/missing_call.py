@@ -20,15 +20,12 @@ class MissingCall:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each difference that begins with a call left out."""
-        for difference in case.differences:
-            if difference.inferred and not difference.odd:
+        for difference in case.described:
+            concluded = difference.inferred or (difference.suspect and not difference.replaced)
+            if concluded and not difference.odd:
                 yield self._either(case, difference)
             if not difference.odd or not difference.skipped:
                 continue
-            if case.is_half_of_a_swap(difference):
-                continue  # the calls were made, elsewhere
-            if case.other_graph(difference) is not None:
-                continue  # another graph, of another length
             count = difference.first.left
             proof = (
                 f"after leaving out {plural(count, 'call')}, "
@@ -72,7 +69,7 @@ class MissingCall:
                 f"since call {difference.seq}, {call_text(difference.peer_call)}: one side left "
                 f"out what the other posted, or the other put it in; the records do not tell."
             ),
-            extent=difference.first.left,
+            extent=max(difference.first.left, difference.first.put),
         )
 
 

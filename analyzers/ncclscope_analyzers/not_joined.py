@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.engine_steps import is_idle
+from ncclscope.analysis.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.transfers import stuck_transfers
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import (
@@ -15,6 +16,7 @@ from ncclscope.analysis.wording import (
     rank_text,
     ranks_text,
     sentence,
+    site_text,
     verb,
 )
 from ncclscope.model import Finding, Rank
@@ -31,7 +33,11 @@ class NotJoined:
         """Yields a finding for each living rank that a chain of waiting ends at."""
         if case.differences:
             yield from self._missing_beside(case)
-            yield from self._consequences(case)
+            apart = list(self._missing_apart(case))
+            yield from apart
+            yield from self._elsewhere(
+                case, {(one.comm.key, one.seq) for one in apart if one.comm and one.seq}
+            )
             return
         if not case.stalled:
             return
@@ -44,16 +50,80 @@ class NotJoined:
             is_late = case.waits.overtaken(number) or case.waits.is_outside(number)
             if number in case.waits.heads and not is_late:
                 continue  # it is in a call itself, which all its members have joined
-            if case.how_it_ended(rank) is None:
+            if case.how_it_ended(rank) is None or rank.exited:
                 stand = case.waits.where_most_wait(waiting)
+                if _is_hole(rank, stand):
+                    continue  # it never recorded a call of this kind, and may stand in it
                 call = stand.comm.key, stand.call.seq
                 missed.setdefault(call, (stand, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
         for stand, numbers in missed.values():
-            finding = self._absent(case, numbers, stand)
-            # Who waits for the other side of a transfer cannot join anything.
-            yield replace(finding, role="consequence") if held_up >= set(numbers) else finding
+            for finding in self._missed(case, stand, numbers):
+                # Who waits for the other side of a transfer cannot join anything.
+                yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
         yield from self._elsewhere(case, set(missed))
+
+    def _missed(self, case: Case, stand: Stand, numbers: Sequence[int]) -> Iterable[Finding]:
+        """Tells who is singled out where some wait in a call and some never came to it."""
+        living = [n for n in numbers if case.how_it_ended(case.run.by_rank[n]) is None]
+        if any(_posted(case.run.by_rank[n], stand) >= stand.call.seq for n in numbers):
+            yield self._absent(case, numbers, stand)  # it was posted, and not come to
+            return
+        gone = [n for n in stand.absent if n in case.waits.ends and n not in case.run.by_rank]
+        sides = take_sides(case, stand, [*numbers, *gone])
+        if sides.diverging == "waiting":
+            yield self._alone(case, sides, stand)
+        elif living and sides.diverging:
+            yield self._absent(case, living, stand, (sides.reason,) if sides.reason else ())
+        elif living:
+            yield replace(
+                self._absent(case, living, stand),
+                diverging_ranks=(),
+                candidate_ranks=sides.candidates,
+                confidence="ambiguous",
+                inferred=(
+                    f"as many wait as are missing: {ranks_text(sides.waiting)} may have posted a "
+                    f"call too many, or {ranks_text(living)} may be held up before it",
+                ),
+            )
+
+    def _alone(self, case: Case, sides: Sides, stand: Stand) -> Finding:
+        """Describes a call that few wait in and most have not posted."""
+        few, many = sides.waiting, sides.absent
+        who = rank_text(case.run, few[0]) if len(few) == 1 else ranks_text(few)
+        evidence = [
+            f"{ranks_text(few)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
+            f"{call_text(stand.call)}{site_text(stand.call)}, and {verb(few, 'stand')} in it"
+        ]
+        for number in many:
+            rank = case.run.by_rank.get(number)
+            if rank is None:
+                evidence.append(f"no record of rank {number} was found")
+                continue
+            evidence += self._whereabouts(case, rank, stand)
+            if (how := case.how_it_ended(rank)) is not None:
+                evidence.append(f"rank {number}: {how}")
+        return Finding(
+            kind="extra_call",
+            summary=(
+                f"{sentence(who)} {verb(few, 'wait')} in call {stand.call.seq} on "
+                f"{comm_text(stand.comm)}, {call_text(stand.call)}{site_text(stand.call)}, which "
+                f"{ranks_text(many)} never posted: a call that most ranks do not make here."
+            ),
+            comm=stand.comm,
+            seq=stand.call.seq,
+            diverging_ranks=few,
+            odd=stand.call,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=tuple(evidence),
+            inferred=(
+                describe_sides(sides),
+                f"that {ranks_text(many)} {verb(many, 'do')} not merely arrive late: what they do "
+                f"outside of recorded calls is not known",
+            ),
+            extent=1,
+        )
 
     def _strayed(self, case: Case) -> Iterable[Finding]:
         """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
@@ -68,15 +138,17 @@ class NotJoined:
             )
             yield self._absent(case, [number], case.waits.where_most_wait(waiting))
 
-    def _absent(self, case: Case, numbers: Sequence[int], stand: Stand) -> Finding:
+    def _absent(
+        self, case: Case, numbers: Sequence[int], stand: Stand, reasons: Sequence[str] = ()
+    ) -> Finding:
         ranks = [case.run.by_rank[number] for number in numbers]
-        waiting = _waiting(case, stand)
+        waiting = waiting_in(case, stand)
         one = len(ranks) == 1
         evidence = [
             f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
             f"{call_text(stand.call)}, and {verb(waiting, 'stand')} in it"
         ]
-        inferred = []
+        inferred = [*reasons]
         for rank in ranks:
             evidence += self._whereabouts(case, rank, stand)
             quiet = case.quiet_seconds(rank)
@@ -116,7 +188,9 @@ class NotJoined:
             diverging_ranks=tuple(numbers),
             odd=last,
             peers=stand.call,
-            confidence="likely" if case.timeless or any(r.alive for r in ranks) else "certain",
+            confidence=(
+                "likely" if case.timeless or reasons or any(r.alive for r in ranks) else "certain"
+            ),
             analyzer=self.name,
             evidence=tuple(evidence),
             inferred=tuple(inferred),
@@ -142,6 +216,43 @@ class NotJoined:
             ]
             if absent:
                 yield self._absent(case, absent, stands[0])
+
+    def _missing_apart(self, case: Case) -> Iterable[Finding]:
+        """Where sequences differ: ranks that are missing elsewhere, for a reason of their own.
+
+        They have no part in the differences, and either wait for nobody, or went on to a call that
+        those who wait posted after this one.
+        """
+        if not case.stalled:
+            return
+        differing = {parting.comm.key: parting.seq for parting in case.partings}
+        differing.update((each.comm.key, each.seq) for each in case.differences)
+        odd = {rank for difference in case.differences for rank in difference.odd}
+        seen = set()
+        for stand in case.waits.stands.values():
+            key = stand.comm.key
+            if key in differing or key in seen:
+                continue
+            seen.add(key)
+            reasons: dict[int, str] = {}
+            for number in stand.absent:
+                rank = case.run.by_rank.get(number)
+                if rank is None or number in odd or _is_hole(rank, stand):
+                    continue
+                if case.how_it_ended(rank) is not None:
+                    continue
+                if any(_reached(rank, key) >= seq for key, seq in differing.items()):
+                    # It may be held up there, unless it went on past this call before.
+                    if reason := _came_past(case, stand, rank, differing):
+                        reasons[number] = reason
+                elif number in case.waits.ends:
+                    reasons[number] = ""
+            if not reasons:
+                continue
+            sides = take_sides(case, stand, list(reasons))
+            if sides.diverging == "absent":
+                whys = tuple(reason for reason in reasons.values() if reason)
+                yield self._absent(case, list(reasons), stand, whys)
 
     def _whereabouts(self, case: Case, rank: Rank, stand: Stand) -> Iterable[str]:
         """Says what a rank did instead of joining a call."""
@@ -184,20 +295,25 @@ class NotJoined:
         for stand in case.waits.stands.values():
             # After a first difference equal numbers are no equal calls, so that who waits for
             # whom on that communicator cannot be told from them.
-            if stand.comm.key in differing or stand.comm.key in seen or not stand.absent:
+            absent = tuple(
+                number
+                for number in stand.absent
+                if (rank := case.run.by_rank.get(number)) is None or not _is_hole(rank, stand)
+            )
+            if stand.comm.key in differing or stand.comm.key in seen or not absent:
                 continue
             seen.add(stand.comm.key)
-            waiting = _waiting(case, stand)
+            waiting = waiting_in(case, stand)
             yield Finding(
                 kind=self.name,
                 summary=(
                     f"{sentence(ranks_text(waiting))} posted call {stand.call.seq} on "
                     f"{comm_text(stand.comm)}, {call_text(stand.call)}, which "
-                    f"{ranks_text(stand.absent)} never joined."
+                    f"{ranks_text(absent)} never joined."
                 ),
                 comm=stand.comm,
                 seq=stand.call.seq,
-                diverging_ranks=stand.absent,
+                diverging_ranks=absent,
                 peers=stand.call,
                 role="consequence",
                 analyzer=self.name,
@@ -206,14 +322,41 @@ class NotJoined:
 
 def _posted(rank: Rank, stand: Stand) -> int:
     """How many calls a rank posted on the communicator that another one stands in."""
-    log = rank.logs.get(stand.comm.key)
+    return _reached(rank, stand.comm.key)
+
+
+def _reached(rank: Rank, key: str) -> int:
+    log = rank.logs.get(key)
     return 0 if log is None else log.calls
 
 
-def _waiting(case: Case, stand: Stand) -> tuple[int, ...]:
-    """The ranks that stand in the same call."""
-    return tuple(
-        number
-        for number, other in sorted(case.waits.stands.items())
-        if (other.comm.key, other.call.seq) == (stand.comm.key, stand.call.seq)
+def _is_hole(rank: Rank, stand: Stand) -> bool:
+    """Whether calls like the one that a rank stands in are known to be missing in a record."""
+    unseen = rank.details.get("unseen")
+    return isinstance(unseen, list) and any(
+        isinstance(one, dict)
+        and one.get("op") == stand.call.op
+        and stand.comm.key in one.get("comms", ())
+        for one in unseen
     )
+
+
+def _came_past(case: Case, stand: Stand, rank: Rank, differing: Mapping[str, int]) -> str:
+    """Say which call a rank went on to that the rank which waits posted after the call in question.
+
+    Calls beyond the first difference of a communicator say nothing.
+    """
+    waiting = case.run.by_rank[stand.rank]
+    for key, log in rank.logs.items():
+        theirs = waiting.logs.get(key)
+        if theirs is None or key == stand.comm.key:
+            continue
+        last = min(log.calls, theirs.calls, differing.get(key, log.calls))
+        if last < max(log.first, theirs.first):
+            continue
+        if theirs.call(last).position > stand.call.position:
+            return (
+                f"rank {rank.rank} went on to call {last} on {comm_text(theirs.communicator)}, "
+                f"which rank {stand.rank} posted after this one"
+            )
+    return ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.engine_steps import counterpart
+from ncclscope.analysis.minority import waiting_in
 from ncclscope.analysis.posting_order import PostingOrder
 from ncclscope.analysis.waits import Stand
 from ncclscope.analysis.wording import (
@@ -16,6 +18,7 @@ from ncclscope.analysis.wording import (
     same_part,
     sentence,
     site_text,
+    verb,
 )
 from ncclscope.model import Finding, Rank
 from ncclscope.signature import CREATION_OPS
@@ -26,6 +29,10 @@ __all__ = ["OrderCycle"]
 _NEW_ORDER = (
     "another order, since such calls are new there: a rank that takes one communicator for the "
     "other, as when it made them in another order, stands like this, too"
+)
+_NEW_CALLS = (
+    "which of the two it is, since such calls are new there: a rank that takes one communicator "
+    "for the other, as when it made them in another order, stands like this, too"
 )
 _ON_ONE_STREAM = (
     "that calls run in the order in which a rank posted them, as on one stream, and that they have "
@@ -77,18 +84,15 @@ class OrderCycle:
                 f"{comm_text(there.comm)}, its peers the other way round: it stands in "
                 f"{calls[0]}, and {waiting} in {calls[1]}, each waiting for the other."
             )
+        if not posted and not _both_posted(case, cycle, here, there):
+            finding = self._never_joined(case, cycle, odd, here, there)
+            if odd is not None and new and not creates:
+                finding = replace(finding, inferred=(_NEW_CALLS, *finding.inferred))
+            yield finding
+            return
         part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
-        absent = odd is not None and there.call.op in CREATION_OPS
-        if odd is not None and absent:
-            summary = (
-                f"{sentence(rank_text(case.run, odd))} never joined call {there.call.seq} on "
-                f"{comm_text(there.comm)}, {call_text(there.call)}, in which "
-                f"{ranks_text([there.rank])} waits: it stands in call {here.call.seq} on "
-                f"{comm_text(here.comm)}, {call_text(here.call)}, which its peers post after that."
-            )
         yield Finding(
-            # Of a group that a rank does not create, nothing says that it ever meant to.
-            kind="not_joined" if absent else self.name,
+            kind=self.name,
             summary=summary,
             comm=there.comm,
             seq=there.call.seq,
@@ -100,7 +104,7 @@ class OrderCycle:
                 "ambiguous"
                 if odd is None
                 else "likely"
-                if case.timeless or posted or part is not None or (new and not absent)
+                if case.timeless or posted or part is not None or new
                 else "certain"
             ),
             analyzer=self.name,
@@ -112,6 +116,52 @@ class OrderCycle:
                 *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
                 *((same_part(part),) if odd is not None and part is not None else ()),
             ),
+            extent=len(cycle),
+        )
+
+    def _never_joined(
+        self,
+        case: Case,
+        cycle: tuple[int, ...],
+        odd: int | None,
+        here: Stand,
+        there: Stand,
+    ) -> Finding:
+        """Describes ranks in calls that the others never posted: nobody's order is recorded.
+
+        A rank that is in another call than its peers may have skipped theirs, or may mean to come
+        to it later.
+        """
+        mine, theirs = (
+            f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
+            for stand in (here, there)
+        )
+        waiting = waiting_in(case, there)
+        who = ranks_text(waiting_in(case, here)) if odd is None else rank_text(case.run, odd)
+        either = "it skipped that call, or would have come to it later"
+        if odd is None:
+            either = "one side skipped the other's call, or would have come to it later"
+        part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
+        named = odd is not None
+        # Whoever stands in another call does not come to the creation of a group, in any case.
+        sure = there.call.op in CREATION_OPS and not case.timeless and part is None
+        return Finding(
+            kind="not_joined",
+            summary=(
+                f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
+                f"{verb(waiting, 'wait')}, but {'stands' if named else 'waits'} in {mine}: "
+                f"{either}."
+            ),
+            comm=there.comm,
+            seq=there.call.seq,
+            diverging_ranks=() if odd is None else (odd,),
+            candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
+            odd=here.call,
+            peers=there.call,
+            confidence="ambiguous" if not named else "certain" if sure else "likely",
+            analyzer=self.name,
+            evidence=tuple(self._circle(cycle, case.waits.stands)),
+            inferred=(same_part(part),) if named and part is not None else (),
             extent=len(cycle),
         )
 
@@ -184,6 +234,20 @@ class OrderCycle:
                 return log.call(seq).position
             place = None
         return place
+
+
+def _both_posted(case: Case, cycle: tuple[int, ...], here: Stand, there: Stand) -> bool:
+    """Whether both orders of two calls are recorded: on each side somebody has posted both."""
+    orders = set()
+    for number in cycle:
+        places = []
+        for stand in (here, there):
+            log = case.run.by_rank[number].logs.get(stand.comm.key)
+            if log is not None and log.first <= stand.call.seq <= log.calls:
+                places.append(log.call(stand.call.seq).position)
+        if len(places) == 2:
+            orders.add(places[0] < places[1])
+    return len(orders) == 2
 
 
 def _sites(case: Case, *stands: Stand) -> Iterable[str]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.transfers import Transfer, pairs, stuck_transfers
+from ncclscope.analysis.transfers import (
+    Transfer,
+    pairs,
+    short_rank,
+    stuck_transfers,
+    waiting_cycle,
+)
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
     plural,
     rank_text,
+    ranks_text,
     sentence,
     site_text,
 )
@@ -43,16 +51,81 @@ class P2pMismatch:
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
         found = stuck_transfers(case)
-        singled = _singled_out(case, found)
-        if singled is not None and not unfit:
-            yield self._misdirected(case, found, singled)
-            return
+        if not unfit:
+            singled = _singled_out(case, found)
+            if singled is not None:
+                yield self._misdirected(case, found, singled)
+                return
+            short = short_rank(case, found)
+            if short is not None:
+                yield from self._short(case, found, *short)
+                return
+        cycle = waiting_cycle(found)
         waiting = {transfer.rank for transfer in found}
         for place, transfer in enumerate(found):
-            if frozenset((transfer.rank, transfer.peer)) not in unfit:
-                # In a circle of transfers the first stands for all of them.
-                led = transfer.peer in waiting and place > 0
+            if frozenset((transfer.rank, transfer.peer)) in unfit:
+                continue
+            if transfer.rank in cycle:
+                # In a cycle of transfers one finding stands for all of them.
+                if transfer.rank == min(cycle):
+                    yield self._cycle(self._missing(case, transfer, "cause"), cycle)
+            else:
+                led = transfer.peer in waiting and (place > 0 or bool(cycle))
                 yield self._missing(case, transfer, "consequence" if led else "cause")
+
+    def _cycle(self, finding: Finding, cycle: tuple[int, ...]) -> Finding:
+        """Describes ranks that wait for each other in transfers, none of which is short."""
+        if len(cycle) < 3:
+            return finding
+        chain = " for ".join(f"rank {rank}" for rank in (*cycle, cycle[0]))
+        return replace(
+            finding,
+            summary=(
+                f"{sentence(ranks_text(cycle))} wait for each other in a cycle of sends and "
+                f"receives. {finding.summary}"
+            ),
+            candidate_ranks=tuple(sorted(cycle)),
+            evidence=(*finding.evidence, f"{chain}: each waits for the next"),
+            inferred=("the records do not say which of them is wrong",),
+        )
+
+    def _short(
+        self, case: Case, found: Sequence[Transfer], odd: int, reason: str
+    ) -> Iterable[Finding]:
+        """Describes a rank that is short towards its neighbours, and who waits behind them."""
+        own = [transfer for transfer in found if transfer.peer == odd]
+        first = own[0]
+        halves = "; ".join(
+            f"rank {transfer.rank} {_DOES[transfer.call.op]} it, transfer {transfer.number} of "
+            f"that kind between them, and it has posted no {_LACKS[transfer.call.op]} for it"
+            for transfer in own
+        )
+        who = sentence(rank_text(case.run, odd))
+        stuck = next((transfer for transfer in found if transfer.rank == odd), None)
+        yield Finding(
+            kind=self.name,
+            summary=(
+                f"{who} does not fit its neighbours on {comm_text(first.pair.comm)}: {halves}."
+            ),
+            comm=first.pair.comm,
+            # Transfers are numbered apart from collectives, of which it is none.
+            seq=None,
+            diverging_ranks=(odd,),
+            odd=None if stuck is None else stuck.call,
+            peers=first.call,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=tuple(
+                f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
+                f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before it "
+                f"between the two; {transfer.proof}"
+                for transfer in (*own, *((stuck,) if stuck else ()))
+            ),
+            inferred=(f"that it is rank {odd}: {reason}",),
+        )
+        for transfer in found:
+            if odd not in (transfer.rank, transfer.peer):
+                yield self._missing(case, transfer, "consequence")
 
     def _missing(self, case: Case, transfer: Transfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
@@ -120,7 +193,7 @@ class P2pMismatch:
             ),
             inferred=(
                 f"that it is rank {odd}: it is all that the transfers without another half have "
-                f"in common, and all have gone on to a later collective",
+                f"in common",
             ),
         )
 
@@ -169,14 +242,30 @@ def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
     """The one rank that all transfers without another half have in common.
 
     Only where each side has gone on without its half: a rank that has not come to it, since it
-    waits for a third, has as many transfers without another half, and no part in them.
+    waits for a third, has as many transfers without another half, and no part in them. Or where
+    its own half is the first that it ever posted with that rank, and just what another waits for.
     """
     if len(found) < 2 or len({transfer.pair.comm.key for transfer in found}) > 1:
         return None
     common = set.intersection(*({transfer.rank, transfer.peer} for transfer in found))
-    if len(common) != 1 or not all(_went_on(case, transfer) for transfer in found):
+    if len(common) != 1:
         return None
-    return common.pop()
+    (odd,) = common
+    if all(_went_on(case, transfer) for transfer in found):
+        return odd
+    own = [transfer for transfer in found if transfer.rank == odd]
+    others = [transfer for transfer in found if transfer.rank != odd]
+    if len(own) != 1 or own[0].number > 1:
+        return None
+    for other in others:
+        sent, received = sorted((own[0].call, other.call), key=lambda call: call.op != "send")
+        if (
+            (sent.op, received.op) == ("send", "recv")
+            and other.number > 1
+            and _fits(sent, received)
+        ):
+            return odd
+    return None
 
 
 def _went_on(case: Case, transfer: Transfer) -> bool:

@@ -1,12 +1,100 @@
-"""Same call, different number of elements."""
+"""Same call, different size."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+from ncclscope.analysis.case import Case, may_hold
+from ncclscope.analysis.findings import subject_of
 from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.analysis.wording import call_text, comm_text, ranks_text, shape_text, site_text, verb
+from ncclscope.logs import CallLog
+from ncclscope.model import Call, Communicator, Finding
 
 __all__ = ["SizeMismatch"]
 
+FRONT = 8
+"""Calls before the end, or before the members part, that are looked at in rings."""
+
 
 class SizeMismatch(ParameterMismatch):
-    """One rank posted the call with another number of elements than its peers."""
+    """One rank posted the call with another size, or with an output that does not fit its input."""
 
     name = "size_mismatch"
     parameter = "size"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yields differences in size, then calls whose output does not fit their own input."""
+        yield from super().analyze(case)
+        parted = {parting.comm.key: parting.seq for parting in case.partings}
+        whole = any(rank.details.get("splits") for rank in case.run.ranks)
+        for key, comm in case.run.communicators.items():
+            if len(comm.ranks) < 2:
+                continue
+            unfit: dict[int, dict[int, Call]] = {}
+            for number, log in case.logs(key).items():
+                for call in _unfit(log, len(comm.ranks), parted.get(key), whole=whole):
+                    unfit.setdefault(call.seq, {})[number] = call
+            seq = min(unfit, default=0)
+            if seq and seq != parted.get(key):
+                yield self._unfit(case, comm, seq, unfit[seq])
+
+    def _unfit(
+        self, case: Case, comm: Communicator, seq: int, calls: Mapping[int, Call]
+    ) -> Finding:
+        ranks = tuple(sorted(calls))
+        call = calls[ranks[0]]
+        due = _due(call, len(comm.ranks))
+        logs = case.logs(comm.key)
+        peers = (
+            log.call(seq)
+            for rank, log in sorted(logs.items())
+            if rank not in calls and log.first <= seq <= log.calls
+        )
+        return Finding(
+            kind=self.name,
+            summary=(
+                f"{subject_of(case, ranks)} posted {call_text(call)} as call {seq} on "
+                f"{comm_text(comm)} with an output of {shape_text(call.out_shape)}, and "
+                f"{due} elements are due with {len(comm.ranks)} members."
+            ),
+            comm=comm,
+            seq=seq,
+            diverging_ranks=ranks,
+            odd=call,
+            peers=next(peers, None),
+            analyzer=self.name,
+            evidence=(
+                f"{ranks_text(ranks)} {verb(ranks, 'pass')} {call_text(call)} with an output of "
+                f"{shape_text(call.out_shape)} as #{seq}{site_text(call)}",
+            ),
+            extent=1,
+        )
+
+
+def _unfit(log: CallLog, size: int, end: int | None, *, whole: bool) -> Iterator[Call]:
+    """Yields calls whose output does not hold what its input makes with so many members."""
+    if not may_hold(log, "all_gather", "reduce_scatter"):
+        return
+    stop = min(log.calls, end or log.calls) + 1
+    start = log.first if whole else max(log.first, stop - FRONT)
+    for call in log.span(start, stop):
+        due = _due(call, size)
+        if due is not None and call.shape and call.out_shape is not None:
+            # Of a list of tensors the first is recorded, which is as large as the other side.
+            held = prod(call.out_shape)
+            if held not in (due, prod(call.shape)):
+                yield call
+
+
+def _due(call: Call, size: int) -> int | None:
+    """The elements that the output of a call must have; None where that is not known for sure."""
+    if call.shape is None:
+        return None
+    count = prod(call.shape)
+    if call.op == "all_gather":
+        return count * size
+    if call.op == "reduce_scatter":
+        return count // size
+    return None

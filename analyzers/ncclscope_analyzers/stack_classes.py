@@ -1,26 +1,28 @@
-"""A rank that stands apart in a capture of living processes that were not traced."""
+"""A rank that differs from the others in what was seen of living processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ncclscope import sites
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.stances import Stance
 from ncclscope.analysis.witnesses import judge_capture
+from ncclscope.capture import Frame
 from ncclscope.model import Call, Finding, State
 
 __all__ = ["StackClasses"]
 
 
 class StackClasses:
-    """Ranks stand at different places and do not move; nothing was recorded."""
+    """Ranks are at different places and do not move, as stacks, GPUs and counts show."""
 
     name = "stack_classes"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields at most one finding, from stacks, GPUs and NCCL's RAS together."""
         capture = case.run.capture
-        if capture is None or self._is_traced(case):
+        if capture is None:
             return
         found = judge_capture(capture)
         if found is None:
@@ -39,22 +41,25 @@ class StackClasses:
             inferred=found.inferred,
         )
 
-    def _is_traced(self, case: Case) -> bool:
-        """Whether records of all the ranks answer, which are better than stacks."""
-        recorded = [rank for rank in case.run.ranks if any(log.calls for log in rank.logs.values())]
-        return len(recorded) == len(case.run.ranks) > 0
-
 
 def _call(stance: Stance | None) -> Call | None:
-    """The collective that a stack shows. Its number and its tensor do not stand in a stack."""
+    """The collective that a stack shows. A stack holds neither its number nor its tensor."""
     if stance is None or stance.op is None:
         return None
-    place = stance.place
+    place, user = stance.place, stance.user_place
     return Call(
         op=stance.op,
         comm="",
         seq=0,
         position=0,
         site=place.site if place else None,
+        full_site=place.full_site if place else None,
+        user_site=user.full_site if user is not None and user != place else None,
         state=State.STARTED,
     )
+
+
+def _spelled(frame: Frame | None) -> str | None:
+    if frame is None:
+        return None
+    return sites.spell(frame.path or frame.file, frame.line, frame.name)

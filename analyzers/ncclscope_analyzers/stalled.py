@@ -54,6 +54,14 @@ class Stalled:
                     f"recorded",
                 )
 
+            elif _all_started(case, comm, call):
+                yield self._finding(
+                    comm,
+                    call,
+                    "when the dumps were written",
+                    "all dumps were written long after the last call, and hold it as started",
+                )
+
     def _left_behind(self, case: Case) -> Iterable[Finding]:
         """Describes calls that end on some devices and not on others, which most stand in."""
         seen = set()
@@ -213,6 +221,18 @@ class Stalled:
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:
                 yield comm, call
+
+
+def _all_started(case: Case, comm: Communicator, call: Call) -> bool:
+    """Whether dumps hold a call of all members as started, and were written long after it."""
+    if not case.timeless:
+        return False
+    for member in comm.ranks:
+        rank = case.run.by_rank[member]
+        head = rank.logs[comm.key].call(call.seq)
+        if rank.details.get("dumped") is not True or head.state is not State.STARTED:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

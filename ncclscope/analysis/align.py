@@ -167,14 +167,17 @@ def side_by_side(
     ]
     i = j = seq
     steps = list(found)
+    odd_end, peer_end = odd.calls + 1, peer.calls + 1
     end = len(pairs) + 1 + around
     while len(pairs) < end and (i <= odd.calls or j <= peer.calls):
         if steps and (i, j) == (seq + steps[0].start, seq + steps[0].peer_start):
             edit = steps.pop(0)
             for number in range(max(edit.put, edit.left)):
-                theirs = peer.call(j + number) if number < edit.left else None
-                own = odd.call(i + number) if number < edit.put else None
-                pairs.append((theirs, own))
+                # Of a block that is left out, a peer may have posted the first calls alone.
+                theirs = peer.call(j + number) if number < min(edit.left, peer_end - j) else None
+                own = odd.call(i + number) if number < min(edit.put, odd_end - i) else None
+                if theirs or own:
+                    pairs.append((theirs, own))
             i, j = i + edit.put, j + edit.left
         else:
             theirs = peer.call(j) if j <= peer.calls else None

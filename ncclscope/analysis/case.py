@@ -6,26 +6,26 @@ communicator differ, from which call on, who of them is odd, and who waits for w
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
 
-from ncclscope.analysis.align import Parting, align_windows, compare, side_by_side
+from ncclscope.analysis.align import Parting, align_windows, side_by_side
 from ncclscope.analysis.device_verdict import gpu_conditions
 from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.endings import interrupted_after
+from ncclscope.analysis.explain import explain
 from ncclscope.analysis.groups import GroupSwap, part_outside_groups
-from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
+from ncclscope.analysis.habit import PAST, habit_of
 from ncclscope.analysis.order import Moment, Order
 from ncclscope.analysis.posting_order import PostingOrder
-from ncclscope.analysis.replays import OtherGraph, other_graph, replay_edits
 from ncclscope.analysis.skips import find_skips, trace_back
-from ncclscope.analysis.step_rhythm import broke_rhythm
+from ncclscope.analysis.survived import Survived, after_survived, find_survived
 from ncclscope.analysis.swaps import Swap, find_swaps
+from ncclscope.analysis.tie_breaks import suspect_of_pair, usual_group
 from ncclscope.analysis.waits import Stand, Waits
 from ncclscope.logs import CallLog
-from ncclscope.model import Rank, Run
+from ncclscope.model import Rank, Run, State
 
 __all__ = ["Case", "may_hold"]
 
@@ -55,9 +55,15 @@ class Case:
     def __init__(
         self, run: Run, *, stall_seconds: float = 2.0, live_stall_seconds: float = 30.0
     ) -> None:
-        self.run = run
+        self.run = self._recorded = run
         self.stall_seconds = stall_seconds
         self.live_stall_seconds = live_stall_seconds
+        self.survived: tuple[Difference, ...] = ()
+        """Differences after which all members completed calls; they are no cause of a hang."""
+        if survived := find_survived(run):
+            self.survived = tuple(self._survived(survived))
+            self.run = after_survived(run, survived)
+            self._logs.clear()
 
     @cached_property
     def waits(self) -> Waits:
@@ -88,6 +94,12 @@ class Case:
             )
         return self._logs[key]
 
+    def recorded(self, key: str) -> Mapping[int, CallLog]:
+        """The same as they were recorded, also before and in what the job survived."""
+        if key not in {each.comm.key for each in self.survived}:
+            return self.logs(key)
+        return {rank.rank: rank.logs[key] for rank in self._recorded.members(key)}
+
     @cached_property
     def _logs(self) -> dict[str, Mapping[int, CallLog]]:
         return {}
@@ -115,16 +127,23 @@ class Case:
             for key, comm in self.run.communicators.items()
         ]
 
+    @property
+    def described(self) -> list[Difference]:
+        """All differences that findings describe: those in question, and those survived."""
+        return [*self.differences, *self.survived]
+
     @cached_property
     def differences(self) -> list[Difference]:
         """What differs, one entry for each group of odd ranks, in order of their time."""
         found = []
         singled: set[int] = set()
-        for parting in self.partings:
-            if parting.majority:
+        for first in self.partings:
+            parting: Parting | None = first
+            while parting is not None and parting.majority:
                 for group in parting.groups[1:]:
                     singled.update(group)
                     found.append(self._difference(parting, group, parting.majority, "majority"))
+                parting = self._later(parting)
         for parting in self.partings:
             if not parting.majority:
                 found += self._undecided(parting, singled)
@@ -132,6 +151,22 @@ class Case:
         found += find_skips(self, self.run.communicators.keys() - parted, singled)
         in_order = sorted(found, key=cmp_to_key(self._compare))
         return sorted(in_order, key=lambda difference: not difference.odd)
+
+    def _later(self, parting: Parting) -> Parting | None:
+        """Where those part further on who agreed when others left them: another cause by itself."""
+        logs = {number: self._log(parting, number) for number in parting.majority}
+        found, _ = part_outside_groups(parting.comm, logs)
+        return found if found is not None and len(found.groups) > 1 else None
+
+    def _survived(self, survived: Sequence[Survived]) -> Iterator[Difference]:
+        for each in survived:
+            parting = each.parting
+            largest, *others = parting.groups
+            if parting.majority:
+                found = [self._difference(parting, odd, largest, "majority") for odd in others]
+            else:
+                found = [self._of_equal_weight(parting)]
+            yield from (replace(one, survived=each.completed) for one in found)
 
     def _undecided(self, parting: Parting, singled: set[int]) -> Iterator[Difference]:
         """Decides who is odd where no majority does."""
@@ -141,64 +176,23 @@ class Case:
             for group in touched:
                 yield self._difference(parting, group, untouched[0], "other communicators")
             return
-        usual = self._usual_group(parting)
+        usual = usual_group(self, parting)
         if usual is not None:
             for group in parting.groups:
                 if group != usual:
                     yield self._difference(parting, group, usual, "same kind")
             return
-        kept = self._habitual_group(parting)
-        if kept is not None:
-            odd = next(group for group in parting.groups if group != kept)
-            yield self._difference(parting, odd, kept, "habit")
-            return
-        uneven = self._uneven_group(parting)
-        if uneven is not None:
-            kept = next(group for group in parting.groups if group != uneven)
-            yield self._difference(parting, uneven, kept, "steps")
-            return
+        yield self._of_equal_weight(parting)
+
+    def _of_equal_weight(self, parting: Parting) -> Difference:
+        """Describes what two sides did of which neither is known to be odd."""
         one, other = parting.groups[:2]
-        yield replace(
-            self._difference(parting, other, one, ""),
-            odd=(),
-            peers=tuple(sorted(rank for group in parting.groups for rank in group)),
-        )
-
-    def _usual_group(self, parting: Parting) -> tuple[int, ...] | None:
-        """The group that did what most communicators of the same kind did at this call.
-
-        Replicas of a model run the same program, though not on the same data: signatures
-        are compared first, and single parameters but the size where those decide nothing.
-        A replica that has come to this number in another way, such as by a step without
-        tokens, is at another place of the program and tells nothing.
-        """
-        calls = []
-        own = self._log(parting, parting.groups[0][0])
-        for key, comm in self.run.communicators.items():
-            if key == parting.comm.key or not comm.kind or comm.kind != parting.comm.kind:
-                continue
-            logs = self.logs(key).values()
-            posted = {
-                log.signatures(parting.seq, parting.seq + 1)[0]: log
-                for log in logs
-                if log.first <= parting.seq <= log.calls
-            }
-            if len(posted) == 1:
-                log = next(iter(posted.values()))
-                if in_step(own, log, parting.seq):
-                    calls.append(log.call(parting.seq))
-        for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
-            usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
-            if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
-                continue
-            same = [
-                group
-                for group in parting.groups
-                if getattr(self._log(parting, group[0]).call(parting.seq), aspect) == usual[0][0]
-            ]
-            if len(same) == 1:
-                return same[0]
-        return None
+        suspect, basis = suspect_of_pair(self, parting) or ((), "")
+        if suspect == one:
+            one, other = other, one
+        everybody = tuple(sorted(rank for group in parting.groups for rank in group))
+        found = self._difference(parting, other, one, basis)
+        return replace(found, odd=(), peers=everybody, suspect=suspect)
 
     def _difference(
         self, parting: Parting, odd: tuple[int, ...], peers: tuple[int, ...], basis: str
@@ -206,23 +200,7 @@ class Case:
         sides = [max(ranks, key=lambda n: self._log(parting, n).calls) for ranks in (odd, peers)]
         odd_log, peer_log = (self._log(parting, number) for number in sides)
         one, other = ((self.run.by_rank[n], self._log(parting, n)) for n in sides)
-        whole = replay_edits(one, other, parting.seq)
-        found = whole or compare(odd_log, peer_log, parting.seq)
-        if not found:  # they differ in what has been overwritten
-            found = [Edit(0, 1, 0, 1, 0)]
-        edit = found[0]
-        alone = len(found) == 1 and edit.put == edit.left == 1 and not edit.met
-        if alone and not whole:
-            calls = odd_log.call(parting.seq), peer_log.call(parting.seq)
-            if follows(peer_log, parting.seq + 1, *calls) == habit_of(calls[0]):
-                # All stopped here, but what the odd rank posted is what its peers post next.
-                found = [Edit(0, 0, 0, 1, 0)]
-        if (
-            parting.comm.creates_groups
-            and len(found) > 1
-            and not sum(e.put - e.left for e in found)
-        ):
-            found = [Edit(0, 1, 0, 1, 0)]  # the same groups in another order: none left out
+        found = explain(parting.comm, one, other, parting.seq)
         difference = Difference(
             comm=parting.comm,
             seq=parting.seq,
@@ -231,42 +209,13 @@ class Case:
             peers=peers,
             odd_call=odd_log.call(parting.seq),
             peer_call=peer_log.call(parting.seq),
-            edits=tuple(found),
-            aligned=tuple(side_by_side(odd_log, peer_log, parting.seq, found)),
+            edits=tuple(found.edits),
+            aligned=tuple(side_by_side(odd_log, peer_log, parting.seq, found.edits)),
             basis=basis,
+            order=found.order,
+            other=found.other,
         )
         return trace_back(self, difference, odd_log, peer_log)
-
-    def _uneven_group(self, parting: Parting) -> tuple[int, ...] | None:
-        """In a pair, the rank that posted more or fewer calls in this step than ever before.
-
-        A call of a kind that is new to both may belong to this step alone, and be missing on the
-        rank that kept to its number.
-        """
-        if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
-            return None
-        logs = [self._log(parting, group[0]) for group in parting.groups]
-        past = logs[0].span(max(logs[0].first, parting.seq - PAST), parting.seq)
-        known = {habit_of(call) for call in past}
-        if any(habit_of(log.call(parting.seq)) not in known for log in logs):
-            return None
-        sides = [
-            (self.run.by_rank[group[0]], log)
-            for group, log in zip(parting.groups, logs, strict=True)
-        ]
-        broke = broke_rhythm(sides[0], sides[1], parting.seq)
-        return parting.groups[broke.index(True)] if any(broke) else None
-
-    def _habitual_group(self, parting: Parting) -> tuple[int, ...] | None:
-        """In a pair, the rank that did what both have always done at this place."""
-        if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
-            return None
-        logs = [self._log(parting, group[0]) for group in parting.groups]
-        one, other = (log.call(parting.seq) for log in logs)
-        usual = {follows(log, parting.seq, one, other) for log in logs}
-        if len(usual) != 1 or None in usual:
-            return None
-        return parting.groups[0 if habit_of(one) in usual else 1]
 
     def _log(self, parting: Parting, rank: int) -> CallLog:
         return self.logs(parting.comm.key)[rank]
@@ -287,21 +236,6 @@ class Case:
     def swaps(self) -> list[Swap]:
         """Calls that went to another communicator: fewer here, as many more there."""
         return find_swaps(self)
-
-    def is_half_of_a_swap(self, difference: Difference) -> bool:
-        """Whether a difference is one side of a swap, and no finding of its own."""
-        return any(difference in (swap.difference, swap.other) for swap in self.swaps)
-
-    def other_graph(self, difference: Difference) -> OtherGraph | None:
-        """Whether two sides parted because they replayed different CUDA graphs, and which."""
-        key = difference.comm.key, difference.seq, difference.odd, difference.peers
-        if key not in self._other_graphs:
-            self._other_graphs[key] = other_graph(self, difference)
-        return self._other_graphs[key]
-
-    @cached_property
-    def _other_graphs(self) -> dict[object, OtherGraph | None]:
-        return {}
 
     # --- life and death ------------------------------------------------------------------------
 
@@ -328,7 +262,9 @@ class Case:
             if any(rank.details.get("timed_out") for rank in self.run.ranks):
                 return True
             dumped = all(rank.details.get("dumped") for rank in waiting)
-            return bool(self.waits.cycle) or (dumped and self.waits.still)
+            return bool(self.waits.cycle) or (
+                self.waits.stands_still if self.all_quiet else dumped and self.waits.still
+            )
         in_vain = self._waits_for_the_gone
         for rank in waiting:
             quiet = self.quiet_seconds(rank)
@@ -337,6 +273,18 @@ class Case:
             if quiet is None or quiet < limit:
                 return False
         return True
+
+    @cached_property
+    def all_quiet(self) -> bool:
+        """Whether all ranks wrote their dumps long after their last call, and say what is done."""
+        return all(
+            rank.details.get("dumped") is True
+            and (
+                rank.details.get("tells")
+                or any(calls and calls[0].state is State.COMPLETED for calls in rank.p2p.values())
+            )
+            for rank in self.run.ranks
+        )
 
     @property
     def _waits_for_the_gone(self) -> bool:
@@ -382,6 +330,8 @@ class Case:
 
     def how_it_ended(self, rank: Rank) -> str | None:
         """Says how a process is known to have ended before its peers; None if it is not."""
+        if interrupted_after(self, rank) is not None:
+            return None  # so ended the job; what its peers wait for is older
         said = rank.details.get("ended_with")
         if said:
             return f"it ended with {said}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from ncclscope.analysis.ras_counts import changes, global_rank
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.capture import Capture, GpuSample, RasAnswer, RasComm, RasRank, Worker
+from ncclscope.capture import Capture, GpuSample, RasComm, RasRank, Worker
 
 __all__ = [
     "ALONE_SECONDS",
@@ -19,7 +21,7 @@ __all__ = [
     "spins",
 ]
 
-ALONE_SECONDS = 30.0
+ALONE_SECONDS = 10.0
 """So long nothing must have been posted before the load of GPUs tells a stall from long kernels."""
 SPINNING, QUIET = 95, 1
 """Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
@@ -158,17 +160,11 @@ def hear_ras(capture: Capture) -> Testimony | None:
     answer = capture.ras
     if answer is None:
         return None
-    by_pid = {worker.pid: worker.rank for worker in capture.workers}
-    size = max((worker.world_size for worker in capture.workers), default=0)
     said: list[str] = []
     gone: set[int] = set()
     apart: set[int] = set()
     for comm in answer.comms:
-        whole = comm.size in (size, len(capture.workers)) and comm.size > 0
-
-        def named(rank: RasRank, whole: bool = whole) -> int | None:
-            return by_pid.get(rank.pid, rank.rank if whole else None)
-
+        named = partial(global_rank, capture, comm)
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
@@ -180,8 +176,7 @@ def hear_ras(capture: Capture) -> Testimony | None:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
             word = "reports" if len(bad) == 1 else "report"
             said.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
-        before = _comm(capture.ras_before, comm.hash)
-        if before is not None and _counts(before) != _counts(comm):
+        if changes(capture, comm):
             continue  # calls are being launched, and some ranks are asked earlier than others
         for function, odd, text in _differences(comm):
             numbers = [n for rank in odd if (n := named(rank)) is not None]
@@ -201,20 +196,12 @@ def hear_ras(capture: Capture) -> Testimony | None:
     return Testimony("; ".join(said), tuple(sorted(gone or apart)), True, kind)
 
 
-def _comm(answer: RasAnswer | None, hash: str) -> RasComm | None:
-    return next((comm for comm in answer.comms if comm.hash == hash), None) if answer else None
-
-
-def _counts(comm: RasComm) -> dict[int, dict[str, int]]:
-    return {rank.rank: dict(rank.counts) for rank in comm.ranks}
-
-
-def _members(ranks: Sequence[RasRank], named: object) -> str:
-    assert callable(named)
+def _members(ranks: Sequence[RasRank], named: Callable[[RasRank], int | None]) -> str:
     global_ranks = [named(rank) for rank in ranks]
-    if None in global_ranks:
+    known = [rank for rank in global_ranks if rank is not None]
+    if len(known) < len(ranks):
         return f"member{'s' * (len(ranks) > 1)} {' '.join(str(rank.rank) for rank in ranks)}"
-    return ranks_text(global_ranks)
+    return ranks_text(known)
 
 
 def _undecided(comm: RasComm, named: Callable[[RasRank], int | None]) -> Iterator[str]:

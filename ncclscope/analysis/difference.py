@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.wording import same_part
+from ncclscope.analysis.wording import ranks_text, same_part
 from ncclscope.model import Call, Communicator
 
 __all__ = ["Difference"]
 
 _REASONS = {
     "other communicators": "the odd side was told by another communicator, which has a majority",
-    "habit": "the odd side broke the rhythm that it had kept until then, the other did not",
-    "steps": "the odd side posted another number of calls in one step than both had in each step "
-    "before it, the other did not",
+    "habit": "{suspect} broke the rhythm that both had kept until then",
+    "steps": "{suspect} posted another number of calls in one step than both had in each step "
+    "before it",
     "same kind": "the odd side was told by what the other communicators of its kind did",
 }
 
@@ -34,11 +34,21 @@ class Difference:
         edits: How the odd sequence differs from there on.
         aligned: A peer's calls and the odd rank's around it, side by side.
         basis: Why they and not the others are held to be odd: ``majority``,
-            ``other communicators``, ``same kind``, ``habit``, ``steps``, or nothing.
+            ``other communicators``, ``same kind``, or nothing; of a suspect ``habit`` or
+            ``steps``.
         witness: What tells that they differ in a call which equals the peers' in all that
             members must agree in; empty where the calls themselves differ.
         noticed: Where ``witness`` only tells that they differ earlier: the first call that
             differs by itself. None where none does.
+        telling: Where the calls at ``seq`` differ in their lines alone: the odd ranks' call and the
+            peers' at ``noticed``.
+        order: Where two neighbouring blocks of calls are the other way round: how many calls the
+            peers' first one has, and the odd ranks' first one.
+        other: Another reading of the same calls that fits as well, though it is less likely.
+        suspect: Where ``odd`` is empty: the member of a pair that broke a rhythm. That singles out
+            nobody.
+        survived: Calls after it that all members are known to have completed, at least; 0 where
+            that is known of none.
     """
 
     comm: Communicator
@@ -53,6 +63,11 @@ class Difference:
     basis: str
     witness: str = ""
     noticed: int | None = None
+    telling: tuple[Call, Call] | None = None
+    order: tuple[int, int] | None = None
+    other: Edit | None = None
+    suspect: tuple[int, ...] = ()
+    survived: int = 0
 
     @property
     def first(self) -> Edit:
@@ -78,6 +93,8 @@ class Difference:
     def reason(self) -> str | None:
         """Why the odd side is held to be odd, where that is a conclusion; None for a majority."""
         reason = _REASONS.get(self.basis)
+        if reason is not None and self.suspect:
+            reason = reason.format(suspect=ranks_text(self.suspect))
         if self.basis == "same kind" and self.comm.part:
             return f"{reason}; {same_part(self.comm)}"
         return reason
@@ -85,7 +102,12 @@ class Difference:
     @property
     def certain(self) -> bool:
         """Whether the records alone say who is odd and since when."""
-        concluded = self.basis in ("same kind", "habit", "steps") or self.inferred
+        concluded = (
+            self.basis == "same kind"
+            or self.inferred
+            or self.other is not None
+            or self.telling is not None
+        )
         return bool(self.odd) and self.exact and not concluded
 
     @property

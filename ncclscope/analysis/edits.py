@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Edit", "edits"]
+__all__ = ["Edit", "block_edits", "cost_of", "edits", "reordered"]
 
 MOST = 400
 """Differing calls after which two sequences are held to have nothing more in common."""
@@ -17,6 +17,15 @@ OVER = 0.6
 Between one half and one: a rank that left out every second of 34 calls must not look like
 one that replaced eight and is 17 behind, and nobody's lead must be explained by omissions.
 """
+
+
+FURTHER = 0.25
+"""What each further call of a block counts that is left out, or put in, as a whole."""
+REORDERED = 1.5
+"""What two blocks count that are the other way round: more than one omission, less than an
+omission and an insertion."""
+LONGEST_BLOCK = 256
+"""Calls of a block that is looked for."""
 
 
 class Edit(NamedTuple):
@@ -128,3 +137,51 @@ def _way_back(levels: list[dict[int, int]], diagonal: int) -> str:
         x = levels[cost - 1][diagonal]
     moves += "=" * x
     return "".join(reversed(moves))
+
+
+def cost_of(found: Sequence[Edit], odd: Sequence[int], peer: Sequence[int]) -> float:
+    """Return what edits count, with what one sequence then has beyond the other's end."""
+    surplus = sum(edit.put - edit.left for edit in found)
+    usual = sum(max(edit.put, edit.left) for edit in found)
+    return usual + OVER * abs(len(odd) - len(peer) - surplus)
+
+
+def block_edits(odd: Sequence[int], peer: Sequence[int]) -> list[tuple[float, Edit]]:
+    """Return the one block that was left out, and the one that was put in, each with its cost.
+
+    A round of four calls that is left out is one omission and not four. Both sequences must agree
+    after it, to their ends, on at least as many calls as the block has.
+
+    Returns:
+        The cheaper first; nothing where no block makes the sequences agree.
+    """
+    found: list[tuple[float, Edit]] = []
+    for way in (0, 1):
+        for size in range(1, LONGEST_BLOCK + 1):
+            put, left = (size, 0) if way else (0, size)
+            mine, theirs = odd[put:], peer[left:]
+            met = min(len(mine), len(theirs))
+            if met < max(2, size):
+                break
+            if mine[:met] == theirs[:met]:
+                cost = 1 + FURTHER * (size - 1) + OVER * abs(len(mine) - len(theirs))
+                found.append((cost, Edit(0, put, 0, left, met)))
+                break
+    return sorted(found)
+
+
+def reordered(odd: Sequence[int], peer: Sequence[int]) -> tuple[float, tuple[int, int]] | None:
+    """Find two neighbouring blocks that are the other way round.
+
+    Returns:
+        The cost, and the lengths of the block that ``peer`` has first, and of the one that ``odd``
+        has first; None where the sequences do not agree again after both, to their ends.
+    """
+    end = min(len(odd), len(peer))
+    for both in range(2, min(end, LONGEST_BLOCK) + 1):
+        if odd[both:end] != peer[both:end]:
+            continue
+        for first in range(1, both):
+            if odd[: both - first] == peer[first:both] and odd[both - first : both] == peer[:first]:
+                return REORDERED + OVER * abs(len(odd) - len(peer)), (first, both - first)
+    return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.difference import Difference
+from ncclscope.analysis.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -13,9 +16,12 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.model import Finding
+from ncclscope.model import Call, Finding
 
-__all__ = ["contrast", "from_difference", "subject"]
+__all__ = ["contrast", "from_difference", "subject", "subject_of"]
+
+MANY = 256
+"""Calls after a difference on every member, from which on it may have been survived."""
 
 
 def contrast(difference: Difference) -> str:
@@ -45,11 +51,12 @@ def subject(case: Case, difference: Difference) -> str:
     """Returns who differs: ``Rank 6 (node-15, pid 3408431)``, ``One of ranks 2 3``."""
     if not difference.odd:
         return f"One side of {ranks_text(difference.peers)}"
-    if len(difference.odd) == 1:
-        text = rank_text(case.run, difference.odd[0])
-    else:
-        text = ranks_text(difference.odd)
-    return sentence(text)
+    return subject_of(case, difference.odd)
+
+
+def subject_of(case: Case, ranks: Sequence[int]) -> str:
+    """Returns ranks as the beginning of a sentence, a single one with its host and process."""
+    return sentence(rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks))
 
 
 def from_difference(
@@ -97,7 +104,7 @@ def from_difference(
         )
     facts += evidence
     thoughts = list(inferred)
-    if difference.inferred:
+    if difference.inferred and difference.first.put != difference.first.left:
         off = abs(difference.first.put - difference.first.left)
         until = "on, and further later" if len(difference.edits) > 1 else "to the end"
         thoughts.append(
@@ -110,6 +117,10 @@ def from_difference(
             f"in what members must agree in they differ from #{difference.noticed} on, in "
             f"{difference.witness} from #{difference.seq} on"
         )
+    if difference.other is not None:
+        did = "put in" if difference.other.put else "left out"
+        count = plural(difference.other.put or difference.other.left, "call")
+        thoughts.append(f"{count} {did} would fit as well, with more calls left over at the end")
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
@@ -119,6 +130,24 @@ def from_difference(
         confidence = "ambiguous"
     elif inferred or not difference.certain:
         confidence = "likely"
+    role = "cause"
+    if difference.survived:
+        facts.append(
+            f"all members completed at least {plural(difference.survived, 'call')} after it"
+        )
+        summary = f"{summary} All members went on and completed calls after it."
+        if _is_hole(difference):
+            role, confidence = "latent", "likely"
+            thoughts.append(
+                "no cause of a hang: the job went on, so that the record has a hole there, or the "
+                "members may differ in this call"
+            )
+    elif decided and (ahead := _posted_after(case, difference)) >= MANY:
+        confidence = "likely"
+        thoughts.append(
+            f"that it is the cause: all members posted {ahead} calls and more after it, as many "
+            f"as the queues of the devices may hold"
+        )
     later = len(difference.edits) - 1
     if later and decided:
         facts.append(f"later on the same communicator: {plural(later, 'more difference')}")
@@ -132,10 +161,33 @@ def from_difference(
         odd=difference.odd_call,
         peers=difference.peer_call,
         confidence=confidence,
-        role="cause",
+        role=role,
         analyzer=analyzer,
         evidence=tuple(facts),
         inferred=tuple(thoughts),
         extent=extent,
-        aligned=difference.aligned,
+        aligned=tuple((_recorded(peer), _recorded(odd)) for peer, odd in difference.aligned),
+        survived=difference.survived,
     )
+
+
+def _recorded(call: Call | None) -> Call | None:
+    return None if isinstance(call, AssumedCall) else call
+
+
+def _is_hole(difference: Difference) -> bool:
+    """Whether a difference that was survived cannot have happened as it is recorded.
+
+    Calls of one operation with other parameters may complete, with wrong data. Another operation,
+    a call more or a call less does not.
+    """
+    same = difference.odd_call.op == difference.peer_call.op
+    return not same or not difference.replaced or bool(difference.surplus)
+
+
+def _posted_after(case: Case, difference: Difference) -> int:
+    """Return how many calls each member has posted after a difference, where hosts only enqueue."""
+    if difference.comm.backend == "gloo" or case.run.window:
+        return 0
+    logs = case.logs(difference.comm.key).values()
+    return min(log.calls for log in logs) - difference.seq

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from ncclscope.capture import Frame
 
-__all__ = ["collective_of", "is_plumbing", "program_frame", "wait_of"]
+__all__ = [
+    "COLLECTIVES",
+    "INIT_OPS",
+    "POSTED_BY_CPP",
+    "collective_of",
+    "is_plumbing",
+    "program_frame",
+    "unrecorded_of",
+    "user_frame",
+    "wait_of",
+    "waited_call",
+]
 
 _HOMES = re.compile(
     r"(?:^|/)(?:torch/distributed|vllm/distributed|sglang/srt/distributed|deepspeed/comm|"
@@ -17,6 +28,7 @@ _PREFIXES = re.compile(r"^_*(?:tensor_model_parallel_|custom_|quick_|symm_mem_)?
 _SPELLINGS = {
     "all_gather_into_tensor": "all_gather",
     "all_gather_base": "all_gather",
+    "all_gather_single": "all_gather",
     "all_gather_object": "all_gather",
     "all_gather_coalesced": "all_gather",
     "all_reduce_coalesced": "all_reduce",
@@ -27,6 +39,7 @@ _SPELLINGS = {
     "gather_object": "gather",
     "monitored_barrier": "barrier",
     "reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatterv_into_output": "reduce_scatterv",
     "scatter_object_list": "scatter",
@@ -38,8 +51,16 @@ _SPELLINGS = {
     "recv_object_list": "recv",
     "send_tensor_dict": "send",
     "recv_tensor_dict": "recv",
+    "init_device_mesh": "new_group",
+    "new_subgroups": "new_group",
+    "new_subgroups_by_enumeration": "new_group",
+    "split_group": "new_group",
 }
-_OPS = {
+INIT_OPS = frozenset({"init_process_group", "new_group", "store"})
+"""What all members must come to as well, and where backends poll while they wait."""
+POSTED_BY_CPP = frozenset({"backward", "forward"})
+"""Of DistributedDataParallel: its reducer posts."""
+COLLECTIVES = {
     "all_gather",
     "all_gatherv",
     "all_reduce",
@@ -53,9 +74,53 @@ _OPS = {
     "reduce_scatterv",
     "scatter",
     "send",
+    "init_process_group",
     *_SPELLINGS.values(),
 }
+_BACKWARD = re.compile(r"(?:^|/)torch/autograd/(?:graph|__init__|function)\.py$")
+_DDP = re.compile(r"(?:^|/)torch/nn/parallel/distributed\.py$")
+_COMPILED = re.compile(r"(?:^|/)torch/(?:fx/graph_module|_functorch/_aot_autograd/\w+)\.py$")
+_MESSAGES = re.compile(r"p2p|/pipelining/|pipeline_parallel")
+_DISPATCH = re.compile(r"(?:^|/)torch/(?:_ops|_tensor|_library/\w+|utils/_contextlib)\.py$")
+_STORE_CALL = re.compile(
+    r"store\.(?:get|wait|multi_get|compare_set|barrier|queue_pop)$", re.IGNORECASE
+)
+_FUNCTIONAL = re.compile(r"(?:^|\.)_c10d_functional\.(\w+)")
+"""What a compiled graph calls."""
+_LOCK_CALL = re.compile(r"\.(?:acquire|__enter__)$")
+_DEVICE_CALL = re.compile(r"\.(?:item|tolist|cpu|numpy|nonzero|synchronize)$")
 _WAITS = (
+    (
+        "data",
+        re.compile(r"(?:^|/)torch/utils/data/dataloader\.py$"),
+        {"_get_data", "_try_get_data"},
+    ),
+    (
+        "lock",
+        re.compile(
+            r"(?:^|/)(?:filelock/_\w+|torch/utils/file_baton|multiprocessing/synchronize)\.py$"
+        ),
+        {"acquire", "wait", "__enter__"},
+    ),
+    (
+        "child",
+        re.compile(r"(?:^|/)subprocess\.py$"),
+        {"wait", "communicate", "_wait", "_communicate"},
+    ),
+    (
+        "socket",
+        re.compile(r"(?:^|/)(?:socket|ssl|http/client)\.py$"),
+        {
+            "readinto",
+            "read",
+            "recv",
+            "recv_into",
+            "accept",
+            "create_connection",
+            "connect",
+            "begin",
+        },
+    ),
     ("device", re.compile(r"(?:^|/)torch/cuda/(?:streams|__init__|graphs)\.py$"), {"synchronize"}),
     (
         "queue",
@@ -71,11 +136,21 @@ _WAITS = (
     ("queue", re.compile(r"(?:^|/)ray/_private/worker\.py$"), {"main_loop", "run_task_loop"}),
     ("lock", re.compile(r"(?:^|/)threading\.py$"), {"wait", "join", "_wait_for_tstate_lock"}),
 )
+_BLOCKED = {
+    "sleep": "sleep",
+    "lock": "lock",
+    "socket": "socket",
+    "pipe": "file",
+    "fifo": "file",
+    "file": "file",
+    "child": "child",
+}
 _PLUMBING = re.compile(
     r"(?:^|/)(?:torch/(?:distributed|_ops\.py|_tensor\.py|_dynamo|_functorch|_inductor|_library|"
-    r"autograd|cuda|utils/_contextlib\.py|nn/modules/module\.py)|vllm/(?:distributed|compilation)|"
+    r"autograd|cuda|utils/_contextlib\.py|nn/modules/module\.py|nn/parallel/distributed\.py)|vllm/(?:distributed|compilation)|"
     r"contextlib\.py|functools\.py|typing_extensions\.py|warnings\.py|threading\.py|queue\.py|"
-    r"selectors\.py|multiprocessing|asyncio|zmq|ncclscope_patches/(?:probe|posting)\.py)(?:/|$)|"
+    r"selectors\.py|multiprocessing|asyncio|zmq|ncclscope_patches|"
+    r"ncclscope/(?:tracing|ring))(?:/|$)|"
     r"^<frozen"
 )
 
@@ -86,15 +161,71 @@ def collective_of(frame: Frame) -> str | None:
         return None
     name = _PREFIXES.sub("", frame.name)
     name = _SPELLINGS.get(name, name)
-    return name if name in _OPS else None
+    return name if name in COLLECTIVES else None
 
 
 def wait_of(frame: Frame) -> str | None:
-    """Returns what a frame waits for: ``device``, ``queue`` or ``lock``; None for nothing."""
+    """Returns what a frame waits for, such as ``device``, ``queue`` or ``lock``; else None."""
     for what, file, names in _WAITS:
         if frame.name in names and file.search(frame.file):
             return what
     return None
+
+
+def unrecorded_of(frames: Sequence[Frame]) -> str | None:
+    """Returns what a stack that does not move waits in, where C++ posts the collective.
+
+    DistributedDataParallel posts from the reducer, below ``backward`` and below its own forward;
+    other parts of torch.distributed may wait anywhere.
+
+    Args:
+        frames: The outermost first.
+
+    Returns:
+        ``backward``, ``forward``, ``compiled`` for a graph, ``p2p`` for messages between stages,
+        or the function of torch.distributed; None for none of them.
+    """
+    own = [frame for frame in frames if not _DISPATCH.search(frame.file)]
+    if not own:
+        return None
+    last = own[-1]
+    if _BACKWARD.search(last.file):
+        return "backward"
+    if _DDP.search(last.file):
+        return "forward"
+    for name in last.calls:
+        if (found := _FUNCTIONAL.search(name)) is not None:
+            return found[1]
+    if _COMPILED.search(last.file):
+        return "compiled"
+    while own and own[-1].name.startswith("<"):  # a comprehension has no name of its own
+        own.pop()
+    if not own or not _HOMES.search((last := own[-1]).file):
+        return None
+    return "p2p" if _MESSAGES.search(f"{last.file} {last.name}") else last.name
+
+
+def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, str | None]:
+    """Returns what the call into C waits for that a source line makes.
+
+    Args:
+        frame: The innermost frame.
+        blocked: What the thread's system call waits for.
+        has_gpu: Whether the process uses a GPU.
+
+    Returns:
+        The collective, where it is one, and what is waited for; None where it is not known.
+    """
+    for name in frame.calls:
+        if _STORE_CALL.search(name) and blocked in ("poll", "socket", "sleep"):
+            return "store", "collective"
+        if name.endswith(".wait") and blocked == "futex":
+            return "wait", "collective"
+        if _LOCK_CALL.search(name) and blocked in ("futex", "lock"):
+            return None, "lock"
+        if _DEVICE_CALL.search(name) and has_gpu:
+            return None, "device"
+    return None, _BLOCKED.get(blocked)
 
 
 def is_plumbing(frame: Frame) -> bool:
@@ -106,3 +237,9 @@ def program_frame(frames: Sequence[Frame]) -> Frame | None:
     """Returns the innermost frame of the program itself; of nothing but plumbing, the last."""
     own = [frame for frame in frames if not is_plumbing(frame)]
     return own[-1] if own else (frames[-1] if frames else None)
+
+
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Returns the innermost frame of the user's own program, outside of installed packages."""
+    own = [frame for frame in frames if frame.installed is False and not is_plumbing(frame)]
+    return own[-1] if own else None

@@ -18,7 +18,16 @@ from typing import TypeVar
 from ncclscope.logs import CallLog
 from ncclscope.model import Call
 
-__all__ = ["IN_STEP", "PAST", "Habit", "expected_next", "follows", "habit_of", "in_step"]
+__all__ = [
+    "IN_STEP",
+    "PAST",
+    "Habit",
+    "expected_next",
+    "follows",
+    "habit_of",
+    "in_step",
+    "skipped_block",
+]
 
 PAST = 2048
 """Calls of the past that are looked through."""
@@ -71,6 +80,36 @@ def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
     """Returns which of two calls usually stands as number ``seq``, after those before it."""
     past = [habit_of(call) for call in log.span(max(log.first, seq - PAST), seq)]
     return expected_next(past, habit_of(one), habit_of(other))
+
+
+def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
+    """Tell how many calls a rank leaves out that posts as number ``seq`` what comes later.
+
+    Args:
+        log: A peer's calls, of which number ``seq`` is another one.
+        seq: The call.
+        odd: What the rank posted in its place.
+
+    Returns:
+        The calls that have stood between this place and such a call, at least twice and as many
+        each time; 0 where that is not so, or where ``odd`` comes from another line than it did.
+    """
+    calls = log.span(max(log.first, seq - PAST), seq + 1)
+    past, own = [habit_of(call) for call in calls], habit_of(odd)
+    here = len(past) - 1
+    last = max((place for place in range(here) if past[place] == own), default=-1)
+    stretch = past[last : here + 1]
+    if last < 0 or past[here] == own:
+        return 0
+    counts, sites = [], set()
+    for start in range(last):
+        after = start + len(stretch)
+        if past[start:after] == stretch and own in past[after:here]:
+            place = past.index(own, after)
+            counts.append(place - after + 1)
+            sites.add(calls[place].site)
+    same = len(counts) > 1 and len(set(counts)) == 1
+    return counts[0] if same and odd.site in sites else 0
 
 
 def in_step(one: CallLog, other: CallLog, seq: int) -> bool:

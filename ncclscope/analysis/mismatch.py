@@ -7,17 +7,39 @@ from collections.abc import Iterable
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.wording import call_text, comm_text, ranks_text, sizes_text
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    plural,
+    ranks_text,
+    sentence,
+    sizes_text,
+    verb,
+)
 from ncclscope.model import Call, Finding
 from ncclscope.signature import CREATION_OPS, VECTOR_OPS
 
-__all__ = ["ParameterMismatch", "differing_parameter"]
+__all__ = ["PARAMETERS", "ParameterMismatch", "differing_parameter"]
+
+PARAMETERS = (
+    "op_mismatch",
+    "size_mismatch",
+    "split_mismatch",
+    "dtype_mismatch",
+    "redop_mismatch",
+    "root_mismatch",
+)
+"""Kinds under which a call stands in place of another one."""
+
+
+_UNEVEN = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
 
 
 def differing_parameter(odd: Call, peer: Call) -> str:
     """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
     if odd.op != peer.op:
-        return "op"
+        # A gather whose parts all have one size is recorded without a list of sizes.
+        return "split" if {odd.op, peer.op} in _UNEVEN else "op"
     if (odd.replay is None) != (peer.replay is None):
         return "captured"
     for parameter in ("captured", "dtype", "redop", "root"):
@@ -37,28 +59,60 @@ class ParameterMismatch:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields one finding for each difference that is one of this parameter."""
-        for difference in case.differences:
-            if case.is_half_of_a_swap(difference) or not self._concerns(difference):
-                continue
-            if case.other_graph(difference) is not None:
-                continue  # whatever the calls differ in: see CaptureMismatch
-            yield from_difference(
-                case,
-                difference,
-                kind=self.name,
-                analyzer=self.name,
-                summary=self._summary(case, difference),
-                extent=1,
+        for difference in case.described:
+            if self._concerns(difference):
+                yield self._mismatch(case, difference)
+
+    def _mismatch(self, case: Case, difference: Difference) -> Finding:
+        reordered = difference.order is not None
+        return from_difference(
+            case,
+            difference,
+            kind=self.name,
+            analyzer=self.name,
+            summary=(
+                self._opposite_order(case, difference)
+                if reordered
+                else self._summary(case, difference)
+            ),
+            extent=difference.first.put if reordered else 1,
+            evidence=(_blocks_text(difference),) if reordered else (),
+        )
+
+    def _opposite_order(self, case: Case, difference: Difference) -> str:
+        first, then = self._text(difference.peer_call), self._text(difference.odd_call)
+        if difference.order != (1, 1):
+            first, then = f"the calls from {first} on", f"those from {then} on"
+        where = f"{comm_text(difference.comm)}, from call {difference.seq} on"
+        if not difference.odd:
+            return (
+                f"{sentence(ranks_text(difference.peers))} posted {first} and {then} in opposite "
+                f"orders on {where}; the records do not tell which order is odd."
             )
+        return (
+            f"{subject(case, difference)} posted {first} and {then} in the opposite order on "
+            f"{where}: {self._text(difference.odd_call)} comes first there, "
+            f"{self._text(difference.peer_call)} on {ranks_text(difference.peers)}."
+        )
 
     def _concerns(self, difference: Difference) -> bool:
-        if difference.inferred or (difference.odd and not difference.replaced):
+        if difference.inferred or (
+            (difference.odd or difference.suspect) and not difference.replaced
+        ):
             return False
-        found = differing_parameter(difference.odd_call, difference.peer_call)
-        return found == self.parameter
+        calls = difference.telling or (difference.odd_call, difference.peer_call)
+        return differing_parameter(*calls) == self.parameter
 
     def _summary(self, case: Case, difference: Difference) -> str:
         where = f"call {difference.seq} on {comm_text(difference.comm)}"
+        if difference.telling is not None:
+            odd, peer = difference.telling
+            return (
+                f"{subject(case, difference)} came to {where} from {difference.odd_call.site}, "
+                f"{ranks_text(difference.peers)} from {difference.peer_call.site}: another branch, "
+                f"in which call {difference.noticed} is {self._text(odd)}, and {self._text(peer)} "
+                f"on {ranks_text(difference.peers)}."
+            )
         if not difference.odd:
             return (
                 f"At {where} {ranks_text(difference.peers)} posted different calls, "
@@ -77,3 +131,14 @@ class ParameterMismatch:
         if self.parameter == "captured":
             return f"{call_text(call)}, {'captured' if call.captured else 'not captured'}"
         return call_text(call)
+
+
+def _blocks_text(difference: Difference) -> str:
+    """Says where two blocks stand that are the other way round."""
+    theirs, own = difference.order or (0, 0)
+    seq, met = difference.seq, difference.first.met
+    return (
+        f"#{seq} to #{seq + theirs + own - 1}: the same {plural(theirs + own, 'call')}, the first "
+        f"{theirs} of the one side being the last {theirs} of the other; "
+        + (f"{plural(met, 'call')} after that {verb(range(met), 'agree')}" if met else "all stop")
+    )

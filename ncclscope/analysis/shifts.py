@@ -23,7 +23,7 @@ from ncclscope.analysis.replays import calls_on
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank, Run
 
-__all__ = ["Shift", "Track", "expected", "find_shift", "tracks_of"]
+__all__ = ["Shift", "Track", "expected", "find_shift", "first_other_line", "tracks_of"]
 
 Tokens = npt.NDArray[np.int64]
 
@@ -182,6 +182,29 @@ def _replays_at(odd: Track, peer: Track, seq: int) -> list[int]:
 def expected(log: CallLog, seq: int, one: str | None, other: str | None) -> str | None:
     """Returns from which of two lines the call number ``seq`` was to come, by the past."""
     return expected_next(log.sites(max(log.first, seq - PAST), seq), one, other)
+
+
+def first_other_line(odd: CallLog, peer: CallLog, seq: int) -> int | None:
+    """Find from which call on one rank's calls came from other lines than its peer's.
+
+    Args:
+        odd: The one rank's calls.
+        peer: The peer's.
+        seq: A call that differs; those before it are equal.
+
+    Returns:
+        The first of an unbroken row of such calls up to ``seq``; None where there is none, or
+        where the two ranks have passed by these lines before: then they are no news.
+    """
+    start = max(odd.first, peer.first, seq - PAST)
+    pairs = list(zip(odd.sites(start, seq), peer.sites(start, seq), strict=True))
+    first = len(pairs)
+    while first and None not in pairs[first - 1] and pairs[first - 1][0] != pairs[first - 1][1]:
+        first -= 1
+    known = set(pairs[:first])
+    while first < len(pairs) and pairs[first] in known:
+        first += 1
+    return start + first if 0 < first < len(pairs) else None
 
 
 def _progress(other: CallLog, positions: Tokens) -> Tokens:

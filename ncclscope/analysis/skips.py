@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.align import side_by_side
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.shifts import Shift, expected, find_shift, tracks_of
+from ncclscope.analysis.shifts import (
+    Shift,
+    expected,
+    find_shift,
+    first_other_line,
+    tracks_of,
+)
 from ncclscope.analysis.step_rhythm import broke_rhythm, steps_apart
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
@@ -70,7 +76,7 @@ def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) 
     one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
     found = _shift(case, difference.comm, (one, odd), (other, peer), stops)
     if found is None or found.seq >= difference.seq:
-        return difference
+        return _from_other_lines(case, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
     if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
         return difference  # what differs before is the order inside of a group, and no matter
@@ -94,6 +100,38 @@ def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) 
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, found.seq, edits)),
         witness=found.witness,
+        noticed=difference.seq,
+    )
+
+
+def _from_other_lines(
+    case: Case, difference: Difference, odd: CallLog, peer: CallLog
+) -> Difference:
+    """Move a difference back to where the odd rank's calls began to come from other lines.
+
+    It is in another branch since then, whose first calls equal those of its peers.
+    """
+    seq = first_other_line(odd, peer, difference.seq)
+    if seq is None:
+        return difference
+    rest = [case.logs(difference.comm.key)[number] for number in difference.peers]
+    at = {site for log in rest if log.first <= seq <= log.calls for site in log.sites(seq, seq + 1)}
+    if len(at) != 1:
+        return difference  # each rank has lines of its own
+    back = difference.seq - seq
+    edits = tuple(
+        edit._replace(start=edit.start + back, peer_start=edit.peer_start + back)
+        for edit in difference.edits
+    )
+    return replace(
+        difference,
+        seq=seq,
+        odd_call=odd.call(seq),
+        peer_call=peer.call(seq),
+        telling=(difference.odd_call, difference.peer_call),
+        edits=edits,
+        aligned=tuple(side_by_side(odd, peer, seq, edits)),
+        witness="the lines they came from",
         noticed=difference.seq,
     )
 
@@ -129,18 +167,22 @@ class _Members:
         if len(on) != len(off):
             return
         touched = [bool(singled & set(side)) for side in (on, off)]
-        basis = "other communicators"
-        if touched[0] == touched[1]:
-            touched, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
-        if touched[0] == touched[1]:
-            touched, basis = self._by_steps(on[0], off[0], shift.seq), "steps"
         if touched == [False, True]:
-            yield from self._odd(reference, shifts, basis)
-        elif touched == [True, False]:
-            yield from self._odd(off[0], self._shifts(off[0], [on]), basis)
-        else:
-            for difference in self._odd(reference, shifts, ""):
-                yield replace(difference, odd=(), peers=tuple(sorted(self._logs)))
+            yield from self._odd(reference, shifts, "other communicators")
+            return
+        if touched == [True, False]:
+            yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
+            return
+        broke, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
+        if broke[0] == broke[1]:
+            broke, basis = self._by_steps(on[0], off[0], shift.seq), "steps"
+        suspect = () if broke[0] == broke[1] or len(off) > 1 else tuple(off if broke[1] else on)
+        found = self._odd(reference, shifts, basis if suspect else "")
+        if suspect and broke[0]:
+            found = self._odd(off[0], self._shifts(off[0], [on]), basis)
+        for difference in found:
+            everybody = tuple(sorted(self._logs))
+            yield replace(difference, odd=(), peers=everybody, suspect=suspect)
 
     @cached_property
     def _off(self) -> tuple[int, dict[Shift, list[int]]]:

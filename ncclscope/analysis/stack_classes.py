@@ -1,7 +1,7 @@
-"""Stacks of many ranks, merged: classes of ranks that stand at the same place, and their tree.
+"""Stacks of many ranks, merged: classes of ranks at the same place, and their tree.
 
 The idea is that of LLNL's STAT: ranks with the same stack form a class, classes form a prefix
-tree whose edges carry sets of ranks, and what stands apart is seen at once.
+tree whose edges carry sets of ranks, and what differs is seen at once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from ncclscope.analysis.stances import Stance
 from ncclscope.capture import Frame
 
-__all__ = ["Node", "Order", "StackClass", "build_tree", "classify", "common_depth", "order_of"]
+__all__ = [
+    "Node",
+    "Order",
+    "StackClass",
+    "build_tree",
+    "classify",
+    "common_depth",
+    "order_of",
+    "parting_of",
+]
 
 _NEAR = 1 << 20
 
 
 @dataclass(frozen=True)
 class StackClass:
-    """Ranks that stand at the same place.
+    """Ranks at the same place.
 
     Attributes:
         ranks: Global ranks.
@@ -65,20 +74,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Order:
-    """Which of two stacks has come further, as far as that can be told.
+    """Which of two stacks has come further, as a loop's counter tells.
 
     Attributes:
         ahead: Whether the first has.
         reason: What tells.
-        place: Where they part.
-        counted: Whether a loop's counter tells, and not only the order of lines.
         near: Whether they are less than a round of the loop apart.
     """
 
     ahead: bool
     reason: str
-    place: str = ""
-    counted: bool = False
     near: bool = False
 
     @property
@@ -138,41 +143,44 @@ def common_depth(one: Sequence[Frame], other: Sequence[Frame]) -> int:
 
 
 def order_of(odd: Stance, peers: Sequence[Stance]) -> Order | None:
-    """Tells whether a rank is ahead of its peers, who all stand at one place.
+    """Tells whether a rank is ahead of its peers, who are all at one place.
 
-    A loop's counter tells it best. Without one, the line in the function in which they part
-    does, as long as no loop leads back to an earlier line.
+    Only a loop's counter tells. Two lines may be the branches of one decision, and of two that
+    follow each other a loop may have led back to the first.
 
     Returns:
-        None where the stacks part without a line in common.
+        None where no counter differs.
     """
     ours, theirs = odd.frames, peers[0].frames
     depth = common_depth(ours, theirs)
     for level in range(depth):
         counted = _counted(level, odd, peers)
-        if counted is not None:
-            name, own, usual = counted
-            place = f"{name} in {ours[level].base}:{ours[level].line} {ours[level].name}"
-            reason = f"{place} is {own}, and {usual} on its peers"
-            near = False
-            if abs(own - usual) == 1 and _parts_at(ours, theirs, depth):
-                mine, other = ours[depth - 1].line, theirs[depth - 1].line
-                near = (own > usual) == (mine < other)
-                if near:
-                    reason += (
-                        f"; it stands in line {mine} of {ours[depth - 1].name}, they in line "
-                        f"{other}: less than one round of the loop apart"
-                    )
-            return Order(own > usual, reason, counted=True, near=near)
+        if counted is None:
+            continue
+        name, own, usual = counted
+        place = f"{name} in {ours[level].base}:{ours[level].line} {ours[level].name}"
+        reason = f"{place} is {own}, and {usual} on its peers"
+        near = False
+        if abs(own - usual) == 1 and _parts_at(ours, theirs, depth):
+            mine, other = ours[depth - 1].line, theirs[depth - 1].line
+            near = (own > usual) == (mine < other)
+            if near:
+                reason += (
+                    f"; it is in line {mine} of {ours[depth - 1].name}, they in line "
+                    f"{other}: less than one round of the loop apart"
+                )
+        return Order(own > usual, reason, near)
+    return None
+
+
+def parting_of(odd: Stance, peers: Stance) -> str | None:
+    """Returns where two stacks differ first, if that is in a function that both are in."""
+    ours, theirs = odd.frames, peers.frames
+    depth = common_depth(ours, theirs)
     if not _parts_at(ours, theirs, depth):
         return None
-    mine, other = ours[depth - 1].line, theirs[depth - 1].line
-    place = (
-        f"in {ours[depth - 1].name} of {ours[depth - 1].base}, where it stands in line {mine} and "
-        f"its peers in line {other}"
-    )
-    reason = f"by the order of lines {place}, unless a loop has gone round in between"
-    return Order(mine > other, reason, place)
+    mine, other = ours[depth - 1], theirs[depth - 1]
+    return f"in {mine.name} of {mine.base}, at lines {mine.line} and {other.line}"
 
 
 def _parts_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:

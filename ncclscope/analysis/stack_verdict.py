@@ -1,63 +1,46 @@
 """What the stacks of all ranks suggest, where nothing was recorded.
 
-A stack says where a rank is, not how it came there, so nothing here is ever certain.
+A stack says where a rank is, not how it came there, so nothing here is ever certain. Few that
+wait where many have not come are the diverging ones; where many wait, the few that are elsewhere
+are missing; in a tie nobody is named.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from ncclscope.analysis.stack_classes import StackClass, classify, common_depth, order_of
+from ncclscope.analysis.frames import COLLECTIVES, INIT_OPS
+from ncclscope.analysis.judgement import HANG_SECONDS, LONG_GAP, Judgement, unless_late
+from ncclscope.analysis.stack_classes import (
+    Order,
+    StackClass,
+    classify,
+    common_depth,
+    order_of,
+    parting_of,
+)
+from ncclscope.analysis.stack_processes import judge_gone, judge_stopped, judge_unread
 from ncclscope.analysis.stack_wording import place_text, seen, waiting_text
-from ncclscope.analysis.stances import Stance
+from ncclscope.analysis.stances import IDLE, Stance
 from ncclscope.analysis.wording import ranks_text, sentence
 
-__all__ = ["LONG_GAP", "Judgement", "judge_stacks"]
+__all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
-LONG_GAP = 30.0
-"""Seconds between samples from which ranks that have not moved are late no more, but stuck."""
-_P2P = ("send", "recv")
+_MESSAGES = frozenset({"send", "recv", "p2p"})
+_STUCK = frozenset({"lock", "file", "socket", "data", "child"})
+"""What no rank of a job at rest waits for."""
 _SHARED = 2
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What one witness says.
-
-    Attributes:
-        kind: One of the kinds of the contract.
-        summary: One or two sentences.
-        diverging: Ranks it singles out.
-        candidates: When it singles out none: those among which it lies.
-        confidence: ``likely`` or ``ambiguous``.
-        role: ``cause``, or ``latent`` where it may be nothing.
-        odd: What a diverging rank was doing.
-        peers: What the others were doing.
-        evidence: What was seen.
-        inferred: What follows from it.
-    """
-
-    kind: str
-    summary: str
-    diverging: tuple[int, ...] = ()
-    candidates: tuple[int, ...] = ()
-    confidence: str = "likely"
-    role: str = "cause"
-    odd: Stance | None = None
-    peers: Stance | None = None
-    evidence: tuple[str, ...] = ()
-    inferred: tuple[str, ...] = field(default=())
 
 
 def judge_stacks(
     stances: Sequence[Stance], gap: float, missing: Sequence[int] = ()
 ) -> Judgement | None:
-    """Returns what stands apart; None where nothing does.
+    """Returns which ranks are apart; None where none is.
 
     Args:
         stances: What each rank was doing.
-        gap: Seconds between the samples.
+        gap: Seconds between the first and the last sample.
         missing: Ranks that should run on this host and have no process.
     """
     by: dict[str, list[Stance]] = {}
@@ -70,271 +53,272 @@ def judge_stacks(
     if len(stances) + len(missing) < 2:
         return None
     if gone:
-        return _gone(gone, waiting, moving, gap)
+        return judge_gone(gone, waiting, [*moving, *elsewhere], gap)
     if by.get("stopped"):
-        return _stopped(by["stopped"], waiting, still, moving, gap)
+        return judge_stopped(by["stopped"], waiting, still, moving, gap)
     if moving:
-        return _late(moving, still, waiting, gap)
+        return _late(moving, waiting, elsewhere, gap)
     if by.get("unread"):
-        return _unread(by["unread"], waiting, elsewhere, gap)
+        return judge_unread(by["unread"], waiting, elsewhere, gap)
+    world = max(stance.worker.world_size for stance in stances)
+    unseen = max(0, world - len(stances))
     if waiting and elsewhere:
-        return _not_joined(waiting, elsewhere, gap)
+        return unless_late(_not_joined(waiting, elsewhere, gap, unseen), gap)
     if waiting:
-        return _apart(waiting, gap)
-    return _asleep(elsewhere, gap)
-
-
-def _gone(
-    gone: Sequence[int], waiting: Sequence[Stance], moving: Sequence[Stance], gap: float
-) -> Judgement | None:
-    if not waiting:
-        return None
-    ranks = tuple(sorted(gone))
-    classes = classify(waiting)
-    return Judgement(
-        kind="dead_rank",
-        summary=(
-            f"{sentence(ranks_text(ranks))} {'has' if len(ranks) == 1 else 'have'} no living "
-            f"process; {waiting_text(classes)}."
-        ),
-        diverging=ranks,
-        role="latent" if moving else "cause",
-        peers=classes[0].stance,
-        evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
-    )
-
-
-def _stopped(
-    stopped: Sequence[Stance],
-    waiting: Sequence[Stance],
-    still: Sequence[Stance],
-    moving: Sequence[Stance],
-    gap: float,
-) -> Judgement:
-    ranks = tuple(sorted(stance.rank for stance in stopped))
-    proc = f"proc: {ranks_text(ranks)}: state T, stopped by a signal or a debugger"
-    where = classify(stopped)
-    if not still and not moving:
-        return Judgement(
-            kind="stalled",
-            summary="All ranks are stopped by a signal (state T): nothing can move.",
-            candidates=ranks,
-            evidence=(proc, *seen(where, gap)),
-            inferred=("kill -CONT lets a stopped process go on",),
-        )
-    classes = classify(waiting)
-    rest = waiting_text(classes) if waiting else "nobody is seen to wait for it yet"
-    be = "is" if len(ranks) == 1 else "are"
-    return Judgement(
-        kind="not_joined",
-        summary=(
-            f"{sentence(ranks_text(ranks))} {be} stopped by a signal (state T) at "
-            f"{where[0].stance.text}; {rest}."
-        ),
-        diverging=ranks,
-        role="latent" if moving or not waiting else "cause",
-        odd=stopped[0],
-        peers=classes[0].stance if classes else None,
-        evidence=(proc, *seen([*where, *classes], gap)),
-        inferred=("kill -CONT lets a stopped process go on",),
-    )
+        return _apart(waiting, gap, unseen)
+    return _nobody_waits(elsewhere, gap)
 
 
 def _late(
-    moving: Sequence[Stance], still: Sequence[Stance], waiting: Sequence[Stance], gap: float
+    moving: Sequence[Stance], waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
 ) -> Judgement | None:
-    """Some move, the others wait for them: late, or in a loop that does not end."""
-    if not waiting or len(waiting) < len(still) or len(moving) * 2 > len(moving) + len(still):
+    """Some move, others wait for them: late, or in a loop that does not end."""
+    others = [*moving, *elsewhere]
+    if not waiting:
         return None
-    ranks = tuple(sorted(stance.rank for stance in moving))
     classes = classify(waiting)
-    if len(classes) > 1 or len(ranks) * 2 == len(moving) + len(still) > 2:
-        return None
-    long = gap >= LONG_GAP
-    one = moving[0]
-    what = f"{sentence(ranks_text(ranks))} {'is' if len(ranks) == 1 else 'are'} at work"
-    return Judgement(
-        kind="not_joined",
-        summary=(
-            f"{what} at {one.text} ({one.why}), and {waiting_text(classes)}: "
-            + (
-                f"for {gap:g} s it has not arrived."
-                if long
-                else "it may be late, or in a loop that does not end."
-            )
-        ),
-        diverging=ranks if long else (),
-        candidates=() if long else ranks,
-        confidence="likely" if long else "ambiguous",
-        role="cause" if long else "latent",
-        odd=one,
-        peers=classes[0].stance,
-        evidence=(
-            *seen(classes, gap),
-            *(f"proc: rank {stance.rank}: {stance.why}" for stance in moving),
-        ),
-        inferred=() if long else (f"--gap {LONG_GAP:g} tells late from stuck",),
+    evidence = (
+        *seen([*classes, *classify(elsewhere)], gap),
+        *(f"proc: rank {stance.rank}: {stance.why}" for stance in moving),
     )
-
-
-def _unread(
-    unread: Sequence[Stance], waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
-) -> Judgement | None:
-    classes = classify(waiting)
-    if len(classes) != 1 or elsewhere:
+    if len(waiting) < len(others):
+        if gap < HANG_SECONDS or elsewhere:
+            return None
+        return Judgement(
+            kind="extra_call",
+            summary=(
+                f"{sentence(waiting_text(classes))} for {gap:g} s, while "
+                f"{ranks_text(stance.rank for stance in moving)} move: they may come yet."
+            ),
+            candidates=tuple(sorted(stance.rank for stance in waiting)),
+            confidence="ambiguous",
+            role="latent",
+            odd=waiting[0],
+            peers=moving[0],
+            evidence=evidence,
+            seen_seconds=gap,
+        )
+    if len(waiting) == len(others) > 1:
         return None
-    ranks = tuple(sorted(stance.rank for stance in unread))
-    return Judgement(
-        kind="not_joined",
-        summary=(
-            f"{sentence(waiting_text(classes))}; the stack of {ranks_text(ranks)} could not be "
-            f"read, so whether it joined is not known."
+    ranks = tuple(sorted(stance.rank for stance in others))
+    one = moving[0]
+    be = "is" if len(moving) == 1 else "are"
+    what = f"{sentence(ranks_text(stance.rank for stance in moving))} {be} at work"
+    return unless_late(
+        Judgement(
+            kind="not_joined",
+            summary=(
+                f"{what} at {one.text} ({one.why}), and {waiting_text(classes)}: late, or in a "
+                f"loop that does not end."
+            ),
+            diverging=ranks,
+            odd=one,
+            peers=classes[0].stance,
+            evidence=evidence,
         ),
-        candidates=ranks,
-        confidence="ambiguous",
-        role="latent",
-        peers=classes[0].stance,
-        evidence=seen(classes, gap),
+        gap,
+        LONG_GAP,
     )
 
 
 def _not_joined(
-    waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
-) -> Judgement | None:
-    """Some wait for their peers, and others stand where they wait for nobody."""
+    waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float, unseen: int
+) -> Judgement:
+    """Some wait for their peers, and others are where they wait for nobody."""
     inside, outside = classify(waiting), classify(elsewhere)
     evidence = seen([*inside, *outside], gap)
-    ranks = tuple(sorted(stance.rank for stance in elsewhere))
-    if len(waiting) > len(elsewhere) or len(waiting) == len(elsewhere) == 1:
+    few, many = len(waiting), len(elsewhere)
+    alone = few == many == 1 and elsewhere[0].waits != "queue"
+    if few > many or alone:
         return Judgement(
-            kind="not_joined",
+            kind=_missing_kind(waiting),
             summary=(
                 f"{sentence('; '.join(place_text(group) for group in outside))}, "
                 f"{_relation(outside, inside)} {waiting_text(inside)}."
             ),
-            diverging=ranks,
+            diverging=tuple(sorted(stance.rank for stance in elsewhere)),
             odd=outside[0].stance,
             peers=inside[0].stance,
             evidence=evidence,
-            inferred=(*_order_text(outside, inside), _PATIENCE),
+            inferred=_order_text(outside, inside),
         )
-    alone = inside[0]
-    if len(inside) == len(outside) == 1 and alone.stance.op and len(elsewhere) > len(waiting):
+    ops = {stance.op for stance in waiting}
+    if few + unseen < many and len(ops) == 1 and not ops & (_MESSAGES | {None}):
         return Judgement(
             kind="extra_call",
             summary=(
-                f"{sentence(place_text(alone))}, alone; {place_text(outside[0])} and wait for "
-                f"nobody."
+                f"{sentence(waiting_text(inside))}, where most ranks have not come: "
+                f"{'; '.join(place_text(group) for group in outside[:3])}."
             ),
-            diverging=alone.ranks,
-            odd=alone.stance,
+            diverging=tuple(sorted(stance.rank for stance in waiting)),
+            odd=inside[0].stance,
             peers=outside[0].stance,
             evidence=evidence,
-            inferred=(*_order_text(inside, outside), _PATIENCE),
+            inferred=_order_text(inside, outside),
         )
     return _undecided([*inside, *outside], "not_joined", evidence)
 
 
+def _missing_kind(waiting: Sequence[Stance]) -> str:
+    return "init_stalled" if all(s.op in INIT_OPS for s in waiting) else "not_joined"
+
+
 def _relation(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> str:
-    """How the odd ranks stand to those that wait, as far as a loop's counter tells."""
+    """How the odd ranks compare with those that wait, as far as a loop's counter tells."""
     found = order_of(odd[0].stance, peers[0].stances) if len(odd) == len(peers) == 1 else None
-    if found is None or not found.counted:
-        return "and has not arrived where"
-    return f"{found.relation} where"
+    return "and not where" if found is None else f"{found.relation} where"
 
 
-def _apart(waiting: Sequence[Stance], gap: float) -> Judgement | None:
+def _apart(waiting: Sequence[Stance], gap: float, unseen: int) -> Judgement | None:
     """All wait; are they in the same place?"""
     classes = classify(waiting)
-    evidence = seen(classes, gap)
-    first = classes[0]
     if len(classes) == 1:
-        return _same_place(first, gap, evidence)
-    ops = {group.stance.op for group in classes}
-    kind = "op_mismatch" if len(ops) > 1 and None not in ops else "not_joined"
-    if len(first.ranks) * 2 <= len(waiting) or ops & set(_P2P):
+        return _same_place(classes[0], gap)
+    found = _apart_places(waiting, classes, gap)
+    ops = {stance.op for stance in waiting}
+    # Ranks that all wait, and in different collectives, wait for each other: nobody can be late.
+    # A transfer takes CPU time; what C++ or a GPU is about is not known.
+    is_closed = (
+        not unseen and len(ops) > 1 and all(s.op in COLLECTIVES and s.cpu < IDLE for s in waiting)
+    )
+    return unless_late(found, gap, 0.0 if is_closed else HANG_SECONDS)
+
+
+def _apart_places(
+    waiting: Sequence[Stance], classes: Sequence[StackClass], gap: float
+) -> Judgement:
+    evidence = seen(classes, gap)
+    ops = Counter(stance.op for stance in waiting)
+    usual, count = ops.most_common(1)[0]
+    majority, odd = [classes[0]], list(classes[1:])
+    is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
+    if is_split and count < len(waiting):  # most are in one call, at several lines
+        majority = [group for group in classes if group.stance.op == usual]
+        odd = [group for group in classes if group.stance.op != usual]
+    kind = _difference_kind(majority[0].stance, odd[0].stance)
+    count = sum(len(group.ranks) for group in majority)
+    is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
+    # Who waits for a message waits for a rank that its stack does not name.
+    by_message = ops.keys() & _MESSAGES or any(one.stance.op == "wait" for one in odd)
+    if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
-    rest = classes[1:]
-    if len(rest) > 1:
-        ranks = sorted(rank for group in rest for rank in group.ranks)
+    if len(odd) > 1:
+        ranks = sorted(rank for group in odd for rank in group.ranks)
         return _undecided(classes, kind, evidence, tuple(ranks))
-    odd = rest[0]
     return Judgement(
         kind=kind,
-        summary=f"{sentence(place_text(odd))}, while {place_text(first)}.",
-        diverging=odd.ranks,
-        odd=odd.stance,
-        peers=first.stance,
+        summary=(
+            f"{sentence(place_text(odd[0]))}, while "
+            f"{'; '.join(place_text(group) for group in majority[:3])}."
+        ),
+        diverging=odd[0].ranks,
+        odd=odd[0].stance,
+        peers=majority[0].stance,
         evidence=evidence,
-        inferred=_order_text(rest, [first]),
+        inferred=_order_text(odd, majority),
     )
 
 
-def _same_place(group: StackClass, gap: float, evidence: tuple[str, ...]) -> Judgement | None:
+def _difference_kind(usual: Stance, odd: Stance) -> str:
+    """What it is called that a rank waits elsewhere than most."""
+    if usual.op == odd.op or {usual.op, odd.op} & (_MESSAGES | {None}):
+        return "not_joined"
+    if usual.op in INIT_OPS:
+        return "init_stalled"
+    are_known = all(s.op in COLLECTIVES and s.op not in INIT_OPS for s in (usual, odd))
+    return "op_mismatch" if are_known else "extra_call"
+
+
+def _same_place(group: StackClass, gap: float) -> Judgement | None:
+    """All wait in one place: by a loop's counter, one may have come there in another round."""
     if group.stance.op is None:
         return None
-    long = gap >= LONG_GAP
-    return Judgement(
-        kind="stalled",
-        summary=(
-            f"All ranks stand in {group.stance.text}, and nothing moved for {gap:g} s"
-            + ("." if long else ": a stall if it lasts.")
+    rounds = _rounds(group)
+    odd = tuple(rounds) if 2 * len(rounds) < len(group.ranks) else ()
+    kind = "init_stalled" if group.stance.op in INIT_OPS else "stalled"
+    if odd:
+        ahead = all(found.ahead for found in rounds.values())
+        kind = "extra_call" if ahead else "not_joined"
+    lines = tuple(
+        f"rank {rank} is {'ahead of' if found.ahead else 'behind'} its peers: {found.reason}"
+        for rank, found in rounds.items()
+    )
+    named = f" {sentence('; '.join(lines[:2]))}." if odd else ""
+    return unless_late(
+        Judgement(
+            kind=kind,
+            summary=(
+                f"All ranks wait in {group.stance.text}, and nothing moved for {gap:g} s.{named}"
+            ),
+            diverging=odd,
+            candidates=() if odd else group.ranks,
+            odd=next((s for s in group.stances if s.rank in odd), group.stance),
+            peers=next((s for s in group.stances if s.rank not in odd), group.stance),
+            evidence=seen([group], gap),
+            inferred=lines,
         ),
-        candidates=() if long else group.ranks,
-        confidence="likely" if long else "ambiguous",
-        role="cause" if long else "latent",
-        odd=group.stance,
-        peers=group.stance,
-        evidence=evidence,
-        inferred=(
-            *_rounds(group),
-            *(() if long else (f"--gap {LONG_GAP:g} tells slow from stuck",)),
-        ),
+        gap,
     )
 
 
-def _rounds(group: StackClass) -> tuple[str, ...]:
-    """Ranks that stand in the same line, but in another round of a loop than most."""
-    lines = []
+def _rounds(group: StackClass) -> dict[int, Order]:
+    """Ranks that wait in the same line, but in another round of a loop than all others."""
+    found = {}
     for stance in group.stances:
         peers = [other for other in group.stances if other is not stance]
-        found = order_of(stance, peers) if len(peers) > 1 else None
-        if found is not None:
-            word = "ahead of" if found.ahead else "behind"
-            lines.append(f"rank {stance.rank} is {word} its peers: {found.reason}")
-    return tuple(lines)
+        order = order_of(stance, peers) if len(peers) > 1 else None
+        if order is not None:
+            found[stance.rank] = order
+    return found
 
 
-def _asleep(elsewhere: Sequence[Stance], gap: float) -> Judgement | None:
+def _nobody_waits(elsewhere: Sequence[Stance], gap: float) -> Judgement | None:
     """Nobody is seen to wait for a peer, and yet nobody moves.
 
-    Waiting for work in a queue is rest. Elsewhere, a rank apart from a majority that stands
-    in the same code is the sign of kernels that wait behind the back of Python.
+    Waiting for work in a queue is rest. Elsewhere, a rank apart from a majority in the same code
+    is the sign of kernels that wait behind the back of Python.
     """
     classes = classify(elsewhere)
-    if len(classes) < 2 or any(stance.waits for stance in elsewhere):
+    if all(stance.waits == "queue" for stance in elsewhere):
         return None
     first, rest = classes[0], classes[1:]
     frames = first.stance.frames
     alike = all(common_depth(group.stance.frames, frames) >= _SHARED for group in rest)
-    if len(elsewhere) < 3 or not alike:
-        return None
-    evidence = seen(classes, gap)
-    if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
-        return _undecided(classes, "not_joined", evidence)
-    odd = rest[0]
+    if rest and first.stance.waits is None and len(elsewhere) > 2 and alike:
+        evidence = seen(classes, gap)
+        if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
+            return unless_late(_undecided(classes, "not_joined", evidence), gap)
+        return unless_late(
+            Judgement(
+                kind="not_joined",
+                summary=(
+                    f"{sentence(place_text(rest[0]))}, while {place_text(first)}; none of them "
+                    f"moves."
+                ),
+                diverging=rest[0].ranks,
+                odd=rest[0].stance,
+                peers=first.stance,
+                evidence=evidence,
+                inferred=_order_text(rest, [first]),
+            ),
+            gap,
+        )
+    stuck = all(stance.waits in _STUCK for stance in elsewhere)
     return Judgement(
-        kind="not_joined",
-        summary=f"{sentence(place_text(odd))}, while {place_text(first)}; none of them moves.",
-        diverging=odd.ranks,
-        odd=odd.stance,
+        kind="stalled",
+        summary=(
+            f"No rank moved for {gap:g} s, and none is seen to wait for another: "
+            f"{'; '.join(place_text(group) for group in classes[:4])}."
+        ),
+        candidates=tuple(sorted(stance.rank for stance in elsewhere)),
+        confidence="ambiguous",
+        role="cause" if stuck and gap >= HANG_SECONDS else "latent",
+        odd=first.stance,
         peers=first.stance,
-        evidence=evidence,
-        inferred=(*_order_text(rest, [first]), _PATIENCE),
+        evidence=seen(classes, gap),
+        seen_seconds=gap,
+        is_open=stuck and gap < HANG_SECONDS,
     )
-
-
-_PATIENCE = f"a rank that is merely late looks the same for a while; --gap {LONG_GAP:g} tells"
 
 
 def _undecided(
@@ -359,20 +343,16 @@ def _undecided(
 
 
 def _order_text(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> tuple[str, ...]:
-    """Who is ahead, where that can be told."""
+    """Who is ahead, where a loop's counter tells; else where the stacks differ."""
     lines = []
     for group in odd:
         found = order_of(group.stance, peers[0].stances)
-        ops = {group.stance.op, peers[0].stance.op}
-        if found is None:
-            continue
-        if not found.counted and len(ops - {None}) > 1:
-            # Two calls may be the branches of one decision, of which neither comes first.
-            lines.append(f"the stacks part {found.place}")
-        else:
+        if found is not None:
             be = "is" if len(group.ranks) == 1 else "are"
             lines.append(
                 f"{ranks_text(group.ranks)} {be} {found.relation} "
                 f"{ranks_text(peers[0].ranks)}: {found.reason}"
             )
+        elif (place := parting_of(group.stance, peers[0].stance)) is not None:
+            lines.append(f"the stacks differ {place}; which line comes first is not known")
     return tuple(lines)

@@ -11,10 +11,9 @@ __all__ = ["place_text", "seen", "waiting_text"]
 
 
 def place_text(group: StackClass) -> str:
-    """``ranks 0 1 3 stand in all_reduce at hang.py:3 step``."""
-    verb = "stands" if len(group.ranks) == 1 else "stand"
-    where = "in" if group.stance.op else "at"
-    return f"{ranks_text(group.ranks)} {verb} {where} {group.stance.text}"
+    """``ranks 0 1 3 are in all_reduce at hang.py:3 step``."""
+    be = "is" if len(group.ranks) == 1 else "are"
+    return f"{ranks_text(group.ranks)} {be} {_where(group)}"
 
 
 def waiting_text(classes: Sequence[StackClass]) -> str:
@@ -22,8 +21,7 @@ def waiting_text(classes: Sequence[StackClass]) -> str:
     parts = []
     for group in classes[:3]:
         verb = "waits" if len(group.ranks) == 1 else "wait"
-        where = "in" if group.stance.op else "at"
-        parts.append(f"{ranks_text(group.ranks)} {verb} {where} {group.stance.text}")
+        parts.append(f"{ranks_text(group.ranks)} {verb} {_where(group)}")
     return " and ".join(parts)
 
 
@@ -32,11 +30,14 @@ def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
     lines = []
     for group in classes:
         stance = group.stance
+        looks = sum(bool(stacks.threads) for stacks in stance.worker.stacks)
         if stance.condition == "still":
-            how = f"the same in both samples, {gap:g} s apart"
-        elif stance.condition == "stopped":
-            how = "stopped"
+            how = f"the same in {looks} samples over {gap:g} s"
         else:
             how = stance.condition
         lines.append(f"stacks: {place_text(group)}, {how}")
     return tuple(lines)
+
+
+def _where(group: StackClass) -> str:
+    return f"{'in' if group.stance.op else 'at'} {group.stance.text}"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.analysis.frames import collective_of, program_frame, wait_of
-from ncclscope.capture import Capture, Frame, Stacks, Thread, Worker
+from ncclscope.analysis.frames import (
+    INIT_OPS,
+    POSTED_BY_CPP,
+    collective_of,
+    program_frame,
+    unrecorded_of,
+    user_frame,
+    wait_of,
+    waited_call,
+)
+from ncclscope.capture import Capture, Frame, Stacks, Worker
 
 __all__ = ["Stance", "take_stances"]
 
@@ -19,6 +29,21 @@ tensors makes thousands.
 """
 BUSY = 0.2
 """Share of a core above which a thread that waits for nothing known is at work."""
+IDLE = 0.05
+"""Share of a core below which a thread computes nothing; polling takes as little."""
+_POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
+_COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
+_USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
+_REASONS = {
+    "child": "waits for a child process",
+    "data": "waits for its data loader",
+    "device": "waits for the GPU",
+    "file": "waits for a file or pipe",
+    "lock": "waits for a lock",
+    "poll": "polls",
+    "sleep": "sleeps",
+    "socket": "waits for a socket",
+}
 
 
 @dataclass(frozen=True)
@@ -28,8 +53,13 @@ class Stance:
     Attributes:
         worker: The process.
         condition: ``moving``, ``still``, ``stopped`` (by a signal), ``ended`` or ``unread``.
-        waits: For what: ``collective``, ``device``, ``queue``, ``lock``, or nothing known.
-        op: The collective, where it is in one.
+        waits: For what: ``collective`` or ``device``; or for no peer: ``queue`` (for work),
+            ``lock``, ``file``, ``socket``, ``data``, ``child``, ``sleep``, ``poll``; None where
+            nothing is known.
+        op: The collective, where it is in one; also ``new_group``, ``store``, ``wait``, ``p2p``, or
+            the function of torch.distributed that it is in.
+        unrecorded: Whether C++ posted that collective, so that only its place is known: ``op`` is
+            then ``backward`` or ``forward``.
         frames: Stack of the thread that says most, the outermost first, cut below the wait.
         thread: That thread's name.
         cpu: Share of a core that the process took between the samples.
@@ -41,6 +71,7 @@ class Stance:
     condition: str
     waits: str | None = None
     op: str | None = None
+    unrecorded: bool = False
     frames: tuple[Frame, ...] = ()
     thread: str = ""
     cpu: float = 0.0
@@ -54,8 +85,13 @@ class Stance:
 
     @cached_property
     def place(self) -> Frame | None:
-        """Where in the program it is."""
+        """The innermost frame outside of torch's communication."""
         return program_frame(self.frames)
+
+    @cached_property
+    def user_place(self) -> Frame | None:
+        """The innermost frame of the user's own program; None where that is not known."""
+        return user_frame(self.frames)
 
     @cached_property
     def key(self) -> tuple[tuple[str, str, int], ...]:
@@ -64,7 +100,7 @@ class Stance:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it stands still where it needs its peers, or the GPU."""
+        """Whether it does not move where it needs its peers, or the GPU."""
         return self.condition == "still" and self.waits in ("collective", "device")
 
     @property
@@ -73,17 +109,46 @@ class Stance:
         place = self.place
         if place is None:
             return "no Python frame"
-        if self.op is not None:
-            return f"{self.op} at {place.site}"
-        return f"{place.site} (waits for the GPU)" if self.waits == "device" else place.site
+        what = self.op
+        if self.unrecorded:
+            what = f"a collective of {what}"
+        elif what == "p2p":
+            what = "a message between stages"
+        elif what == "compiled":
+            what = "a compiled graph"
+        text = f"{what} at {place.site}" if what is not None else place.site
+        user = self.user_place
+        if user is not None and user != place:
+            text += f", from {user.site}"
+        reason = _REASONS.get(self.waits or "")
+        return f"{text} ({reason})" if reason else text
 
 
 def take_stances(capture: Capture) -> dict[int, Stance]:
     """Returns what each rank was doing, by rank."""
-    return {worker.rank: _stance(worker, capture.gap) for worker in capture.workers}
+    several = len(capture.workers) > 1
+    return {worker.rank: _stance(worker, capture.gap, several) for worker in capture.workers}
 
 
-def _stance(worker: Worker, gap: float) -> Stance:
+@dataclass(frozen=True)
+class _Look:
+    """The thread that says most of where a rank is, at one moment."""
+
+    thread: str = ""
+    frames: tuple[Frame, ...] = ()
+    op: str | None = None
+    waits: str | None = None
+
+    @property
+    def key(self) -> tuple[tuple[str, str, int], ...]:
+        return _key(self.frames, self.op is not None or self.waits is not None)
+
+    @property
+    def counters(self) -> list[dict[str, int]]:
+        return [dict(frame.counters) for frame in self.frames]
+
+
+def _stance(worker: Worker, gap: float, several: bool) -> Stance:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
     cpu = main_cpu = switches = 0.0
@@ -92,78 +157,142 @@ def _stance(worker: Worker, gap: float) -> Stance:
         span = max(gap, 0.001)
         cpu = max(0.0, second.cpu_seconds - first.cpu_seconds) / span
         main_cpu = max(0.0, second.main_cpu_seconds - first.main_cpu_seconds) / span
-        switches = max(0, second.switches - first.switches) / span
-    stacks = [stacks for stacks in worker.stacks if stacks.threads]
+        switches = max(0, second.switches - first.switches)
     if last and last in "XZ":
         return Stance(worker, "ended")
-    if not stacks:
+    looks = [_look(stacks) for stacks in worker.stacks if stacks.threads]
+    if not looks:
         condition = "stopped" if last in ("T", "t") else "unread"
         return Stance(worker, condition, cpu=cpu, main_cpu=main_cpu)
-    thread, frames, op, waits = _telling(stacks[-1])
+    polled = _polled(looks, main_cpu)
+    one = polled or looks[-1]
     condition, why = "still", ""
     if last in ("T", "t"):
         condition = "stopped"
-    elif len(stacks) > 1:
-        why = _why_moving(worker, stacks, op, waits, main_cpu, switches)
-        condition = "moving" if why else "still"
-    else:
+    elif len(looks) < 2:
         condition, why = "moving", "its stack was read only once"
-    return Stance(worker, condition, waits, op, frames, thread, cpu, main_cpu, why)
+    elif polled is None:
+        why = _change(looks)
+        condition = "moving" if why else "still"
+    op, waits, unrecorded = one.op, one.waits, False
+    if waits is None and condition != "moving":
+        op, waits, unrecorded = _behind(worker, one.frames, main_cpu, several)
+    if condition == "still":
+        # Switches and system call are those of the main thread.
+        own = switches if one.thread in ("", "MainThread") else 0.0
+        why = _activity(op, waits, worker, main_cpu, own, gap)
+        condition = "moving" if why else "still"
+    if condition == "moving" and one.waits is None:
+        op, waits, unrecorded = None, None, False
+    return Stance(
+        worker, condition, waits, op, unrecorded, one.frames, one.thread, cpu, main_cpu, why
+    )
 
 
-def _why_moving(
-    worker: Worker,
-    stacks: Sequence[Stacks],
+def _behind(
+    worker: Worker, frames: Sequence[Frame], main_cpu: float, several: bool
+) -> tuple[str | None, str | None, bool]:
+    """What a stack that did not change waits for in C++: collective, reason, unrecorded."""
+    last = worker.samples[-1] if worker.samples else None
+    threads = last.threads if last else {}
+    communicates = several or worker.world_size > 1 or any(map(_COMMUNICATES.search, threads))
+    if communicates and main_cpu < IDLE and (op := unrecorded_of(frames)) is not None:
+        return op, "collective", op in POSTED_BY_CPP
+    if last is None or not frames:
+        return None, None, False
+    op, waits = waited_call(frames[-1], last.blocked, any(map(_USES_GPU.search, threads)))
+    return op, waits, False
+
+
+def _change(looks: Sequence[_Look]) -> str:
+    """Returns what changed between the looks; nothing where all are alike."""
+    last = looks[-1]
+    for one in looks[:-1]:
+        if one.key != last.key:
+            return "its stack changed"
+        if one.counters != last.counters:
+            return "a loop went round"
+    return ""
+
+
+def _polled(looks: Sequence[_Look], main_cpu: float) -> _Look | None:
+    """Returns where a rank polls for something; None where it does not.
+
+    It is in one function all the time, sleeps there most of the time, and takes no CPU time:
+    stacks that differ by what it looks at in between are no progress.
+    """
+    if main_cpu > IDLE or len(looks) < 2 or any(one.waits == "collective" for one in looks):
+        return None
+    frames = [one.frames for one in looks]
+    depth = 0
+    for level in zip(*frames, strict=False):
+        if len({(frame.file, frame.function) for frame in level}) > 1:
+            break
+        if any(frame.counters != level[0].counters for frame in level):
+            return None
+        depth += 1
+        if len({frame.line for frame in level}) > 1:
+            break
+    if not depth:
+        return None
+    asleep = [
+        one
+        for one in looks
+        if len(one.frames) == depth and any(map(_POLLS.search, one.frames[-1].calls))
+    ]
+    if len({one.key for one in looks}) < 2 or 2 * len(asleep) < len(looks):
+        return None
+    return _Look(asleep[-1].thread, asleep[-1].frames, None, "poll")
+
+
+def _activity(
     op: str | None,
     waits: str | None,
+    worker: Worker,
     main_cpu: float,
     switches: float,
+    gap: float,
 ) -> str:
-    """Returns what tells that a rank moved between its samples; nothing where it stood."""
-    cut = op is not None or waits is not None
-    now = _telling(stacks[-1])
-    for one in stacks[:-1]:
-        then = _telling(one)
-        if _key(then[1], then[2] is not None or then[3] is not None) != _key(now[1], cut):
-            return "its stack changed"
-        if _counters(then[1]) != _counters(now[1]):
-            return "a loop went round"
-    if waits in ("collective", None) and switches > MANY_SWITCHES:
-        return f"it went to sleep and woke {switches:.0f} times a second"
-    if waits is None and main_cpu > BUSY:
+    """Returns what else tells that a rank moves whose stack is the same in all looks."""
+    rate = switches / max(gap, 0.001)
+    blocked = worker.samples[-1].blocked if worker.samples else ""
+    if waits == "collective" and op not in INIT_OPS and switches:
+        if rate > MANY_SWITCHES:
+            return f"it went to sleep and woke {rate:.0f} times a second"
+        return f"it woke {switches:.0f} times in {gap:g} s"
+    if waits is None and rate > MANY_SWITCHES and blocked != "sleep":
+        return f"it went to sleep and woke {rate:.0f} times a second"
+    if waits in (None, "sleep", "file") and main_cpu > BUSY:
         return f"it took {main_cpu:.0%} of a core"
     return ""
 
 
-def _telling(stacks: Stacks) -> tuple[str, tuple[Frame, ...], str | None, str | None]:
+def _look(stacks: Stacks) -> _Look:
     """The thread that says most of where a rank is: in a collective, else the main one."""
-    cut = [(_name(thread), *_cut(thread)) for thread in stacks.threads if thread.frames]
-    if not cut:
-        return "", (), None, None
-    main = next((one for one in cut if one[0] == "MainThread"), cut[0])
-    if main[3] in ("collective", "device"):
+    found = [_cut(thread.name, thread.frames) for thread in stacks.threads if thread.frames]
+    if not found:
+        return _Look()
+    main = next((one for one in found if one.thread == "MainThread"), found[0])
+    if main.waits in ("collective", "device"):
         return main
-    # Work may be posted by a thread of its own while the main one waits for it to end.
-    posting = [one for one in cut if one[3] == "collective"]
-    return posting[0] if posting and main[3] in ("lock", "queue") else main
+    # Work may be posted by a thread of its own while the main one waits for it to end, as
+    # below a backward, whose hooks run on the threads of the devices.
+    posting = [one for one in found if one.waits == "collective"]
+    is_behind = main.waits in ("lock", "queue") or unrecorded_of(main.frames) == "backward"
+    return posting[0] if posting and is_behind else main
 
 
-def _name(thread: Thread) -> str:
-    return thread.name
-
-
-def _cut(thread: Thread) -> tuple[tuple[Frame, ...], str | None, str | None]:
+def _cut(thread: str, frames: tuple[Frame, ...]) -> _Look:
     """Cuts a stack below the innermost frame that says what it waits for."""
-    frames = thread.frames
     for index in range(len(frames) - 1, -1, -1):
         op = collective_of(frames[index])
         if op is not None:
-            return frames[: index + 1], op, "collective"
+            return _Look(thread, frames[: index + 1], op, "collective")
     for index, frame in enumerate(frames):
         what = wait_of(frame)
         if what is not None:
-            return frames[: index + 1], None, what
-    return frames, None, None
+            return _Look(thread, frames[: index + 1], None, what)
+    return _Look(thread, frames)
 
 
 def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ...]:
@@ -173,7 +302,3 @@ def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ..
         (frame.file, frame.function, 0 if waits and index == last else frame.line)
         for index, frame in enumerate(frames)
     )
-
-
-def _counters(frames: Sequence[Frame]) -> list[dict[str, int]]:
-    return [dict(frame.counters) for frame in frames]

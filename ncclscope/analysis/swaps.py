@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.habit import habit_of
+from ncclscope.analysis.habit import PAST, habit_of
 from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run
 
@@ -34,6 +34,8 @@ class Swap:
         count: How many.
         difference: What differs on ``comm``; None where it is only ahead.
         other: What differs on ``fewer``; None where it is only behind.
+        exchanged: Whether as many calls went the other way: the two communicators were taken for
+            each other.
     """
 
     rank: int
@@ -47,6 +49,7 @@ class Swap:
     count: int
     difference: Difference | None
     other: Difference | None
+    exchanged: bool = False
 
 
 def find_swaps(case: Case) -> list[Swap]:
@@ -70,6 +73,9 @@ def _swaps_of(case: Case, rank: Rank, own: Sequence[Difference]) -> Iterator[Swa
                 continue
             fewer = by_comm.get(key)
             count = -fewer.surplus if fewer is not None else _behind(case.run, rank, key)
+            if fewer is not None and fewer.inferred and _usual_on(rank, key, more.odd_call):
+                # How many are missing was concluded from calls elsewhere, which the swap shifts.
+                count = -(_lead(case, rank, key) or 0)
             # Being behind is no omission. But to be behind by just as many calls as were made
             # too many elsewhere, and by more than one, is no coincidence.
             if count in surplus and (fewer is not None or count > 1):
@@ -77,6 +83,53 @@ def _swaps_of(case: Case, rank: Rank, own: Sequence[Difference]) -> Iterator[Swa
     for fewer in own:
         if fewer.surplus < 0:
             yield from _ahead_elsewhere(case, rank, fewer, by_comm)
+    yield from _exchanged(rank, own)
+
+
+def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
+    """Calls on two communicators, each in place of just what belongs on the other."""
+    in_order = sorted(own, key=lambda difference: difference.odd_call.position)
+    for place, one in enumerate(in_order):
+        for other in in_order[place + 1 :]:
+            crossed = _alike(one.odd_call, other.peer_call) and _alike(
+                other.odd_call, one.peer_call
+            )
+            sizes = {
+                (each.first.put, each.first.left) if each.replaced else None
+                for each in (one, other)
+            }
+            if crossed and len(sizes) == 1 and None not in sizes:
+                yield Swap(
+                    rank=rank.rank,
+                    comm=one.comm,
+                    seq=one.seq,
+                    odd_call=one.odd_call,
+                    peer_call=one.peer_call,
+                    peers=one.peers,
+                    fewer=other.comm,
+                    missed=other.peer_call,
+                    count=one.first.put,
+                    difference=one,
+                    other=other,
+                    exchanged=True,
+                )
+
+
+def _usual_on(rank: Rank, key: str, call: Call) -> bool:
+    """Whether a rank posts such calls on another communicator, too."""
+    log = rank.logs[key]
+    return any(
+        _alike(call, own) for own in log.span(max(log.first, log.calls - PAST), log.calls + 1)
+    )
+
+
+def _size(difference: Difference) -> tuple[int, int]:
+    return difference.first.put, difference.first.left
+
+
+def _alike(one: Call, other: Call) -> bool:
+    """Whether two calls on different communicators are the same call."""
+    return habit_of(one) == habit_of(other) and one.numel == other.numel
 
 
 def _from_differences(

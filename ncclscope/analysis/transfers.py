@@ -17,7 +17,7 @@ from ncclscope.model import Call, Communicator, Rank, State
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["Pair", "Transfer", "pairs", "stuck_transfers"]
+__all__ = ["Pair", "Transfer", "pairs", "short_rank", "stuck_transfers", "waiting_cycle"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,62 @@ def stuck_transfers(case: Case) -> list[Transfer]:
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
 
 
+def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
+    """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
+
+    At least two ranks wait for it. Either it waits in no transfer itself, or, where all chains
+    run into a cycle, it has come to another number of transfers than all the others, which have
+    come to the same.
+
+    Returns:
+        The rank, and why it is that one; None where none is singled out.
+    """
+    waiting = {transfer.rank for transfer in found}
+    awaited: dict[int, set[int]] = {}
+    for transfer in found:
+        awaited.setdefault(transfer.peer, set()).add(transfer.rank)
+    ends = awaited.keys() - waiting
+    both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
+    if len(ends) == 1:
+        (end,) = ends
+        return (end, "it waits in no transfer itself") if end in both_sides else None
+    if ends:
+        return None
+    reached = _furthest(case, {*waiting, *awaited})
+    for rank in sorted(both_sides):
+        others = {count for other, count in reached.items() if other != rank}
+        if len(reached) > 2 and len(others) == 1 and reached[rank] not in others:
+            (common,) = others
+            side = "fewer" if reached[rank] < common else "more"
+            return rank, (
+                f"it has posted up to transfer {reached[rank]} with its neighbours, {side} than "
+                f"all others, which have come to {common}"
+            )
+    return None
+
+
+def waiting_cycle(found: Sequence[Transfer]) -> tuple[int, ...]:
+    """Return ranks that wait for each other in transfers; empty where each chain has an end."""
+    waits_for = {transfer.rank: transfer.peer for transfer in found}
+    for start in waits_for:
+        path = [start]
+        while (following := waits_for.get(path[-1])) is not None:
+            if following in path:
+                return tuple(path[path.index(following) :])
+            path.append(following)
+    return ()
+
+
+def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:
+    """Return for each rank the most transfers that it posted with one other, in one direction."""
+    reached = dict.fromkeys(ranks, 0)
+    for pair in pairs(case):
+        for rank, calls in ((pair.sender, pair.sends), (pair.receiver, pair.receives)):
+            if rank in reached:
+                reached[rank] = max(reached[rank], len(calls))
+    return reached
+
+
 def _half(pair: Pair) -> tuple[int, int, Call, int] | None:
     """The first transfer that one side alone has posted, if it is not known to be done."""
     sends, receives = pair.sends, pair.receives
@@ -143,6 +199,8 @@ def _proof(
     if any(other.details.get("timed_out") for other in case.run.ranks):
         return "the dumps were written when a call had its timeout"
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))
+    if case.all_quiet:
+        return "all dumps were written long after the last call"
     if not fresh and awaited.get(rank.rank) == (peer.rank,) and _leads(awaited, peer, rank):
         return f"rank {peer.rank} waits for rank {rank.rank} itself, in another call"
     return None

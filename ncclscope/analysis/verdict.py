@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cmp_to_key, partial
 from typing import Any
 
+from ncclscope.analysis.agreement import (
+    ENDED_NOTICE_SECONDS,
+    HANG_SECONDS,
+    NOTICE_SECONDS,
+    Agreement,
+    judge_agreement,
+    shortly_waiting,
+)
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
+from ncclscope.analysis.decision import FROM_STACKS, decide
 from ncclscope.analysis.device_stands import describe_device, device_notes
 from ncclscope.analysis.engine_steps import describe_steps
-from ncclscope.analysis.order import Moment
+from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.registry import Analyzer, load_analyzers
+from ncclscope.analysis.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
-from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture, stall_limit
-from ncclscope.analysis.wording import ranks_text
+from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture
 from ncclscope.foreign import printable
 from ncclscope.model import Call, Communicator, Finding, Run
 from ncclscope.progress import steps
@@ -22,12 +31,9 @@ from ncclscope.signature import P2P_OPS
 
 __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 
-SCHEMA = 1
+SCHEMA = 2
 
-HANG_KINDS = frozenset({"not_joined", "dead_rank", "order_cycle", "stalled"})
-"""Kinds under which the sequences agree as far as they go, and somebody waits for ever."""
-
-_CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
+EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,15 @@ class Verdict:
     Attributes:
         run: What was examined.
         status: ``ok``, ``diverged`` (the sequences differ), ``hung`` (they agree, and ranks
-            wait in vain) or ``incomplete`` (ranks are missing, and the others agree).
+            wait in vain), ``incomplete`` (ranks are missing, and the others agree) or ``unknown``
+            (nothing diverged in what is known, and what is known does not show agreement).
         cause: The one root cause, or None.
         findings: All that was found, the cause first.
         table: Where each rank stands.
         neighbourhood: The calls around the cause, where it is about a call.
         quiet_seconds: How long the waiting ranks have waited; None when not known.
+        coverage: What of the job is recorded.
+        summary: The answer in words: the cause's, or why there is none.
     """
 
     run: Run
@@ -78,26 +87,13 @@ class Verdict:
     table: tuple[Row, ...]
     neighbourhood: Neighbourhood | None
     quiet_seconds: float | None
+    coverage: Coverage
+    summary: str
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know about the input, such as what could not be recorded."""
-        failed = [
-            f"rank {rank.rank}: a probe ended ({rank.details['probe_failed']}), and what was "
-            f"posted after that is not recorded"
-            for rank in self.run.ranks
-            if rank.details.get("probe_failed")
-        ]
-        unseen: dict[str, list[int]] = {}
-        for rank in self.run.ranks:
-            if isinstance(told := rank.details.get("unseen"), str):
-                unseen.setdefault(told, []).append(rank.rank)
-        missed = [
-            f"{ranks_text(ranks)}: not seen by the probes: {printable(told)}"
-            for told, ranks in unseen.items()
-        ]
-        notes = map(printable, device_notes(self.run))
-        return (*self.run.notes, *failed, *missed, *notes)
+        return (*self.run.notes, *map(printable, device_notes(self.run)))
 
     @property
     def witnesses(self) -> tuple[Witness, ...]:
@@ -105,9 +101,14 @@ class Verdict:
         return call_witnesses(self.run, self.cause)
 
     @property
+    def in_trouble(self) -> bool:
+        """Whether a divergence or a hang was found."""
+        return self.status in ("diverged", "hung")
+
+    @property
     def exit_status(self) -> int:
-        """0 when the ranks agree, 1 when they do not or hang; as diff(1)."""
-        return 1 if self.status in ("diverged", "hung") else 0
+        """0 when the ranks agree, 1 when they do not or hang, 3 when the evidence cannot tell."""
+        return EXIT_STATUSES[self.status]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON document of the contract."""
@@ -123,6 +124,8 @@ class Verdict:
         return {
             "schema": SCHEMA,
             "status": self.status,
+            "summary": self.summary,
+            "coverage": self.coverage.to_dict(),
             "ranks": {
                 "expected": self.run.expected,
                 "read": len(self.run.ranks),
@@ -145,7 +148,7 @@ def diagnose(
     run: Run,
     *,
     stall_seconds: float = 2.0,
-    live_stall_seconds: float = 30.0,
+    live_stall_seconds: float = HANG_SECONDS,
     analyzers: Sequence[Analyzer] | None = None,
 ) -> Verdict:
     """Compares the ranks of a run.
@@ -160,80 +163,97 @@ def diagnose(
     Returns:
         The verdict. The same records give the same verdict, in whatever order they are read.
     """
-    live_stall_seconds = stall_limit(run, stall_seconds, live_stall_seconds)
+    asked = load_analyzers() if analyzers is None else analyzers
     case = Case(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
-    found = [
-        finding
-        for analyzer in steps("comparing", load_analyzers() if analyzers is None else analyzers)
-        for finding in analyzer.analyze(case)
-    ]
-    found = _without_echoes(found)
-    found.sort(key=cmp_to_key(partial(_compare, case)))
-    found.sort(key=_weight)
+    coverage = survey(case.run)
+    found = _ask(case, asked, coverage)
     cause = next((finding for finding in found if finding.role == "cause"), None)
-    if cause is not None:
+    dumped = _from_dumps(run, cause, coverage, asked)
+    if dumped:
+        cause = dumped[0]
+        found = [*dumped, *(_as_consequence(one) for one in found)]
+    agreement = Agreement("", "")
+    if cause is None:
+        seen = [one for one in found if one.role == "latent" and _waits(one)]
+        nearly = _nearly(case, asked, coverage)
+        found += nearly
+        agreement = judge_agreement(case, nearly, seen, coverage)
+    else:
         more = *describe_device(run, cause), *describe_steps(run, cause)
-        told = replace(cause, evidence=(*cause.evidence, *more))
-        found[found.index(cause)] = cause = told
+        described = replace(cause, evidence=(*cause.evidence, *more))
+        found[found.index(cause)] = cause = described
     return Verdict(
         run=run,
-        status=_status(run, cause),
+        status=agreement.status if cause is None else _status(cause),
         cause=cause,
         findings=tuple(found),
         table=tuple(build_table(run)),
         neighbourhood=_neighbourhood(case, cause),
         quiet_seconds=case.quiet if cause is not None else None,
+        coverage=coverage,
+        summary=agreement.summary if cause is None else cause.summary,
     )
 
 
-def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
-    """Makes a consequence of each call that stands still because its parameters do not fit."""
-    unfit = {
-        (finding.comm.key, finding.seq)
-        for finding in found
-        if finding.role == "cause" and finding.kind not in HANG_KINDS and finding.comm is not None
-    }
-    return [
-        replace(finding, role="consequence")
-        if finding.kind == "stalled"
-        and finding.comm is not None
-        and (finding.comm.key, finding.seq) in unfit
-        else finding
-        for finding in found
+def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
+    """Return what the analyzers find, decided from all data sources, causes first."""
+    claims = [
+        (analyzer, finding)
+        for analyzer in steps("comparing", analyzers)
+        for finding in analyzer.analyze(case)
     ]
+    return in_order(case, decide(case, settle(claims), coverage))
 
 
-def _weight(finding: Finding) -> tuple[int, int, int]:
-    """Causes first, differences before waits, the sure before the unsure."""
-    return (
-        0 if finding.role == "cause" else 1,
-        1 if finding.kind in HANG_KINDS else 0,
-        _CONFIDENCE[finding.confidence] // 2,
+def _from_dumps(
+    run: Run, cause: Finding | None, coverage: Coverage, analyzers: Sequence[Analyzer]
+) -> list[Finding]:
+    """Return what Flight Recorder dumps of the same ranks single out, the cause first.
+
+    They hold what torch's C++ posts past the probes. Where the rings hold all of it and have a
+    cause, they say more.
+    """
+    if run.dumped is None:
+        return []
+    more = any(one.by == "flight_recorder" and one.counted > one.recorded for one in coverage.comms)
+    if cause is not None and not more:
+        return []
+    found = diagnose(run.dumped, analyzers=analyzers)
+    if found.cause is None:
+        return []
+    said = "read off Flight Recorder dumps, which hold calls that no probe recorded"
+    first = replace(found.cause, evidence=(*found.cause.evidence, said))
+    return [first, *found.findings[1:]]
+
+
+def _as_consequence(finding: Finding) -> Finding:
+    return replace(finding, role="consequence") if finding.role == "cause" else finding
+
+
+def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
+    """Return what would be a hang if it had lasted longer, as latent findings."""
+    living = any(rank.alive for rank in case.run.ranks)
+    limit = case.live_stall_seconds if living else case.stall_seconds
+    if case.timeless or limit <= (NOTICE_SECONDS if living else ENDED_NOTICE_SECONDS):
+        return []
+    # Where not all is recorded, what was pending when a job crashed is all there is to go by.
+    unrecorded = any(uses_unrecorded(rank) for rank in case.run.ranks)
+    notice = 0.0 if unrecorded else ENDED_NOTICE_SECONDS
+    nearly = Case(
+        case.run,
+        stall_seconds=min(case.stall_seconds, notice),
+        live_stall_seconds=min(case.live_stall_seconds, NOTICE_SECONDS),
     )
+    return shortly_waiting(_ask(nearly, analyzers, coverage), limit, nearly.quiet)
 
 
-def _compare(case: Case, one: Finding, other: Finding) -> int:
-    """Which of two findings came first; without calls, by their names."""
-    moments = [
-        Moment(
-            finding.comm.key,
-            finding.seq,
-            min(finding.diverging_ranks or finding.candidate_ranks, default=-1),
-            finding.odd,
-        )
-        for finding in (one, other)
-        if finding.comm is not None and finding.seq is not None
-    ]
-    if len(moments) == 2 and (found := case.order.compare(*moments)):
-        return found
-    names = [(finding.kind, finding.diverging_ranks) for finding in (one, other)]
-    return (names[0] > names[1]) - (names[0] < names[1])
+def _waits(finding: Finding) -> bool:
+    """Whether a finding is about ranks that wait, as all are that stacks show."""
+    return finding.analyzer == FROM_STACKS or is_hang(finding) or finding.kind == "p2p_mismatch"
 
 
-def _status(run: Run, cause: Finding | None) -> str:
-    if cause is not None:
-        return "hung" if cause.kind in HANG_KINDS else "diverged"
-    return "incomplete" if run.missing else "ok"
+def _status(cause: Finding) -> str:
+    return "hung" if is_hang(cause) else "diverged"
 
 
 def _neighbourhood(case: Case, cause: Finding | None) -> Neighbourhood | None:
@@ -244,5 +264,5 @@ def _neighbourhood(case: Case, cause: Finding | None) -> Neighbourhood | None:
     calls: dict[int, dict[int, Call]] = {}
     for rank, log in case.logs(cause.comm.key).items():
         near = log.span(max(log.first, cause.seq - 3), min(log.calls + 1, cause.seq + 4))
-        calls[rank] = {call.seq: call for call in near}
+        calls[rank] = {call.seq: call for call in near if not isinstance(call, AssumedCall)}
     return Neighbourhood(cause.comm, cause.seq, calls)

@@ -156,12 +156,15 @@ class Waits:
         are behind the few. Where all who wait for a few stand still at the same number, it is
         taken for a hang.
         """
+        return bool(self.cycle) or (len(self.ends) <= len(self.stands) and self.stands_still)
+
+    @cached_property
+    def stands_still(self) -> bool:
+        """The same, however few they are: where it is known that none of the others moves."""
         if self.cycle:
             return True
         if not any(stand.absent for stand in self.stands.values()):
             return False  # behind in being told, not in posting
-        if len(self.ends) > len(self.stands):
-            return False
         reached: dict[str, int] = {}
         for number, stand in self.stands.items():
             calls = self._ranks[number].logs[stand.comm.key].calls

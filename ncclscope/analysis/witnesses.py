@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ncclscope.analysis.decision import ANALYZER, FROM_STACKS
 from ncclscope.analysis.device_verdict import Testimony, hear_gpus, hear_ras
 from ncclscope.analysis.stack_classes import build_tree, classify
 from ncclscope.analysis.stack_verdict import Judgement, judge_stacks
@@ -12,7 +13,6 @@ from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture
 from ncclscope.model import Finding, Run
-from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = [
     "Witness",
@@ -20,7 +20,6 @@ __all__ = [
     "call_witnesses",
     "describe_capture",
     "judge_capture",
-    "stall_limit",
 ]
 
 
@@ -200,21 +199,6 @@ def _names(found: Judgement) -> str:
     return f"no majority among {ranks_text(found.candidates)}"
 
 
-def stall_limit(run: Run, stall_seconds: float, live_stall_seconds: float) -> float:
-    """Returns how long living ranks may be quiet before they are held to be stuck.
-
-    Where stacks were seen not to move, they need not be waited for any longer. The last sign of
-    life in a ring may then be a beat older than the look at the process.
-    """
-    if run.capture is None:
-        return live_stall_seconds
-    gap = run.capture.gap
-    conditions = {stance.condition for stance in take_stances(run.capture).values()}
-    if conditions <= {"still", "stopped", "ended"}:
-        return min(live_stall_seconds, max(stall_seconds, gap) - min(gap, BEAT_SECONDS))
-    return live_stall_seconds
-
-
 def _follows(found: Judgement, cause: Finding) -> bool:
     """Whether ranks that are missing in a call are those that have no such call to make."""
     put_in = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
@@ -225,7 +209,7 @@ def _follows(found: Judgement, cause: Finding) -> bool:
 
 
 def _is_recorded(cause: Finding) -> bool:
-    return cause.analyzer != "stack_classes"
+    return cause.analyzer not in (FROM_STACKS, ANALYZER)
 
 
 def describe_capture(capture: Capture) -> dict[str, Any]:
@@ -250,6 +234,9 @@ def describe_capture(capture: Capture) -> dict[str, Any]:
                 "pid": stance.worker.pid,
                 "rank_source": stance.worker.rank_source,
                 "condition": stance.condition,
+                "site": stance.place.site if stance.place else None,
+                "user_site": stance.user_place.site if stance.user_place else None,
+                "waits": stance.waits,
                 "why": stance.why,
                 "cpu": round(stance.cpu, 3),
                 "state": stance.worker.samples[-1].state if stance.worker.samples else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ncclscope import sites
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.signature import CREATION_OPS
 
@@ -12,6 +13,7 @@ __all__ = [
     "comm_text",
     "kept_text",
     "made_text",
+    "place_text",
     "plural",
     "rank_text",
     "ranks_text",
@@ -160,10 +162,17 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def place_text(call: Call) -> str:
+    """Return ``accelerator.py:3050 gather, from train.py:41 main``: the site, the user's line."""
+    if not call.user_site:
+        return call.site or ""
+    return f"{call.site}, from {sites.short(call.user_site)}"
+
+
 def site_text(call: Call) -> str:
     """Returns `` at file.py:120 function``, or nothing where it is not known.
 
     A call that a CUDA graph replayed was made there when it was captured, and it is said which.
     """
-    told = f" at {call.site}" if call.site else ""
+    told = f" at {place_text(call)}" if call.site else ""
     return told if call.replay is None else f"{told} ({replay_text(call)})"

@@ -1,0 +1,251 @@
+"""What of a job is recorded, and what is not: why `ok` may be said, or why it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ncclscope.analysis.wording import comm_text, ranks_text
+from ncclscope.capture import Capture, RasComm
+from ncclscope.foreign import printable
+from ncclscope.model import Communicator, Rank, Run
+
+__all__ = ["CommCoverage", "Coverage", "survey", "unrecorded_kinds", "uses_unrecorded"]
+
+_UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
+"""One call of these is several launches of NCCL's, so that counts cannot be compared."""
+_COUNTERS = {"ras": "NCCL launched", "flight_recorder": "Flight Recorder dumps hold"}
+_BROKEN = {"refused": "is refused", "ended": "has ended"}
+
+
+@dataclass(frozen=True)
+class CommCoverage:
+    """One communicator whose calls something else has counted as well.
+
+    Attributes:
+        comm: The communicator.
+        recorded: Calls recorded by each member, the most of them.
+        counted: Calls counted, the most of all members.
+        by: Who counted: ``ras``, ``flight_recorder`` or ``nccl``.
+        comparable: Whether one recorded call is one counted call.
+    """
+
+    comm: Communicator
+    recorded: int
+    counted: int
+    by: str
+    comparable: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry in the terms of the JSON verdict."""
+        return {
+            "key": self.comm.key,
+            "label": self.comm.label,
+            "recorded": self.recorded,
+            "counted": self.counted,
+            "by": self.by,
+        }
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What of a job is recorded.
+
+    Attributes:
+        unseen: What is not, one sentence each, with the ranks it concerns.
+        comms: Communicators whose calls were counted elsewhere, too.
+    """
+
+    unseen: tuple[str, ...]
+    comms: tuple[CommCoverage, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is known to be missing in the records."""
+        return not self.unseen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the coverage in the terms of the JSON verdict."""
+        return {
+            "complete": self.complete,
+            "unseen": list(self.unseen),
+            "comms": [one.to_dict() for one in self.comms],
+        }
+
+
+def survey(run: Run) -> Coverage:
+    """Return what of a run is recorded.
+
+    Compare the records with each count that exists, and collect what the processes themselves
+    say that they do unrecorded.
+    """
+    comms = (*_counted_by_ras(run), *_counted_by_dumps(run))
+    unseen = [*_missing(run), *_declared(run), *_probes(run)]
+    for one in comms:
+        if one.comparable and one.counted > one.recorded:
+            unseen.append(
+                f"{comm_text(one.comm)}: {_COUNTERS[one.by]} {one.counted} calls, {one.recorded} "
+                f"are recorded"
+            )
+    return Coverage(tuple(dict.fromkeys(unseen)), comms)
+
+
+def unrecorded_kinds(rank: Rank) -> Mapping[str, tuple[str, ...]]:
+    """Return what a process uses that no probe records.
+
+    Returns:
+        By kind (``ddp``, ``compiled``, ...) the keys of the communicators that it concerns;
+        none where they are not known.
+    """
+    kinds: dict[str, tuple[str, ...]] = {}
+    for one in _entries(rank):
+        comms = one.get("comms")
+        keys = tuple(key for key in comms if isinstance(key, str)) if comms else ()
+        kinds[str(one.get("kind") or "other")] = keys
+    return kinds
+
+
+def uses_unrecorded(rank: Rank, key: str | None = None) -> bool:
+    """Return whether a process may post calls that are not recorded.
+
+    Args:
+        rank: The process.
+        key: On this communicator; on any when absent.
+    """
+    if rank.details.get("probe_failed"):
+        return True
+    return any(key is None or not keys or key in keys for keys in unrecorded_kinds(rank).values())
+
+
+def _entries(rank: Rank) -> list[Mapping[str, Any]]:
+    found = rank.details.get("unseen")
+    if isinstance(found, str):
+        return [{"kind": "other", "text": found, "comms": []}]
+    return [one for one in found or () if isinstance(one, Mapping)]
+
+
+def _missing(run: Run) -> Iterator[str]:
+    if run.missing:
+        yield f"{ranks_text(run.missing)} left no record"
+    capture = run.capture
+    if capture is None:
+        return
+    bare = [rank.rank for rank in run.ranks if not rank.logs]
+    if bare and len(bare) == len(run.ranks):
+        yield (
+            "no rank is traced: what a process does is known from its stack alone; start the job "
+            "with `ncclscope run -- COMMAND`"
+        )
+    elif bare:
+        yield f"{ranks_text(bare)}: no call is recorded of these processes"
+    unread = [
+        worker.rank
+        for worker in capture.workers
+        if not worker.stacks[-1:] or not worker.stacks[-1].threads
+    ]
+    if unread:
+        yield f"{ranks_text(unread)}: the stack could not be read"
+
+
+def _declared(run: Run) -> Iterator[str]:
+    """What the processes say of themselves."""
+    ranks: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        for one in _entries(rank):
+            text = str(one.get("text") or "").strip().rstrip(".")
+            ranks.setdefault(printable(text), []).append(rank.rank)
+        if failed := rank.details.get("probe_failed"):
+            text = f"a probe ended ({printable(str(failed))}): nothing is recorded after that"
+            ranks.setdefault(text, []).append(rank.rank)
+    for text, own in ranks.items():
+        yield f"{ranks_text(own)}: {text}"
+
+
+def _probes(run: Run) -> Iterator[str]:
+    """Probes that do not record on some ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        probes = rank.details.get("probes")
+        for name, one in probes.items() if isinstance(probes, Mapping) else ():
+            state = one.get("state") if isinstance(one, Mapping) else None
+            if state in _BROKEN:
+                why = printable(str(one.get("why") or ""))[:200]
+                text = f"probe {printable(str(name))} {_BROKEN[state]}{f' ({why})' if why else ''}"
+                ranks.setdefault(text, []).append(rank.rank)
+    for text, own in ranks.items():
+        yield f"{ranks_text(own)}: {text}"
+
+
+def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
+    """Compare recorded calls with NCCL's counts where one communicator of each has the members.
+
+    RAS knows a communicator by a hash that no probe sees, but its members by their processes.
+    """
+    capture = run.capture
+    if capture is None or capture.ras is None or not any(rank.logs for rank in run.ranks):
+        return
+    counted: dict[tuple[int, ...], list[RasComm]] = {}
+    for one in capture.ras.comms:
+        if (members := _members(capture, one)) and any(rank.counts for rank in one.ranks):
+            counted.setdefault(members, []).append(one)
+    recorded: dict[tuple[int, ...], list[Communicator]] = {}
+    for comm in run.communicators.values():
+        if "nccl" in comm.backend and not comm.creates_groups:
+            recorded.setdefault(tuple(sorted(comm.ranks)), []).append(comm)
+    for members, own in recorded.items():
+        theirs = counted.get(members, ())
+        if len(own) != 1 or len(theirs) != 1:
+            continue
+        logs = [rank.logs[own[0].key] for rank in run.members(own[0].key)]
+        ops = {op for log in logs for op in getattr(log, "ops", None) or ()}
+        yield CommCoverage(
+            comm=own[0],
+            recorded=max((log.calls for log in logs), default=0),
+            counted=max(_launched(rank.counts) for rank in theirs[0].ranks),
+            by="ras",
+            comparable=not ops & _UNEVEN_OPS,
+        )
+
+
+def _counted_by_dumps(run: Run) -> Iterator[CommCoverage]:
+    """Compare recorded calls with those in Flight Recorder dumps of the same ranks."""
+    if run.dumped is None:
+        return
+    theirs = _by_members(run.dumped)
+    for members, own in _by_members(run).items():
+        found = theirs.get(members, ())
+        if len(own) == len(found) == 1:
+            yield CommCoverage(
+                comm=own[0],
+                recorded=_made(run, own[0].key),
+                counted=_made(run.dumped, found[0].key),
+                by="flight_recorder",
+            )
+
+
+def _by_members(run: Run) -> dict[tuple[int, ...], list[Communicator]]:
+    found: dict[tuple[int, ...], list[Communicator]] = {}
+    for comm in run.communicators.values():
+        if not comm.creates_groups and comm.ranks:
+            found.setdefault(tuple(sorted(comm.ranks)), []).append(comm)
+    return found
+
+
+def _made(run: Run, key: str) -> int:
+    """Return how many calls were made on a communicator, by the member that made the most."""
+    return max((rank.logs[key].calls for rank in run.members(key)), default=0)
+
+
+def _launched(counts: Mapping[str, int]) -> int:
+    """Return how many collectives were launched; sends and receives are numbered apart."""
+    return sum(count for name, count in counts.items() if name not in ("Send", "Recv"))
+
+
+def _members(capture: Capture, comm: RasComm) -> tuple[int, ...]:
+    """Return the global ranks of a communicator that RAS knows; none where one is not known."""
+    by_pid = {worker.pid: worker.rank for worker in capture.workers}
+    known = [by_pid.get(rank.pid) for rank in comm.ranks]
+    if len(known) != comm.size or None in known:
+        return ()
+    return tuple(sorted(rank for rank in known if rank is not None))

@@ -1,0 +1,82 @@
+"""How one rank's calls differ from a peer's from one call on, in the fewest and largest pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclscope.analysis.align import LOOKAHEAD, compare
+from ncclscope.analysis.edits import Edit, block_edits, cost_of, reordered
+from ncclscope.analysis.habit import follows, habit_of, skipped_block
+from ncclscope.analysis.replays import block_at, replay_edits
+from ncclscope.logs import CallLog
+from ncclscope.model import Communicator, Rank
+
+__all__ = ["Explanation", "explain"]
+
+Side = tuple[Rank, CallLog]
+ONE_FOR_ANOTHER = Edit(0, 1, 0, 1, 0)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one rank's calls differ from a peer's.
+
+    Attributes:
+        edits: What was left out, put in or replaced, at least one.
+        order: Where two neighbouring blocks are the other way round: how many calls the peer's
+            first one has, and the rank's first one.
+        other: Another reading that fits as well, though it is less likely; None for none.
+    """
+
+    edits: Sequence[Edit]
+    order: tuple[int, int] | None = None
+    other: Edit | None = None
+
+
+def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
+    """Return how one rank's calls differ from a peer's, from call ``seq`` on."""
+    whole = replay_edits(odd, peer, seq)
+    found = whole or compare(odd[1], peer[1], seq)
+    if not found:  # they differ in what has been overwritten
+        return Explanation([ONE_FOR_ANOTHER])
+    if comm.creates_groups:
+        # The same groups in another order: none left out.
+        same = len(found) > 1 and not sum(edit.put - edit.left for edit in found)
+        return Explanation([ONE_FOR_ANOTHER] if same else found)
+    parts = [_signatures(log, seq) for _, log in (odd, peer)]
+    usual = cost_of(found, *parts)
+    order = _reordered(odd, peer, seq, parts)
+    blocks = [] if whole else block_edits(*parts)
+    best = min([usual, *(cost for cost, _ in blocks)])
+    if order is not None and (whole or order[0] < best):
+        both = sum(order[1])
+        met = min(map(len, parts)) - both
+        return Explanation([Edit(0, both, 0, both, max(met, 0))], order=order[1])
+    if blocks and blocks[0][0] < usual:
+        return Explanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
+    if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
+        # All stopped here. What the odd rank posted may be what its peers post next.
+        posted = odd[1].call(seq)
+        if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):
+            return Explanation([Edit(0, 0, 0, 1, 0)])
+        if count := skipped_block(peer[1], seq, posted):
+            return Explanation([Edit(0, 0, 0, count, 0)])
+    return Explanation(found)
+
+
+def _signatures(log: CallLog, seq: int) -> Sequence[int]:
+    stop = min(log.calls + 1, seq + LOOKAHEAD)
+    return list(log.signatures(seq, stop)) if seq < stop else []
+
+
+def _reordered(
+    odd: Side, peer: Side, seq: int, parts: Sequence[Sequence[int]]
+) -> tuple[float, tuple[int, int]] | None:
+    """Find two blocks that are the other way round; in a replay of a graph within it alone.
+
+    Each replay has them the other way round again.
+    """
+    blocks = [block_at(*side, seq) for side in (odd, peer)]
+    ends = {block.seq + block.calls - seq for block in blocks if block is not None}
+    return reordered(*(part[: min(ends)] for part in parts)) if ends else reordered(*parts)

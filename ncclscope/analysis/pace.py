@@ -1,0 +1,35 @@
+"""How long a rank usually takes between two calls: one that is as slow as ever does not hang."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ncclscope.analysis.case import Case
+
+__all__ = ["is_as_slow_as_ever"]
+
+_CALLS = 17
+"""Newest calls whose distances count; a job may have been quicker or slower before."""
+_OFTEN = 3
+"""Distances that make a habit: compiling and loading happen once or twice."""
+_FACTOR = 2.0
+"""A rank that took no more than so many times as long before is not late yet."""
+
+
+def is_as_slow_as_ever(case: Case, number: int, key: str) -> bool:
+    """Return whether a rank has often taken as long between two calls as it takes now.
+
+    Args:
+        case: The case.
+        number: The rank that others wait for.
+        key: The communicator in whose call they wait.
+    """
+    rank = case.run.by_rank.get(number)
+    log = None if rank is None else rank.logs.get(key)
+    quiet = None if rank is None else case.quiet_seconds(rank)
+    if log is None or quiet is None:
+        return False
+    calls = log.span(max(log.first, log.calls - _CALLS + 1), log.calls + 1)
+    times = [call.time_ns for call in calls if call.time_ns and call.replay is None]
+    gaps = [(later - earlier) / 1e9 for earlier, later in pairwise(times)]
+    return sum(_FACTOR * gap >= quiet for gap in gaps) >= _OFTEN

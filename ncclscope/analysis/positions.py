@@ -1,0 +1,142 @@
+"""Where each rank is now, from all data sources: rings, activities, and stacks.
+
+A ring says in which recorded call a rank waits. Whether one that waits in no recorded call is
+busy, or waits in a call that no probe records, only its stack or its activities say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.engine_steps import is_idle
+from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.wording import call_text, comm_text
+from ncclscope.capture import Frame
+from ncclscope.model import Activity, Call, Rank
+
+__all__ = ["Position", "Positions", "is_inside_unrecorded"]
+
+UNRECORDED_ACTIVITIES = {
+    "ddp_init": "the constructor of DistributedDataParallel",
+    "ddp_forward": "the forward of DistributedDataParallel",
+    "ddp_backward": "the backward of DistributedDataParallel",
+    "ddp_join": "the join of DistributedDataParallel",
+    "broadcast_coalesced": "a broadcast of parameters by C++",
+}
+"""Activities in which a process posts collectives that no probe records."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where one rank is.
+
+    Attributes:
+        rank: Global rank.
+        state: ``waiting`` (in a collective), ``elsewhere`` (alive, in none), ``moving``,
+            ``stopped`` (by a signal), ``ended``, ``idle`` (waits for work), or ``unknown``.
+        text: Where, in words; empty where nothing says it.
+        call: The recorded call that it waits in; None where that is not recorded.
+        frame: Frame of the program where its stack is now; None without a stack.
+        seconds: How long it has been there; None where that is not known.
+    """
+
+    rank: int
+    state: str
+    text: str = ""
+    call: Call | None = None
+    frame: Frame | None = None
+    seconds: float | None = None
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether it waits in a collective that no probe records."""
+        return self.state == "waiting" and self.call is None
+
+
+class Positions(Mapping[int, Position]):
+    """Where each rank is, by rank; also ranks that left no record.
+
+    Each is found when it is asked for: a rank may be read on another node.
+
+    Args:
+        case: The case.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        capture = case.run.capture
+        self._stances = {} if capture is None else take_stances(capture)
+        self._found: dict[int, Position] = {}
+
+    def __getitem__(self, number: int) -> Position:
+        if number not in self._found:
+            rank = self._case.run.by_rank.get(number)
+            if rank is None and number not in self._case.run.missing:
+                raise KeyError(number)
+            self._found[number] = (
+                Position(number, "unknown")
+                if rank is None
+                else _position(self._case, rank, self._stances.get(number))
+            )
+        return self._found[number]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._case.run.by_rank
+        yield from self._case.run.missing
+
+    def __len__(self) -> int:
+        return len(self._case.run.by_rank) + len(self._case.run.missing)
+
+
+def _position(case: Case, rank: Rank, stance: Stance | None) -> Position:
+    number, quiet = rank.rank, case.quiet_seconds(rank)
+    frame = None if stance is None else stance.user_place or stance.place
+    if rank.exited or (stance is not None and stance.condition == "ended"):
+        return Position(number, "ended", "has ended", frame=frame)
+    if stance is not None and stance.condition == "stopped":
+        return Position(number, "stopped", f"is stopped at {stance.text}", frame=frame)
+    stand = case.waits.stands.get(number)
+    if stand is not None:
+        where = f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
+        return Position(number, "waiting", where, stand.call, frame, quiet)
+    if is_idle(rank):
+        return Position(number, "idle", "idle, in dequeue", frame=frame, seconds=quiet)
+    if stance is not None and stance.condition == "moving":
+        return Position(number, "moving", stance.text, frame=frame)
+    if stance is not None and stance.is_waiting and number not in case.waits.heads:
+        return Position(number, "waiting", stance.text, frame=frame, seconds=quiet)
+    if (doing := _unrecorded(rank.activities)) is not None:
+        seconds = None
+        if rank.last_seen_ns is not None:
+            seconds = max(0.0, (rank.last_seen_ns - doing.since_ns) / 1e9)
+        return Position(number, "waiting", _activity_text(doing), frame=frame, seconds=seconds)
+    if case.how_it_ended(rank) is not None:
+        return Position(number, "ended", "has ended", frame=frame)
+    if stance is not None and stance.condition == "still":
+        return Position(number, "elsewhere", stance.text, frame=frame, seconds=quiet)
+    if number in case.waits.heads:
+        head = case.waits.heads[number]
+        return Position(number, "waiting", call_text(head), head, frame, quiet)
+    return Position(number, "unknown", frame=frame, seconds=quiet)
+
+
+def is_inside_unrecorded(rank: Rank) -> bool:
+    """Return whether a process says that it is inside of what posts unrecorded collectives."""
+    return _unrecorded(rank.activities) is not None
+
+
+def _unrecorded(activities: Mapping[str, Activity]) -> Activity | None:
+    """Return what a process is inside of that posts collectives past all probes."""
+    lasting = [
+        one
+        for name, one in activities.items()
+        if one.until_ns is None and name in UNRECORDED_ACTIVITIES
+    ]
+    return max(lasting, key=lambda one: one.since_ns, default=None)
+
+
+def _activity_text(doing: Activity) -> str:
+    what = UNRECORDED_ACTIVITIES[doing.name]
+    return f"{what} at {doing.detail}" if doing.detail else what

@@ -1,0 +1,152 @@
+"""Which of several findings is the cause: what refines another, what is an echo, what came first.
+
+The names of kinds and of analyzers decide nothing. An analyzer that describes the same calls more
+closely than another says so in ``refines``, and its finding replaces the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cmp_to_key, partial
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.order import Moment
+from ncclscope.analysis.registry import Analyzer
+from ncclscope.model import Finding
+
+__all__ = ["HANG_KINDS", "drop_refined", "in_order", "is_hang", "settle"]
+
+HANG_KINDS = frozenset(
+    {"not_joined", "dead_rank", "order_cycle", "stalled", "init_stalled", "transfer_stalled"}
+)
+"""Kinds under which the sequences agree as far as they go, and somebody waits for ever."""
+
+_CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
+
+
+def settle(claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
+    """Return what analyzers claim, without what others refine, echoes as consequences."""
+    return _without_survived(_without_echoes(drop_refined(claims)))
+
+
+def in_order(case: Case, found: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the root cause first.
+
+    Where nothing tells two apart, they stay in the order in which analyzers were asked.
+    """
+    by_time = sorted(found, key=cmp_to_key(partial(_compare, case)))
+    return sorted(by_time, key=_weight)
+
+
+def is_hang(finding: Finding) -> bool:
+    """Whether the sequences agree as far as they go, and ranks wait in vain.
+
+    A call that few ranks wait in and most have not posted is extra, and no sequence differs yet.
+    """
+    alone = finding.peers is None or finding.comm is None  # so it is known of stacks, too
+    return finding.kind in HANG_KINDS or (finding.kind == "extra_call" and alone)
+
+
+def drop_refined(claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
+    """Return the findings that no other one refines, directly or through a third.
+
+    Analyzers that refine each other cancel nothing: all of their findings are kept.
+    """
+    refined = {
+        place: [other for other, claim in enumerate(claims) if _refines(claims[place], claim)]
+        for place, (analyzer, _) in enumerate(claims)
+        if _kinds_refined(analyzer)
+    }
+    below = {other for others in refined.values() for other in others}
+    frontier = [place for place in refined if place not in below]
+    dropped: set[int] = set()
+    while frontier:
+        new = set(refined.get(frontier.pop(), ())) - dropped
+        dropped |= new
+        frontier += new
+    return [found for place, (_, found) in enumerate(claims) if place not in dropped]
+
+
+def _kinds_refined(analyzer: Analyzer) -> tuple[str, ...]:
+    return tuple(getattr(analyzer, "refines", ()))
+
+
+def _refines(claim: tuple[Analyzer, Finding], against: tuple[Analyzer, Finding]) -> bool:
+    """Whether a finding describes what another one does more closely.
+
+    It does so on the same ranks, and where the other ends before its first call, it is about
+    something else.
+    """
+    (analyzer, finding), (other_analyzer, other) = claim, against
+    if analyzer is other_analyzer or other.kind not in _kinds_refined(analyzer):
+        return False
+    ranks = _ranks(finding), _ranks(other)
+    if all(ranks) and not ranks[0] & ranks[1]:
+        return False
+    if finding.comm is None or other.comm is None or None in (finding.seq, other.seq):
+        return finding.comm == other.comm and all(ranks)
+    start, first = finding.seq or 0, other.seq or 0
+    if (other.comm.key, first) in finding.accounts_for:
+        return True
+    if finding.comm.key != other.comm.key:
+        return False
+    return first == start or (all(ranks) and first + max(1, other.extent) >= start)
+
+
+def _ranks(finding: Finding) -> set[int]:
+    return {*(finding.diverging_ranks or finding.candidate_ranks)}
+
+
+def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
+    """Makes a consequence of each call that stands still because its parameters do not fit."""
+    unfit = {
+        (finding.comm.key, finding.seq)
+        for finding in found
+        if finding.role == "cause" and not is_hang(finding) and finding.comm is not None
+    }
+    return [
+        replace(finding, role="consequence")
+        if finding.kind == "stalled"
+        and finding.comm is not None
+        and (finding.comm.key, finding.seq) in unfit
+        else finding
+        for finding in found
+    ]
+
+
+def _without_survived(found: Sequence[Finding]) -> list[Finding]:
+    """Makes latent what the job survived, where something else is in question."""
+    if not any(finding.role == "cause" and not finding.survived for finding in found):
+        return list(found)
+    return [
+        replace(finding, role="latent") if finding.role == "cause" and finding.survived else finding
+        for finding in found
+    ]
+
+
+def _weight(finding: Finding) -> tuple[int, int, int]:
+    """Causes first, differences before waits, the sure before the unsure."""
+    return (
+        0 if finding.role == "cause" else 1,
+        1 if is_hang(finding) else 0,
+        _CONFIDENCE[finding.confidence] // 2,
+    )
+
+
+def _compare(case: Case, one: Finding, other: Finding) -> int:
+    """Which of two findings came first; without calls, that of the lower rank."""
+    moments = [
+        Moment(
+            finding.comm.key,
+            finding.seq,
+            min(finding.diverging_ranks or finding.candidate_ranks, default=-1),
+            finding.odd,
+        )
+        for finding in (one, other)
+        if finding.comm is not None and finding.seq is not None
+    ]
+    if len(moments) == 2 and (found := case.order.compare(*moments)):
+        return found
+    ranks = [finding.diverging_ranks or finding.candidate_ranks for finding in (one, other)]
+    return (ranks[0] > ranks[1]) - (ranks[0] < ranks[1])

@@ -1,0 +1,102 @@
+"""How many calls each rank has launched, as NCCL's RAS counted them.
+
+Counts prove how many calls of a function a rank is short of, and not which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ncclscope.capture import Capture, RasComm, RasRank
+
+__all__ = ["ShortCount", "changes", "global_rank", "ras_counts", "short_ranks"]
+
+
+@dataclass(frozen=True)
+class ShortCount:
+    """Ranks that have launched fewer calls of a function than others.
+
+    Attributes:
+        comm: NCCL's hash of the communicator.
+        ranks: Global ranks that are short.
+        function: NCCL's name for it, such as ``AllReduce``.
+        fewest: What the shortest of them has launched.
+        usual: What most members have launched; of those without a majority the most.
+        by_majority: Whether more than half of the members have launched ``usual``.
+    """
+
+    comm: str
+    ranks: tuple[int, ...]
+    function: str
+    fewest: int
+    usual: int
+    by_majority: bool
+
+
+def ras_counts(capture: Capture) -> dict[str, dict[int, dict[str, int]]]:
+    """Returns calls launched, by communicator hash, global rank and function.
+
+    Ranks that did not answer are left out, and communicators whose counts changed while the job
+    was sampled: their ranks were asked one after the other. An answer in text holds only the
+    ranks and functions that differ.
+    """
+    found: dict[str, dict[int, dict[str, int]]] = {}
+    for comm in capture.ras.comms if capture.ras is not None else ():
+        if changes(capture, comm):
+            continue
+        counts = {
+            rank: dict(member.counts)
+            for member in comm.ranks
+            if member.counts and (rank := global_rank(capture, comm, member)) is not None
+        }
+        if counts:
+            found[comm.hash] = counts
+    return found
+
+
+def short_ranks(capture: Capture) -> list[ShortCount]:
+    """Returns where ranks have launched fewer calls than others, by communicator and function."""
+    found = []
+    usual_of = {comm.hash: comm.usual for comm in capture.ras.comms} if capture.ras else {}
+    for hash, members in ras_counts(capture).items():
+        for function in sorted({name for counts in members.values() for name in counts}):
+            # In text, members and functions that are as usual are not listed.
+            default = usual_of[hash].get(function, 0)
+            launched = {rank: counts.get(function, default) for rank, counts in members.items()}
+            usual, is_majority = _usual(launched, usual_of[hash].get(function))
+            short = tuple(sorted(rank for rank, count in launched.items() if count < usual))
+            if short:
+                fewest = min(launched.values())
+                found.append(ShortCount(hash, short, function, fewest, usual, is_majority))
+    return found
+
+
+def global_rank(capture: Capture, comm: RasComm, member: RasRank) -> int | None:
+    """Returns the global rank of a member; None where it is not known.
+
+    By its process, else by its number in a communicator of all ranks.
+    """
+    by_pid = {worker.pid: worker.rank for worker in capture.workers}
+    size = max((worker.world_size for worker in capture.workers), default=0)
+    is_whole = comm.size in (size, len(capture.workers)) and comm.size > 0
+    return by_pid.get(member.pid, member.rank if is_whole else None)
+
+
+def changes(capture: Capture, comm: RasComm) -> bool:
+    """Whether calls of a communicator were launched while the job was sampled."""
+    earlier = capture.ras_before.comms if capture.ras_before is not None else ()
+    return any(_counts(one) != _counts(comm) for one in earlier if one.hash == comm.hash)
+
+
+def _usual(launched: dict[int, int], listed: int | None) -> tuple[int, bool]:
+    if listed is not None:
+        return listed, True
+    usual, count = Counter(launched.values()).most_common(1)[0]
+    if 2 * count > len(launched):
+        return usual, True
+    return max(launched.values()), False
+
+
+def _counts(comm: RasComm) -> dict[int, dict[str, int]]:
+    return {rank.rank: dict(rank.counts) for rank in comm.ranks}

@@ -1,0 +1,125 @@
+"""Ranks whose process has ended, is stopped, or could not be read, and those that wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclscope.analysis.judgement import Judgement, unless_late
+from ncclscope.analysis.stack_classes import classify
+from ncclscope.analysis.stack_wording import seen, waiting_text
+from ncclscope.analysis.stances import Stance
+from ncclscope.analysis.wording import ranks_text, sentence
+
+__all__ = ["judge_gone", "judge_stopped", "judge_unread"]
+
+_CONTINUE = "kill -CONT lets a stopped process go on"
+
+
+def judge_gone(
+    gone: Sequence[int], waiting: Sequence[Stance], others: Sequence[Stance], gap: float
+) -> Judgement | None:
+    """Judges ranks without a process.
+
+    Args:
+        gone: Those ranks.
+        waiting: Ranks that wait for peers.
+        others: Ranks that move or are elsewhere, for which these may wait as well.
+        gap: Seconds between the first and the last sample.
+    """
+    if not waiting:
+        return None
+    ranks = tuple(sorted(gone))
+    classes = classify(waiting)
+    have = "has" if len(ranks) == 1 else "have"
+    found = Judgement(
+        kind="dead_rank",
+        summary=f"{sentence(ranks_text(ranks))} {have} no living process; {waiting_text(classes)}.",
+        diverging=ranks,
+        role="latent" if others else "cause",
+        peers=classes[0].stance,
+        evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
+        seen_seconds=gap,
+    )
+    if len(ranks) <= len(waiting):
+        return found
+    return unless_late(  # most have finished: they died, or these make a call too many
+        Judgement(
+            kind="dead_rank",
+            summary=f"{found.summary} Whether those ended too early is not known.",
+            candidates=(*ranks, *sorted(stance.rank for stance in waiting)),
+            confidence="ambiguous",
+            peers=found.peers,
+            evidence=found.evidence,
+        ),
+        gap,
+    )
+
+
+def judge_stopped(
+    stopped: Sequence[Stance],
+    waiting: Sequence[Stance],
+    still: Sequence[Stance],
+    moving: Sequence[Stance],
+    gap: float,
+) -> Judgement:
+    """Judges ranks that are stopped by a signal.
+
+    Args:
+        stopped: Those ranks.
+        waiting: Ranks that wait for peers.
+        still: These, and others that do not move.
+        moving: Ranks that move.
+        gap: Seconds between the first and the last sample.
+    """
+    ranks = tuple(sorted(stance.rank for stance in stopped))
+    proc = f"proc: {ranks_text(ranks)}: state T, stopped by a signal or a debugger"
+    where = classify(stopped)
+    if not still and not moving:
+        return Judgement(
+            kind="stalled",
+            summary="All ranks are stopped by a signal (state T): nothing can move.",
+            candidates=ranks,
+            evidence=(proc, *seen(where, gap)),
+            inferred=(_CONTINUE,),
+            seen_seconds=gap,
+        )
+    classes = classify(waiting)
+    rest = waiting_text(classes) if waiting else "nobody is seen to wait for it yet"
+    be = "is" if len(ranks) == 1 else "are"
+    return Judgement(
+        kind="not_joined",
+        summary=(
+            f"{sentence(ranks_text(ranks))} {be} stopped by a signal (state T) at "
+            f"{where[0].stance.text}; {rest}."
+        ),
+        diverging=ranks,
+        role="latent" if moving or not waiting else "cause",
+        odd=stopped[0],
+        peers=classes[0].stance if classes else None,
+        evidence=(proc, *seen([*where, *classes], gap)),
+        inferred=(_CONTINUE,),
+        seen_seconds=gap,
+    )
+
+
+def judge_unread(
+    unread: Sequence[Stance], waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
+) -> Judgement | None:
+    """Judges a job in which some stacks could not be read, where all others wait together."""
+    classes = classify(waiting)
+    if len(classes) != 1 or elsewhere:
+        return None
+    ranks = tuple(sorted(stance.rank for stance in unread))
+    return Judgement(
+        kind="not_joined",
+        summary=(
+            f"{sentence(waiting_text(classes))}; the stack of {ranks_text(ranks)} could not be "
+            f"read, so whether it joined is not known."
+        ),
+        candidates=ranks,
+        confidence="ambiguous",
+        role="latent",
+        peers=classes[0].stance,
+        evidence=seen(classes, gap),
+        seen_seconds=gap,
+    )

@@ -1,0 +1,151 @@
+"""Findings about ranks that wait in calls which no probe records.
+
+The records name no call there. Activities say who is inside of what posts such calls, and how
+processes ended says who had left before its peers lost the connection to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.positions import Position, is_inside_unrecorded
+from ncclscope.analysis.wording import rank_text, ranks_text, sentence, verb
+from ncclscope.foreign import printable
+from ncclscope.model import Finding
+
+__all__ = ["ANALYZER", "lost_connections", "waiting_unrecorded"]
+
+ANALYZER = "decision"
+
+_LOST = re.compile(
+    r"connection (?:closed|reset|refused|aborted)|broken pipe|socket (?:timeout|closed)|"
+    r"remote process (?:exited|has)|peer .*(?:closed|exited)|ncclRemoteError|"
+    r"application timeout caused pair closure",
+    re.IGNORECASE,
+)
+"""What a process says that ends since a peer is gone."""
+_SHOWN = 120
+
+
+def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
+    """Yield who stands in the way of ranks that wait in calls which no probe records.
+
+    The records name no call: an activity or a stack says that these ranks wait.
+    """
+    if case.run.capture is not None or not any(map(is_inside_unrecorded, case.run.ranks)):
+        return
+    hidden = [
+        one
+        for one in positions.values()
+        if one.is_unrecorded
+        and one.seconds is not None
+        and _is_stalled(case, one.rank, one.seconds)
+    ]
+    if not hidden or case.waits.stands:
+        return
+    waiting = tuple(sorted(one.rank for one in hidden))
+    rest = [one for one in positions.values() if one.rank not in waiting]
+    if any(one.state in ("moving", "idle") for one in rest):
+        return
+    seconds = min(one.seconds or 0.0 for one in hidden)
+    where = hidden[0].text
+    ended = tuple(sorted(one.rank for one in rest if one.state == "ended"))
+    others = tuple(sorted(one.rank for one in rest if one.state != "ended"))
+    evidence = (
+        f"{ranks_text(waiting)} {'has' if len(waiting) == 1 else 'have'} been in {where} for "
+        f"{seconds:.0f} s; no call was recorded since",
+    )
+    base = Finding(
+        kind="stalled",
+        summary=(
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
+            f"{seconds:.0f} s. Its collectives are not recorded, so that who left the common "
+            f"sequence is not known."
+        ),
+        candidate_ranks=tuple(sorted(positions)),
+        confidence="ambiguous",
+        analyzer=ANALYZER,
+        evidence=evidence,
+        inferred=("they wait in a collective that no probe records",),
+    )
+    if ended:
+        yield replace(
+            base,
+            kind="dead_rank",
+            summary=(
+                f"{sentence(_who(case, ended))} {'has' if len(ended) == 1 else 'have'} ended, and "
+                f"{ranks_text(waiting)} {verb(waiting, 'wait')} in {where} for {seconds:.0f} s, "
+                f"whose collectives are not recorded."
+            ),
+            diverging_ranks=ended if len(ended) < len(waiting) else (),
+            candidate_ranks=() if len(ended) < len(waiting) else tuple(sorted(positions)),
+            confidence="likely" if len(ended) < len(waiting) else "ambiguous",
+            evidence=(*evidence, *(f"rank {rank}: the process has ended" for rank in ended)),
+        )
+    elif others and len(others) != len(waiting):
+        few = min(others, waiting, key=len)
+        kind = "not_joined" if few == others else "extra_call"
+        yield replace(
+            base,
+            kind=kind,
+            summary=(
+                f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
+                f"{seconds:.0f} s, and {ranks_text(others)} {'is' if len(others) == 1 else 'are'} "
+                f"elsewhere: {ranks_text(few)} left the common sequence."
+            ),
+            diverging_ranks=few,
+            candidate_ranks=(),
+            confidence="likely",
+        )
+    else:
+        yield base
+
+
+def lost_connections(case: Case) -> Iterator[Finding]:
+    """Yield ranks that had ended when their peers lost the connection to them.
+
+    Only where no recorded call waits: else the records say who is missed, and in which call.
+    """
+    said = {
+        rank.rank: printable(str(rank.details["ended_with"]))
+        for rank in case.run.ranks
+        if rank.details.get("ended_with")
+    }
+    lost = tuple(sorted(rank for rank, text in said.items() if _LOST.search(text)))
+    first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
+    if not lost or case.waits.stands or len(lost) + len(first) < len(case.run.ranks):
+        return
+    alone = 0 < len(first) < len(lost)
+    how = "; ".join(f"{rank_text(case.run, rank)} {_ending(said.get(rank))}" for rank in first[:4])
+    yield Finding(
+        kind="dead_rank",
+        summary=(
+            f"{sentence(how)}; {ranks_text(lost)} then lost the connection "
+            f"({said[lost[0]][:_SHOWN]})."
+            if first
+            else f"{sentence(ranks_text(lost))} ended with lost connections, and no record says "
+            f"who left first."
+        ),
+        diverging_ranks=first if alone else (),
+        candidate_ranks=() if alone else tuple(rank.rank for rank in case.run.ranks),
+        confidence="likely" if alone else "ambiguous",
+        analyzer=ANALYZER,
+        evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in said.items()),
+        inferred=("that the connection was lost in a call which is not recorded",),
+    )
+
+
+def _ending(said: str | None) -> str:
+    return f"ended with {said[:_SHOWN].rstrip(': ')}" if said else "ended"
+
+
+def _is_stalled(case: Case, number: int, seconds: float) -> bool:
+    rank = case.run.by_rank[number]
+    return seconds >= (case.live_stall_seconds if rank.alive else case.stall_seconds)
+
+
+def _who(case: Case, ranks: Sequence[int]) -> str:
+    return rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)

@@ -42,7 +42,8 @@ examples:
   $ ncclscope collect --ssh HOSTS DIR -o HANG                 what all nodes have, in one place
   $ ncclscope check DIR --baseline calls.lock                 in CI
 
-exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input
+exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input,
+             3 the evidence cannot tell
 environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),
              NCCLSCOPE_RECORDS (records kept per process, default 65536),
              NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host),
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after the program's name; ``sys.argv`` when absent.
 
     Returns:
-        The exit status: 0 the ranks agree, 1 they do not, 2 trouble.
+        The exit status: 0 the ranks agree, 1 they do not, 2 trouble, 3 the evidence cannot tell.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     # The others need not be loaded when one is named.

@@ -35,12 +35,19 @@ class Frame:
         file: Path below the package's root, such as ``torch/distributed/distributed_c10d.py``.
         line: Line number.
         counters: Local variables that count rounds, such as ``{"layer_idx": 12}``.
+        path: Full path; empty where it is not known or was left out.
+        installed: Whether the file belongs to an installed package or to the standard library;
+            None where that is not known.
+        calls: Names that the source line calls, such as ``work.wait``; of innermost frames only.
     """
 
     function: str
     file: str
     line: int
     counters: Mapping[str, int] = field(default_factory=dict)
+    path: str = ""
+    installed: bool | None = None
+    calls: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -51,6 +58,11 @@ class Frame:
     def base(self) -> str:
         """The file's name without its folders."""
         return self.file.rpartition("/")[2]
+
+    @property
+    def full_site(self) -> str:
+        """The same with the file's path, as far as it is known."""
+        return f"{self.path or self.file}:{self.line} {self.name}"
 
     @property
     def site(self) -> str:
@@ -99,6 +111,8 @@ class ProcessSample:
         switches: How often the main thread has gone to sleep of its own accord.
         wchan: Where in the kernel the main thread waits, if that can be read.
         threads: Number of threads by their names.
+        blocked: What the main thread's system call waits for: ``sleep``, ``futex``, ``lock``,
+            ``socket``, ``pipe``, ``fifo``, ``file``, ``child``, ``poll``; empty for anything else.
     """
 
     state: str = ""
@@ -107,6 +121,7 @@ class ProcessSample:
     switches: int = 0
     wchan: str = ""
     threads: Mapping[str, int] = field(default_factory=dict)
+    blocked: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,7 @@ class Worker:
         labels: Its place in the job, such as ``{"tp": "2"}``.
         environment: Variables that matter to a job.
         rings: Rings that it writes.
-        samples: /proc at the beginning and at the end.
+        samples: /proc each time that stacks were read, at the beginning and at the end at least.
         stacks: Its threads at the beginning, some times in between, and at the end.
         host: Where it runs; empty where the capture is of one host.
     """
@@ -253,7 +268,7 @@ class Capture:
     Attributes:
         host: Where.
         time_ns: When, nanoseconds since 1970.
-        gap: Seconds between the two samples.
+        gap: Seconds between the first and the last sample.
         workers: By rank.
         sources: The witnesses.
         ras: NCCL's own view, at the end.

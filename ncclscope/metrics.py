@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 __all__ = ["STATUSES", "Labels", "Sample", "samples_text"]
 
-STATUSES = ("ok", "diverged", "hung", "incomplete")
+STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
 
 _HELP = {
     "ncclscope_status": ("gauge", "1 for the status that the job has."),

@@ -22,8 +22,8 @@ Without rings a verdict is never certain: a stack says where a rank is, not how 
 stays: names of files and functions, line numbers, host names, pids, device numbers, the names of
 communicators, the parameters of recorded calls, and what NCCL's RAS answered.
 
-exit status: 0 no rank is seen to be stuck, 1 a divergence or a hang was found, 2 no worker was
-             found or none could be read
+exit status: 0 the job is seen to move or to rest, 1 a divergence or a hang was found, 2 no worker
+             was found or none could be read, 3 what was seen does not tell
 """
 
 
@@ -54,9 +54,10 @@ class AttachCommand:
         parser.add_argument(
             "--gap",
             type=float,
-            default=2.0,
+            default=None,
             metavar="SECONDS",
-            help="time between the two looks (default: 2); from 30 on, late is called stuck",
+            help="sample for so many seconds (default: 2, and up to 10 while ranks that wait may "
+            "be waiting for one that is late); what stands still for 10 s hangs",
         )
         parser.add_argument(
             "--native", action="store_true", help="C frames and NCCL's own threads, by pystack"
@@ -76,15 +77,16 @@ class AttachCommand:
         from ncclscope.render.plain import plain_text
         from ncclscope.render.terminal import stdout_console
 
-        if not (math.isfinite(arguments.gap) and 0 <= arguments.gap <= 3600):
+        gap = arguments.gap
+        if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
             raise UsageError("--gap is a number of seconds from 0 to 3600")
         if arguments.redact and not arguments.output:
             raise UsageError("--redact is about a bundle", "name its directory with -o DIR")
         directory = check_directory(arguments.output) if arguments.output else None
         seen = look(
-            Options(
+            Options.of(
+                gap,
                 pids=tuple(arguments.pids),
-                gap=arguments.gap,
                 native=arguments.native,
                 flight_recorder=arguments.flight_recorder,
             ),

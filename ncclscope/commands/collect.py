@@ -60,7 +60,10 @@ class CollectCommand:
         parser.add_argument("--parallel", type=int, default=32, metavar="N", help="nodes at a time")
         parser.add_argument("--no-stacks", action="store_true", help="look at no process")
         parser.add_argument(
-            "--gap", type=float, default=2.0, metavar="SECONDS", help="between two looks at stacks"
+            "--gap",
+            type=float,
+            metavar="SECONDS",
+            help="sample stacks for so many seconds (default: 2 to 10, as `attach`)",
         )
         parser.add_argument(
             "--command",
@@ -84,7 +87,7 @@ class CollectCommand:
 
         for name, least, most in (("timeout", 0.1, 86_400.0), ("gap", 0.0, 3600.0)):
             value = getattr(arguments, name)
-            if not (math.isfinite(value) and least <= value <= most):
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
                 raise UsageError(f"--{name} must be from {least:g} to {most:g} seconds")
         if not 1 <= arguments.parallel <= 1024:
             raise UsageError("--parallel must be from 1 to 1024")
@@ -186,7 +189,9 @@ def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
         program = ["python3", "-m", "ncclscope"] if pods is not None else list(own_command())
     if arguments.image:
         paths = [TARGET_ROOT + path if path.startswith("/") else path for path in paths]
-    words = [*program, "collect", "--local", "-o", "-", "--gap", f"{arguments.gap:g}"]
+    words = [*program, "collect", "--local", "-o", "-"]
+    if arguments.gap is not None:
+        words += ["--gap", f"{arguments.gap:g}"]
     if arguments.no_stacks:
         words.append("--no-stacks")
     return [*words, "--", *paths]

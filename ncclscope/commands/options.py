@@ -19,9 +19,9 @@ def add_stall_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live-stall-after",
         type=float,
-        default=30.0,
+        default=10.0,
         metavar="SECONDS",
-        help="the same for processes that still run (default: 30)",
+        help="the same for processes that still run (default: 10)",
     )
 
 

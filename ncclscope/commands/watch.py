@@ -31,6 +31,7 @@ _STATUSES = {
     "incomplete": "ranks are missing, the others agree",
     "diverged": "the ranks differ",
     "hung": "ranks waited in vain",
+    "unknown": "the records do not show whether the ranks agree",
 }
 _REMOTE_SECONDS = 10.0
 """How long a node may take to report; looks wait for it."""

@@ -19,12 +19,15 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ncclscope import sites
 from ncclscope.capture import Capture, Frame, Source, Stacks, Thread, Worker
 from ncclscope.errors import DamagedFileError, UsageError
+from ncclscope.foreign import parse
 from ncclscope.live.session import Look
 from ncclscope.model import Run
 from ncclscope.ring import layout
@@ -34,6 +37,7 @@ from ncclscope.sources.bundle import CAPTURE_FILE
 __all__ = ["check_directory", "redact", "redact_run", "write_bundle"]
 
 _SECRET_FIELDS = ("argv", "environ", "cwd", "path")
+_SITES = ("created_at", "site", "user_site")
 _ADDRESS = re.compile(r"(?<![\w.])/(?:[^\s/:;,'\"]+/)*([^\s/:;,'\"]+)")
 
 
@@ -82,7 +86,8 @@ def write_bundle(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / CAPTURE_FILE).write_text(json.dumps(capture.to_dict()) + "\n")
-        (directory / "verdict.json").write_text(json.dumps(verdict) + "\n")
+        document = _redact_texts(verdict) if redacted else verdict
+        (directory / "verdict.json").write_text(json.dumps(document) + "\n")
         (directory / "verdict.txt").write_text(screen + "\n")
         if capture.ras is not None:
             (directory / "ras.txt").write_text(capture.ras.text)
@@ -145,9 +150,22 @@ def _redact_thread(thread: Thread) -> Thread:
 def _redact_frame(frame: Frame) -> Frame:
     """Keeps the place of public libraries, by which collectives are known."""
     public = re.search(
-        r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing)/.*)", frame.file
+        r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing|filelock)/.*)", frame.file
     )
-    return replace(frame, file=public[1] if public else frame.base)
+    return replace(frame, file=public[1] if public else frame.base, path="")
+
+
+def _redact_texts(value: Any, name: str = "") -> Any:
+    """Leaves folders out of all texts of a document."""
+    if isinstance(value, Mapping):
+        return {key: _redact_texts(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_texts(one, name) for one in value]
+    if not isinstance(value, str):
+        return value
+    if name in _SITES:
+        return sites.short(value)
+    return Path(value).name if name == "file" else _without_paths(value)
 
 
 def _without_paths(text: str) -> str:
@@ -169,23 +187,59 @@ def _copy(files: Sequence[Path], target: Path, *, redacted: bool = False) -> lis
 
 
 def _redact_ring(path: Path) -> None:
-    """Takes command lines and paths out of both copies of a ring's self-description.
+    """Takes command lines and paths out of a ring: of what its process says, and of call sites.
 
-    Call sites stay: they are names of files and functions, without folders.
+    What stays of a call site are names of files and functions, without folders.
     """
     with RingImage(path) as image:
         geometry = image.geometry
         about = image.read_about()
     kept = {name: value for name, value in about.items() if name not in _SECRET_FIELDS}
-    text = json.dumps(kept).encode()
+    text = json.dumps(_redact_texts(kept)).encode()
     generation = 2
     head = layout.ABOUT.pack(generation, len(text), zlib.crc32(text, generation), 0)
     block = (head + text).ljust(geometry.about_size, b"\0")
     if len(block) > geometry.about_size:
         raise DamagedFileError("its self-description does not fit any more")
     with open(path, "r+b") as file:
+        file.seek(geometry.strings)
+        strings = _redact_strings(file.read(geometry.strings_size))
+        file.seek(geometry.strings)
+        file.write(strings)
         for copy in (0, 1):
             file.seek(geometry.about + copy * geometry.about_size)
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _redact_strings(data: bytes) -> bytes:
+    """Shortens call sites in the strings part of a ring, each filled up with blanks.
+
+    Entries keep their length, by which the next one is found.
+    """
+    kept = bytearray(data)
+    offset = 0
+    while offset + layout.TEXT_ENTRY.size <= len(data):
+        length, kind, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
+        start = offset + layout.TEXT_ENTRY.size
+        if not kind or start + length > len(data):
+            break
+        text = data[start : start + length].decode("utf-8", "replace")
+        if kind == layout.KIND_SITE:
+            text = "\n".join(map(sites.short, text.split("\n")))
+        elif kind == layout.KIND_COMM:
+            text = _redact_communicator(text)
+        kept[start : start + length] = text.encode()[:length].ljust(length)
+        offset = -(-(start + length) // 8) * 8
+    return bytes(kept)
+
+
+def _redact_communicator(spelled: str) -> str:
+    try:
+        about = parse(spelled)
+    except ValueError:
+        return spelled
+    if not isinstance(about, dict) or not isinstance(about.get("created_at"), str):
+        return spelled
+    return json.dumps({**about, "created_at": sites.short(about["created_at"])})

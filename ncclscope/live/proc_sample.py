@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ncclscope.capture import ProcessSample
 from ncclscope.foreign import printable
+from ncclscope.live.blocked import blocked_in
 
 __all__ = ["read_sample", "state_of"]
 
@@ -34,13 +35,16 @@ def read_sample(pid: int) -> ProcessSample:
     try:
         fields = _fields(home)
         main = _fields(home / "task" / str(pid))
+        wchan = _text(home / "wchan").strip("0")
         return ProcessSample(
             state=main[0] if fields[0] not in "ZX" else fields[0],
             cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
             main_cpu_seconds=(int(main[11]) + int(main[12])) / _TICKS,
             switches=_switches(home),
-            wchan=_text(home / "wchan").strip("0"),
+            wchan=wchan,
             threads=_threads(home),
+            # In state D even this file can hang its reader.
+            blocked="" if main[0] == "D" else blocked_in(home, wchan),
         )
     except (OSError, IndexError, ValueError):
         return _ENDED

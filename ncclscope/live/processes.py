@@ -7,6 +7,7 @@ of a data loader, are none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from ncclscope.errors import UsageError
 from ncclscope.foreign import MAX_RANKS, printable
+from ncclscope.live.kinship import group_jobs, is_launcher, meeting_points, without_relatives
 from ncclscope.live.proc_sample import state_of
 from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.ring import layout
@@ -38,9 +40,9 @@ _GENERATIONS = 5
 """From a worker by its engine to what was started, and one or two between."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
-_NUMBERS = re.compile(r"\d+")
 _SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
 """Titles of processes that take no part in collectives of the ranks."""
+_COMMUNICATES = re.compile(r"gloo|nccl", re.IGNORECASE)
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
 """Seconds that a process in the kernel may take to tell its command line."""
@@ -59,6 +61,10 @@ class Candidate:
         environment: Variables of interest.
         rings: Rings that it has mapped.
         python: Whether it runs Python.
+        ancestors: Its parent's parent, and so on.
+        name: The kernel's name for its main thread.
+        communicates: Whether it has threads of a communication library.
+        meeting: Where the ranks of its job meet, as its command line or that of an ancestor says.
     """
 
     pid: int
@@ -68,6 +74,10 @@ class Candidate:
     environment: Mapping[str, str] = field(default_factory=dict)
     rings: tuple[str, ...] = ()
     python: bool = False
+    ancestors: tuple[int, ...] = ()
+    name: str = ""
+    communicates: bool = False
+    meeting: str = ""
 
     def integer(self, *names: str) -> int | None:
         """The first of some variables that is a plausible number."""
@@ -117,6 +127,9 @@ def _describe(pid: int) -> Candidate:
     words = _words(pid)
     title = words[0] if (words and " " in words[0]) or "::" in "".join(words[:1]) else ""
     maps = _maps(pid)
+    above = _ancestors(pid)
+    threads = _thread_names(pid)
+    lines = (words, *(_words(ancestor) for ancestor in above[:_GENERATIONS]))
     return Candidate(
         pid=pid,
         parent=_parent(pid),
@@ -125,6 +138,10 @@ def _describe(pid: int) -> Candidate:
         environment=_environment(pid),
         rings=tuple(sorted(set(_rings(maps)))),
         python="python" in maps or "python" in "".join(words[:1]),
+        ancestors=tuple(above[1:]),
+        name=threads.get(pid, ""),
+        communicates=any(map(_COMMUNICATES.search, threads.values())),
+        meeting=next(filter(None, map(meeting_points, lines)), ""),
     )
 
 
@@ -142,7 +159,8 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
         for pid in pids:
             if state_of(pid) == "X":
                 raise UsageError(f"there is no process {pid}", "give the pids of running workers")
-        return _without_engines([describe(pid) for pid in dict.fromkeys(pids)])
+        named = [describe(pid) for pid in dict.fromkeys(pids)]
+        return _without_engines(without_relatives(named))
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = [describe(pid) for pid in psutil.pids() if pid not in own and _may_be_python(pid)]
     return choose_job(found)
@@ -154,7 +172,8 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
     Raises:
         UsageError: There are none, or they belong to several jobs.
     """
-    workers = _without_children([one for one in found if _is_worker(one)])
+    found = list(found)
+    workers = _without_engines(without_relatives([one for one in found if _is_worker(one)]))
     if not workers:
         raise UsageError(
             "no worker was found: no process has a ring, RANK in its environment or a title "
@@ -162,7 +181,7 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
             "name the processes: ncclscope attach PID PID ..."
             + ("" if os.geteuid() == 0 else "; those of other users are seen by root only"),
         )
-    jobs = _jobs(workers)
+    jobs = group_jobs(workers)
     if len(jobs) > 1:
         listed = "; ".join(
             f"{' '.join(str(one.pid) for one in job)} ({job[0].title[:40]})" for job in jobs
@@ -170,7 +189,7 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
         raise UsageError(
             f"workers of {len(jobs)} jobs run here", f"name the pids of one of them: {listed}"
         )
-    return workers
+    return [*workers, *_parents_of_all(workers, found)]
 
 
 def give_ranks(workers: Sequence[Candidate], ring_ranks: Mapping[int, int]) -> list[Placed]:
@@ -227,66 +246,30 @@ def _is_worker(one: Candidate) -> bool:
         return True
     size = one.integer("WORLD_SIZE", "SLURM_NTASKS") or 0
     ranked = one.integer(*_RANK_VARIABLES, "LOCAL_RANK") is not None
-    return one.python and ranked and size != 1 and not _is_launcher(one)
+    return one.python and ranked and size != 1 and not is_launcher(one.words)
 
 
-def _is_launcher(one: Candidate) -> bool:
-    return any(
-        word.rpartition("/")[2] in ("torchrun", "ncclscope", "py-spy") for word in one.words[:3]
-    ) or {"torch.distributed.run", "torch.distributed.launch", "ncclscope"} & set(
-        one.words[:4]
-    ) != (set())
+def _parents_of_all(workers: Sequence[Candidate], found: Sequence[Candidate]) -> list[Candidate]:
+    """Returns a rank that has started all others, as Lightning's rank 0 does.
 
-
-def _without_children(workers: list[Candidate]) -> list[Candidate]:
-    """Leaves out processes that only inherited what made their parent a worker."""
-    by_pid = {worker.pid: worker for worker in workers}
-    kept = []
-    for worker in workers:
-        parent = by_pid.get(worker.parent)
-        if parent is not None:
-            titled = is_worker_title(worker.title) and worker.title != parent.title
-            same_rank = worker.integer("RANK") == parent.integer("RANK")
-            if not titled and same_rank:
-                continue
-        kept.append(worker)
-    return _without_engines(kept)
+    Nothing in its environment says so: it set the variables of its children only.
+    """
+    known = {worker.pid for worker in workers}
+    return [
+        one
+        for one in found
+        if one.pid not in known
+        and one.python
+        and one.communicates
+        and not is_launcher(one.words)
+        and workers
+        and all(one.pid in (worker.parent, *worker.ancestors) for worker in workers)
+    ]
 
 
 def _without_engines(workers: list[Candidate]) -> list[Candidate]:
     """Leaves out what serves the workers; an engine core is one itself where it has none."""
     return [one for one in workers if not _SERVES.search(one.title)] or workers
-
-
-def _jobs(workers: Iterable[Candidate]) -> list[list[Candidate]]:
-    jobs: dict[str, list[Candidate]] = {}
-    for worker in workers:
-        jobs.setdefault(worker.job or _kin(worker), []).append(worker)
-    return list(jobs.values())
-
-
-def _kin(worker: Candidate) -> str:
-    """What the workers of one job share where nothing names it: an ancestor, else the program.
-
-    Those whose starter has ended have no ancestor left.
-    """
-    root = _root(worker.pid)
-    if root != worker.pid:
-        return f"below {root}"
-    return _NUMBERS.sub("#", " ".join(worker.words) or worker.title)
-
-
-def _root(pid: int) -> int:
-    """The outermost ancestor that still looks like a part of the job."""
-    root = pid
-    try:
-        for ancestor in psutil.Process(pid).parents():
-            if not re.search(r"python|vllm|ray|torchrun|sglang", ancestor.name(), re.IGNORECASE):
-                break
-            root = ancestor.pid
-    except psutil.Error:
-        pass
-    return root
 
 
 def _may_be_python(pid: int) -> bool:
@@ -299,6 +282,24 @@ def _parent(pid: int) -> int:
         return psutil.Process(pid).ppid()
     except psutil.Error:
         return 0
+
+
+def _ancestors(pid: int) -> list[int]:
+    """Pids of its parent, its parent's parent, and so on."""
+    try:
+        return [process.pid for process in psutil.Process(pid).parents()]
+    except psutil.Error:
+        return []
+
+
+def _thread_names(pid: int) -> dict[int, str]:
+    """Names of its threads, by their numbers; the main thread has the process's."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found[int(task)] = Path(f"/proc/{pid}/task/{task}/comm").read_text().strip()
+    return found
 
 
 def _words(pid: int) -> list[str]:

@@ -83,7 +83,10 @@ def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
         return f"{where} did not answer in time"
     except OSError as error:
         return f"{where} cannot be asked: {printable(error.strerror or str(error))}"
-    return parse_answer(text)
+    answer = parse_answer(text)
+    if not answer.is_json and not answer.version:
+        return f"what {where} answered cannot be read"
+    return answer
 
 
 class _Talk:

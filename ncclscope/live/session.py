@@ -1,6 +1,6 @@
 """One look at a job: who takes part, what each process does, and what else can be asked.
 
-Everything is read twice, a few seconds apart, and all processes at once, since what differs
+Everything is read several times in a few seconds, and all processes at once, since what differs
 between two ranks means little when they were read at different times.
 """
 
@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.capture import Capture, GpuSample, ProcessSample, RasAnswer, Source, Stacks, Worker
+from ncclscope.analysis.judgement import HANG_SECONDS
+from ncclscope.analysis.stack_verdict import judge_stacks
+from ncclscope.analysis.stances import take_stances
+from ncclscope.analysis.witnesses import absent_ranks
+from ncclscope.analysis.wording import plural
+from ncclscope.capture import Capture, RasAnswer, Source, Worker
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.live import environment as machine
 from ncclscope.live import flight_pipe, native
-from ncclscope.live.gpu import Nvml, open_nvml
-from ncclscope.live.proc_sample import read_sample
 from ncclscope.live.processes import Placed, find_workers, give_ranks
 from ncclscope.live.ras import ask_ras, parse_address
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.live.sampling import Reader, Sample, first_error, take_samples
 from ncclscope.live.titles import parse_title
 from ncclscope.model import Run
 from ncclscope.sources import assemble, open_run
 from ncclscope.sources.bundle import with_capture
 from ncclscope.sources.ring import read_ring
 
-__all__ = ["Look", "Options", "look"]
+__all__ = ["GAP_SECONDS", "Look", "Options", "look"]
 
-_GLANCES = 4
-"""Looks at the stacks between the first and the last."""
+
+GAP_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,30 @@ class Options:
 
     Attributes:
         pids: The workers; all that are found when empty.
-        gap: Seconds between the two samples.
+        gap: Seconds between the first and the last sample.
+        patience: Seconds up to which to go on where ranks that wait may be waiting for one that
+            is merely late; no longer than the gap when 0.
         native: Read C frames, too, for which each process is stopped for a moment.
         flight_recorder: Ask the job for Flight Recorder dumps.
     """
 
     pids: tuple[int, ...] = ()
-    gap: float = 2.0
+    gap: float = GAP_SECONDS
+    patience: float = 0.0
     native: bool = False
     flight_recorder: bool = False
+
+    @classmethod
+    def of(cls, gap: float | None, **others: Any) -> Options:
+        """Return options that sample for so many seconds, or as long as it takes when None.
+
+        Args:
+            gap: Seconds.
+            **others: The other options.
+        """
+        if gap is not None:
+            return cls(gap=gap, patience=0.0, **others)
+        return cls(patience=HANG_SECONDS, **others)
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,7 @@ class Look:
 
 
 def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Look:
-    """Looks at a job twice.
+    """Looks at a job for a few seconds.
 
     Args:
         options: What to do.
@@ -90,29 +108,24 @@ def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Lo
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
-    say(f"{_processes(len(pids))}, two looks {options.gap:g} s apart")
-    reader = _Reader(pids)
+    say(f"{_processes(len(pids))}, sampled for {options.gap:g} s")
+    reader = Reader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
-        first, started = reader.read(), time.monotonic()
-        between = _glance(reader, started, options.gap)
-        gap = time.monotonic() - started
+        samples, gap = take_samples(
+            reader, options.gap, options.patience, _longer(placed, say, options.patience)
+        )
         after = pool.submit(ask_ras, address)
-        second = reader.read()
         answer, ras_source = _heard(after, address, pids)
         answer_before = _heard(before, address, pids)[0]
     reader.close()
-    stacks = {
-        pid: [first.stacks[pid], *(one[pid] for one in between), second.stacks[pid]] for pid in pids
-    }
-    sources = [_native(options, stacks), *_flight_recorder(options, placed)]
+    last, native_source = _native(options, samples[-1])
+    samples[-1] = last
+    sources = [native_source, *_flight_recorder(options, placed)]
     if recorded is not None:  # what was recorded while we looked counts, too
         recorded, rings = _read_rings(files)
-    workers = tuple(
-        _worker(one, [first.samples[pid], second.samples[pid]], stacks[pid])
-        for one, pid in zip(placed, pids, strict=True)
-    )
+    workers = tuple(_worker(one, samples) for one in placed)
     dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
     capture = Capture(
         host=socket.gethostname(),
@@ -129,93 +142,39 @@ def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Lo
         ),
         ras=answer,
         ras_before=answer_before,
-        gpus=tuple(sample.gpus for sample in (first, second)) if first.gpus else (),
+        gpus=(samples[0].gpus, last.gpus) if samples[0].gpus else (),
         notes=_notes(placed),
         versions=machine.versions(),
     )
     run = with_capture(recorded or assemble([]), capture)
     if not run.ranks:
         raise InputError(
-            f"nothing could be read of {plural(len(pids), 'worker')}: {_first_error(workers)}",
+            f"nothing could be read of {plural(len(pids), 'worker')}: {first_error(workers)}",
             machine.permission_help(pids),
         )
     return Look(run, tuple(rings), dumps)
 
 
-def _glance(reader: _Reader, started: float, gap: float) -> list[Mapping[int, Stacks]]:
-    """Waits for the second look, and reads the stacks some times on the way.
+def _longer(
+    placed: Sequence[Placed], say: Callable[[str], None], patience: float
+) -> Callable[[Sequence[Sample], float], bool]:
+    """Returns what tells whether a longer look would decide, and says so the first time."""
+    said = False
 
-    What is at the same place twice may have gone round in between. The more often it is
-    looked at, the less likely that is, and a look costs hundredths of a second.
-    """
-    found: list[Mapping[int, Stacks]] = []
-    for part in range(1, _GLANCES + 1):
-        # Never quite regular, since what is looked at may be.
-        due = started + gap * (part - 0.35 * (part % 2)) / (_GLANCES + 1)
-        if time.monotonic() < due < started + gap:
-            time.sleep(due - time.monotonic())
-            found.append(reader.stacks())
-    time.sleep(max(0.0, started + gap - time.monotonic()))
-    return found
+    def is_open(samples: Sequence[Sample], span: float) -> bool:
+        nonlocal said
+        workers = tuple(_worker(one, samples) for one in placed)
+        capture = Capture(socket.gethostname(), time.time_ns(), span, workers)
+        stances = take_stances(capture)
+        found = judge_stacks(list(stances.values()), span, absent_ranks(capture))
+        if found is None or not found.is_open:
+            return False
+        if not said:
+            say(f"ranks that wait did not move for {span:.0f} s; looking for up to {patience:g} s")
+            said = True
+        return True
 
-
-@dataclass(frozen=True)
-class _Sample:
-    stacks: Mapping[int, Stacks]
-    samples: Mapping[int, ProcessSample]
-    gpus: tuple[GpuSample, ...]
-
-
-class _Reader:
-    """Reads everything about some processes that is read twice."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._pids = pids
-        program = find_py_spy()
-        self._py_spy = PySpy(program) if program else None
-        self._nvml: Nvml | str = open_nvml()
-
-    def read(self) -> _Sample:
-        """Reads once."""
-        samples = {pid: read_sample(pid) for pid in self._pids}
-        gpus = () if isinstance(self._nvml, str) else self._nvml.read()
-        return _Sample(self.stacks(), samples, gpus)
-
-    def stacks(self) -> dict[int, Stacks]:
-        """Reads the stacks only."""
-        if self._py_spy is None:
-            return {pid: Stacks(error="py-spy is not installed") for pid in self._pids}
-        return self._py_spy.read(self._pids)
-
-    def close(self) -> None:
-        """Ends the use of NVML."""
-        if not isinstance(self._nvml, str):
-            self._nvml.close()
-
-    def stack_source(self, workers: Sequence[Worker]) -> Source:
-        """Says of how many processes stacks were read."""
-        read = [w for w in workers if w.stacks[0].threads and w.stacks[-1].threads]
-        looks = max((len(worker.stacks) for worker in workers), default=0)
-        state = f"{len(read)} of {plural(len(workers), 'rank')} read, {looks} times"
-        if len(read) == len(workers):
-            return Source("stacks", True, state)
-        rest = [worker for worker in workers if worker not in read]
-        state += f"; {ranks_text(worker.rank for worker in rest)}: {_first_error(rest)}"
-        help = machine.permission_help([worker.pid for worker in rest])
-        if self._py_spy is None:
-            help = "pip install py-spy"
-        return Source("stacks", bool(read), state, help)
-
-    def gpu_source(self) -> Source:
-        """Says whether NVML answered."""
-        if isinstance(self._nvml, str):
-            how = (
-                "pip install 'ncclscope[gpu]'"
-                if "installed" in self._nvml
-                else ("needs NVIDIA's driver on this machine, and its library in this container")
-            )
-            return Source("gpu", False, self._nvml, how)
-        return Source("gpu", True, "read twice")
+    return is_open
 
 
 def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
@@ -262,26 +221,27 @@ def _heard(
     return answer, Source("ras", True, f"NCCL {answer.version or '?'} answered")
 
 
-def _native(options: Options, stacks: Mapping[int, list[Stacks]]) -> Source:
-    """Adds C frames to the second sample, where they were asked for."""
+def _native(options: Options, last: Sample) -> tuple[Sample, Source]:
+    """Adds C frames to the last sample, where they were asked for."""
     if not native.is_installed():
-        return Source(
+        return last, Source(
             "native", False, "pystack is not installed", "pip install 'ncclscope[native]'"
         )
     if not options.native:
-        return Source(
+        return last, Source(
             "native", False, "not asked for", "--native (stops each process for a moment)"
         )
-    read, error = 0, ""
-    for pid, read_ones in stacks.items():
+    stacks, error = dict(last.stacks), ""
+    read = 0
+    for pid, own in last.stacks.items():
         found = native.read_native(pid)
         if isinstance(found, str):
             error = found
         else:
-            read_ones[-1] = native.merge_native(read_ones[-1], found)
+            stacks[pid] = native.merge_native(own, found)
             read += 1
     state = f"C frames of {read} of {len(stacks)} ranks{f'; {error}' if error else ''}"
-    return Source("native", read > 0, state)
+    return replace(last, stacks=stacks), Source("native", read > 0, state)
 
 
 def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]:
@@ -314,7 +274,7 @@ def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]
     return [Source(name, bool(dumps), state), *(Source("dump", True, str(p)) for p in dumps)]
 
 
-def _worker(one: Placed, samples: Sequence[ProcessSample], stacks: Sequence[Stacks]) -> Worker:
+def _worker(one: Placed, samples: Sequence[Sample]) -> Worker:
     candidate = one.candidate
     return Worker(
         pid=candidate.pid,
@@ -326,8 +286,8 @@ def _worker(one: Placed, samples: Sequence[ProcessSample], stacks: Sequence[Stac
         labels=parse_title(candidate.title),
         environment=candidate.environment,
         rings=candidate.rings,
-        samples=tuple(samples),
-        stacks=tuple(replace(one, threads=one.threads) for one in stacks),
+        samples=tuple(sample.processes[candidate.pid] for sample in samples),
+        stacks=tuple(sample.stacks[candidate.pid] for sample in samples),
     )
 
 
@@ -365,10 +325,3 @@ def _notes(placed: Sequence[Placed]) -> tuple[str, ...]:
 
 def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
-
-
-def _first_error(workers: Sequence[Worker]) -> str:
-    return next(
-        (stacks.error for worker in workers for stacks in worker.stacks if stacks.error),
-        "no Python thread",
-    )

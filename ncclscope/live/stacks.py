@@ -16,12 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ncclscope import sites
 from ncclscope.capture import Frame, Stacks, Thread
 from ncclscope.foreign import number, parse, printable
+from ncclscope.live.source_lines import called_names
 
 __all__ = ["PySpy", "find_py_spy", "parse_dump"]
 
@@ -29,6 +32,8 @@ TIME_LIMIT = 4.0
 """Seconds that one process may take: a healthy one takes a hundredth of one."""
 AT_ONCE = 8
 
+_OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/tracing)/")
+"""Our probes: where the program is, they are not."""
 _MOST_BYTES = 1 << 24
 _MOST_FRAMES = 1000
 _MOST_LINES = 1 << 31
@@ -85,7 +90,7 @@ class PySpy:
         if status != 0:
             return Stacks(error=_reason(complained))
         try:
-            return parse_dump(said)
+            return _with_calls(pid, parse_dump(said))
         except ValueError as error:
             return Stacks(error=f"py-spy's answer cannot be read: {error}")
 
@@ -137,24 +142,49 @@ def parse_dump(data: bytes) -> Stacks:
             raise ValueError("a thread is no object")
         frames = thread.get("frames")
         listed = frames[:_MOST_FRAMES] if isinstance(frames, list) else []
+        read = [_frame(frame) for frame in reversed(listed)]
         found.append(
             Thread(
                 name=printable(str(thread.get("thread_name") or "")),
                 tid=number(thread.get("os_thread_id"), 1 << 32),
-                frames=tuple(_frame(frame) for frame in reversed(listed)),
+                frames=tuple(frame for frame in read if not _OWN.search(frame.file)),
             )
         )
     return Stacks(tuple(found))
 
 
+def _with_calls(pid: int, stacks: Stacks) -> Stacks:
+    """Adds to the innermost frame of each thread what its source line calls.
+
+    A call into C leaves no frame of its own, and what is waited for there is then known by the
+    name in the line only. An operator of torch has a frame that says nothing of it.
+    """
+    return Stacks(tuple(replace(t, frames=_called(pid, t.frames)) for t in stacks.threads))
+
+
+def _called(pid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    last = len(frames) - 1
+    while last > 0 and frames[last].file == "torch/_ops.py":
+        last -= 1
+    if last < 0 or frames[last].installed:
+        return frames
+    one = frames[last]
+    one = replace(one, calls=called_names(pid, one.path, one.line))
+    return (*frames[:last], one, *frames[last + 1 :])
+
+
 def _frame(frame: Any) -> Frame:
     if not isinstance(frame, dict):
         raise ValueError("a frame is no object")
+    path = printable(str(frame.get("filename") or ""))
+    file = printable(str(frame.get("short_filename") or path or "?"))
     return Frame(
         function=printable(str(frame.get("name") or "?")),
-        file=printable(str(frame.get("short_filename") or frame.get("filename") or "?")),
+        file=file,
         line=number(frame.get("line"), _MOST_LINES),
         counters=_counters(frame.get("locals")),
+        path=path,
+        installed=sites.role(path) != sites.OWN if path else None,
     )
 
 

@@ -29,7 +29,7 @@ __all__ = ["Look", "Watcher"]
 
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
-"""Seconds between two diagnoses of a job that is known to be in trouble and still moves."""
+"""Seconds between two diagnoses of a job that moves while it is in trouble, or was unknown."""
 _GROUP_SECONDS = 1.0
 """How long a group of calls may be under way on one rank and not yet on another."""
 _NEARLY = 0.95
@@ -41,7 +41,8 @@ class Look:
     """What one look at a job has shown.
 
     Attributes:
-        status: As in the JSON verdict: ``ok``, ``diverged``, ``hung`` or ``incomplete``.
+        status: As in the JSON verdict: ``ok``, ``diverged``, ``hung``,
+            ``incomplete`` or ``unknown``, which is no alarm.
         activity: ``running``, ``idle`` (no rank is inside a call), ``over`` (all processes have
             ended) or ``waiting`` (there is none yet).
         verdict: What the status rests on; None while there is nothing to examine.
@@ -185,7 +186,8 @@ class Watcher:
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
         self._examined = who
-        if self._trouble is not None:
+        unknown = self._verdict is not None and self._verdict.status == "unknown"
+        if self._trouble is not None or (unknown and moved and not stuck):
             due = due or bool(moved and now >= self._examine_at)
         elif self._group is not None:
             due = due or bool(parted) or now - self._group[1] >= _GROUP_SECONDS
@@ -302,15 +304,15 @@ class Watcher:
         if not ranks:
             return
         verdict = self._diagnose(ranks)
-        if stuck and verdict.exit_status == 0:
+        if stuck and not verdict.in_trouble:
             # Elsewhere the job may still move, and wait for a moment as all do now and then.
             near = {words.path for words in self._near(living, stuck)}
             alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
-            verdict = alone if alone.exit_status else verdict
+            verdict = alone if alone.in_trouble else verdict
         self._examine_at = now + _AGAIN
         if self._is_group_under_way(living, verdict, now):
             return
-        if verdict.exit_status:
+        if verdict.in_trouble:
             self._trouble = verdict
             self._troubled = set(self._paths(living))
         else:
@@ -325,7 +327,7 @@ class Watcher:
         if self._trouble is None:
             ranks = [rank for words in past if (rank := words.read()) is not None]
             self._verdict = diagnose(assemble(ranks, sources=(str(self.directory),)))
-            if self._verdict.exit_status:
+            if self._verdict.in_trouble:
                 self._trouble, self._troubled = self._verdict, set(self._paths(past))
 
     def _wall_ns(self, now: float) -> int:
@@ -337,7 +339,9 @@ class Watcher:
         for words in living:
             rank = words.read()
             if rank is not None and rank.alive:
-                more = {"gpu_spins": True} if self._spins else {}
+                more: dict[str, object] = {"still_seconds": max(0.0, now - words.moved_at)}
+                if self._spins:
+                    more["gpu_spins"] = True
                 # Seen just now.
                 rank = replace(rank, last_seen_ns=wall_ns, details={**rank.details, **more})
             if rank is not None:

@@ -1,0 +1,77 @@
+"""What the system call of a thread waits for, from /proc/PID/syscall.
+
+The kernel shows number and arguments of the call that a thread sleeps in to whoever may read
+its memory. Numbers differ between architectures.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+__all__ = ["blocked_in"]
+
+_X86 = {
+    **dict.fromkeys((0, 1, 17, 18, 19, 20), "read"),
+    **dict.fromkeys((2, 257), "open"),
+    **dict.fromkeys((7, 23, 232, 270, 271, 281, 441), "poll"),
+    **dict.fromkeys((35, 230), "sleep"),
+    **dict.fromkeys((42, 43, 44, 45, 46, 47, 288), "socket"),
+    **dict.fromkeys((61, 247), "child"),
+    **dict.fromkeys((202, 449), "futex"),
+    72: "fcntl",
+    73: "lock",
+}
+_ARM = {
+    **dict.fromkeys((63, 64, 65, 66, 67, 68), "read"),
+    56: "open",
+    **dict.fromkeys((22, 72, 73, 441), "poll"),
+    **dict.fromkeys((101, 115), "sleep"),
+    **dict.fromkeys((202, 203, 206, 207, 211, 212, 242), "socket"),
+    **dict.fromkeys((95, 260), "child"),
+    **dict.fromkeys((98, 449), "futex"),
+    25: "fcntl",
+    32: "lock",
+}
+_CALLS = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine(), {})
+_SETLKW = frozenset({7, 38})
+"""Commands of fcntl that wait for a lock, of the process or of an open file."""
+_OPENS_FIFO = ("wait_for_partner", "fifo_open")
+
+
+def blocked_in(home: Path, wchan: str) -> str:
+    """Returns what the main thread waits for in the kernel.
+
+    Args:
+        home: ``/proc/PID``.
+        wchan: The kernel's function that it sleeps in; empty where that is not known.
+
+    Returns:
+        ``sleep``, ``futex``, ``lock``, ``socket``, ``pipe``, ``fifo``, ``file``, ``child`` or
+        ``poll``; empty where it runs, waits for another thing, or may not be read.
+    """
+    try:
+        fields = (home / "syscall").read_text(encoding="ascii", errors="replace").split()
+        number, arguments = int(fields[0]), [int(text, 16) for text in fields[1:7]]
+    except (OSError, ValueError, IndexError):  # "running" is no number
+        return ""
+    what = _CALLS.get(number, "")
+    if what == "fcntl":
+        return "lock" if arguments[1] in _SETLKW else ""
+    if what == "open":
+        return "fifo" if wchan in _OPENS_FIFO else "file"
+    if what == "read":
+        return _kind(home, arguments[0], wchan)
+    return what
+
+
+def _kind(home: Path, descriptor: int, wchan: str) -> str:
+    """What is behind a descriptor; asks nothing of its file system, which may hang."""
+    try:
+        target = os.readlink(home / "fd" / str(descriptor))
+    except OSError:
+        target = ""
+    if target.startswith("socket:"):
+        return "socket"
+    return "pipe" if target.startswith("pipe:") or "pipe" in wchan else "file"

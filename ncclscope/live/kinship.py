@@ -1,0 +1,170 @@
+"""Which processes belong to one job, and which only serve its ranks.
+
+The children of a data loader inherit all that makes their parent a rank, and a launcher has
+handed down what makes its children ranks. The ranks of one job may have been started apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.live.titles import is_worker_title
+from ncclscope.live.words import Words
+
+if TYPE_CHECKING:
+    from ncclscope.live.processes import Candidate
+
+__all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
+
+_RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+_NUMBERS = re.compile(r"\d+")
+_LAUNCHERS = {"torchrun", "ncclscope", "py-spy", "accelerate", "deepspeed", "mpirun", "horovodrun"}
+_LAUNCHING_MODULES = {
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.launch",
+    "ncclscope",
+}
+_HELPERS = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")
+_MEETING = re.compile(
+    r"--?(data-parallel-address|dpa|data-parallel-rpc-port|dpp|dp-master-ip|dp-master-port|"
+    r"master[-_]addr|master[-_]port|dist-init-addr|rdzv[-_]endpoint)(?:=(.*))?"
+)
+"""Options by which servers that were started apart find each other."""
+_LOADER = "pt_data_worker"
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command line starts ranks, or helps them, and is none itself."""
+    return (
+        any(word.rpartition("/")[2] in _LAUNCHERS for word in words[:3])
+        or bool(_LAUNCHING_MODULES & set(words[:4]))
+        or any(map(_HELPERS.search, words[:4]))
+    )
+
+
+def meeting_points(words: Sequence[str]) -> str:
+    """Returns where a command line says that the ranks of its job meet; empty where it does not."""
+    found = []
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        option = _MEETING.fullmatch(word)
+        if option:
+            value = following if option[2] is None else option[2]
+            found.append(f"{option[1].replace('_', '-')}={value}")
+    return " ".join(sorted(found))
+
+
+def without_relatives(workers: Sequence[Candidate]) -> list[Candidate]:
+    """Leaves out launchers, and processes that only inherited what made their parent a worker."""
+    by_pid = {worker.pid: worker for worker in workers}
+    dropped = {one.pid for one in workers if one.name == _LOADER or is_launcher(one.words)}
+    for worker in workers:
+        above = (by_pid[pid] for pid in (worker.parent, *worker.ancestors) if pid in by_pid)
+        parent = next(above, None)
+        if parent is None or (is_worker_title(worker.title) and worker.title != parent.title):
+            continue
+        ranks = [worker.environment.get(name) for name in _RANKS]
+        if ranks != [parent.environment.get(name) for name in _RANKS]:
+            continue
+        if worker.communicates and not parent.communicates:
+            dropped.add(parent.pid)
+        elif any(ranks) or parent.communicates:
+            dropped.add(worker.pid)
+    return [worker for worker in workers if worker.pid not in dropped] or list(workers)
+
+
+def group_jobs(workers: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Returns the workers of each job.
+
+    Of one job are those whose environments or command lines name the same meeting point, that
+    have a communicator in common, or a connection, as long as no two claim the same rank.
+    """
+    jobs = _joined([[worker] for worker in workers], _named)
+    if len(jobs) > 1:
+        jobs = _joined(jobs, _communicators)
+    if len(jobs) > 1 and _have_ranks_of_their_own(workers):
+        connections = _connections({worker.pid for worker in workers})
+        jobs = _joined(jobs, lambda worker: connections.get(worker.pid, ()))
+    return jobs
+
+
+def _joined(
+    jobs: Sequence[list[Candidate]], ties: Callable[[Candidate], Iterable[str]]
+) -> list[list[Candidate]]:
+    """Joins the jobs that have a tie in common."""
+    found: list[tuple[set[str], list[Candidate]]] = []
+    for job in jobs:
+        own = {tie for worker in job for tie in ties(worker)}
+        members = list(job)
+        apart = []
+        for others, group in found:
+            if others & own:
+                own |= others
+                members = group + members
+            else:
+                apart.append((others, group))
+        found = [*apart, (own, members)]
+    return [members for _, members in found]
+
+
+def _named(worker: Candidate) -> Iterable[str]:
+    ties = [tie for tie in (worker.job, worker.meeting) if tie]
+    return ties or [_kin(worker)]
+
+
+def _communicators(worker: Candidate) -> Iterable[str]:
+    for ring in worker.rings:
+        with contextlib.suppress(DamagedFileError, OSError):
+            yield from Words(Path(ring)).strands
+
+
+def _have_ranks_of_their_own(workers: Sequence[Candidate]) -> bool:
+    ranks = [[worker.environment.get(name) for name in _RANKS[:2]] for worker in workers]
+    known = [
+        next(filter(None, names), worker.title)
+        for names, worker in zip(ranks, workers, strict=True)
+    ]
+    return len(set(known)) == len(known)
+
+
+def _connections(pids: set[int]) -> Mapping[int, set[str]]:
+    """Returns the connections of some processes, by pid; both ends have the same name."""
+    found: dict[int, set[str]] = {}
+    with contextlib.suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            if one.pid in pids and one.laddr and one.raddr:
+                ends = sorted((str(tuple(one.laddr)), str(tuple(one.raddr))))
+                found.setdefault(one.pid, set()).add(" ".join(ends))
+    return found
+
+
+def _kin(worker: Candidate) -> str:
+    """What the workers of one job share where nothing names it: an ancestor, else the program.
+
+    Those whose starter has ended have no ancestor left.
+    """
+    root = _root(worker.pid)
+    if root != worker.pid:
+        return f"below {root}"
+    return _NUMBERS.sub("#", " ".join(worker.words) or worker.title)
+
+
+def _root(pid: int) -> int:
+    """The outermost ancestor that still looks like a part of the job."""
+    root = pid
+    try:
+        for ancestor in psutil.Process(pid).parents():
+            if not re.search(r"python|vllm|ray|torchrun|sglang", ancestor.name(), re.IGNORECASE):
+                break
+            root = ancestor.pid
+    except psutil.Error:
+        pass
+    return root

@@ -17,11 +17,11 @@ from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.capture import Capture
 from ncclscope.render.blocks import (
     add_row,
+    coverage_block,
     item,
     knowledge,
     plain_table,
     section,
-    status_panel,
 )
 from ncclscope.render.console import render_verdict, verdict_panel
 
@@ -53,11 +53,11 @@ def render_attach(verdict: Verdict, width: int) -> RenderableType:
         parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
         parts += _witnesses(verdict)
         return Group(*parts)
-    parts += [_heading(capture), _frame(verdict, capture, stances)]
+    parts += [_heading(capture), verdict_panel(verdict)]
     parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause, "seen"))
-    parts += [*_witnesses(verdict), *_notes(verdict)]
+    parts += [*coverage_block(verdict.coverage), *_witnesses(verdict), *_notes(verdict)]
     return Group(*parts)
 
 
@@ -65,38 +65,9 @@ def _heading(capture: Capture) -> Text:
     count = len(capture.workers)
     what = "process" if count == 1 else "processes"
     return Text(
-        f"{count} {what} on {capture.host}, looked at twice, {capture.gap:.1f} s apart; nothing "
-        f"was injected",
+        f"{count} {what} on {capture.host}, sampled for {capture.gap:.1f} s; nothing was injected",
         style="dim",
     )
-
-
-def _frame(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> RenderableType:
-    if verdict.cause is not None:
-        return verdict_panel(verdict)
-    lines = [_calm(verdict, capture, stances)]
-    lines += [finding.summary for finding in verdict.findings if finding.role == "latent"]
-    hints = [line for f in verdict.findings for line in f.inferred if line.startswith("--gap")]
-    lines += [f"Look longer: {hint}." for hint in dict.fromkeys(hints)]
-    return status_panel(verdict.status, "\n".join(lines))
-
-
-def _calm(verdict: Verdict, capture: Capture, stances: Mapping[int, Stance]) -> str:
-    """What is said where nothing stands apart."""
-    moving = [rank for rank, stance in stances.items() if stance.condition == "moving"]
-    unread = [rank for rank, stance in stances.items() if stance.condition == "unread"]
-    if len(stances) == 1:
-        return "One process only: there is no other to compare it with."
-    if unread:
-        return f"{ranks_text(unread).capitalize()} could not be read; see below what would help."
-    if len(moving) == len(stances):
-        return "All ranks move. None stands apart."
-    queue = [r for r, s in stances.items() if s.condition == "still" and s.waits == "queue"]
-    if len(queue) == len(stances):
-        return "All ranks wait for work, none for another."
-    if moving:
-        return f"{len(moving)} of {plural(len(stances), 'rank')} move. None is seen to be stuck."
-    return "No rank moved between the two looks, and none stands apart from the others."
 
 
 def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -> RenderableType:

@@ -7,7 +7,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.analysis.wording import ranks_text
+from ncclscope.analysis.coverage import Coverage
+from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.foreign import printable
 from ncclscope.model import Finding
 
@@ -16,6 +17,7 @@ __all__ = [
     "WORDS",
     "add_row",
     "cause_panel",
+    "coverage_block",
     "duration",
     "item",
     "knowledge",
@@ -24,13 +26,22 @@ __all__ = [
     "status_panel",
 ]
 
-COLOURS = {"ok": "green", "incomplete": "yellow", "diverged": "red", "hung": "red"}
+COLOURS = {
+    "ok": "green",
+    "incomplete": "yellow",
+    "unknown": "yellow",
+    "diverged": "red",
+    "hung": "red",
+}
 WORDS = {
     "ok": "OK",
     "incomplete": "INCOMPLETE",
+    "unknown": "UNKNOWN",
     "diverged": "DIVERGED",
     "hung": "HUNG",
 }
+
+_UNSEEN_SHOWN = 6
 
 
 def status_panel(status: str, text: str) -> Panel:
@@ -71,6 +82,19 @@ def knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
         parts.append(section("what follows from it", f"inferred, not {how}"))
         parts += [item(line) for line in cause.inferred]
     return Group(*parts)
+
+
+def coverage_block(coverage: Coverage) -> list[RenderableType]:
+    """Return what is not recorded, and communicators whose calls were counted elsewhere, too."""
+    lines = [item(printable(text)) for text in coverage.unseen[:_UNSEEN_SHOWN]]
+    if (more := len(coverage.unseen) - _UNSEEN_SHOWN) > 0:
+        lines.append(item(f"and {more} more, see --json"))
+    differing = [one for one in coverage.comms if one.counted != one.recorded]
+    lines += [
+        item(f"{comm_text(one.comm)}: {one.recorded} recorded, {one.counted} counted by {one.by}")
+        for one in differing
+    ]
+    return [section("not recorded"), *lines] if lines else []
 
 
 def section(title: str, knowledge: str = "") -> RenderableType:

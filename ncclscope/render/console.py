@@ -19,16 +19,17 @@ from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import (
     call_text,
     kept_text,
+    place_text,
     plural,
     ranks_text,
     replay_text,
-    sentence,
     shape_text,
 )
 from ncclscope.model import Call, Finding
 from ncclscope.render.blocks import (
     add_row,
     cause_panel,
+    coverage_block,
     duration,
     item,
     knowledge,
@@ -66,6 +67,7 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
         parts.append(_parting(verdict.neighbourhood, verdict.cause, width))
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause))
+    parts += coverage_block(verdict.coverage)
     parts += _others(verdict)
     if verdict.notes:
         parts.append(section("notes on the input"))
@@ -91,26 +93,10 @@ def _heading(verdict: Verdict, width: int) -> Text:
 def verdict_panel(verdict: Verdict) -> Panel:
     """The frame in which the answer stands."""
     if verdict.cause is None:
-        return status_panel(verdict.status, _no_cause(verdict))
+        return status_panel(verdict.status, verdict.summary)
     quiet = verdict.quiet_seconds
     more = f"no progress for {duration(quiet)}" if quiet is not None and quiet >= 1 else ""
     return cause_panel(verdict.status, verdict.cause, more)
-
-
-def _no_cause(verdict: Verdict) -> str:
-    run = verdict.run
-    calls = {cell.calls for row in verdict.table for cell in row.cells.values()}
-    if verdict.status == "incomplete":
-        return (
-            f"{sentence(ranks_text(run.missing))} left no record. The others agree as far as "
-            f"they go."
-        )
-    if not calls or max(calls) == 0:
-        return "No collective was recorded."
-    return (
-        "All ranks agree: on each communicator every member made the same calls in the same "
-        "order, as far as it has come."
-    )
 
 
 def _stands(verdict: Verdict, width: int) -> RenderableType:
@@ -273,7 +259,7 @@ def _near_text(call: Call | None, *, show_site: bool, width: int) -> str:
     if show_site:
         text += f", {call.state.word}"
         if call.site:
-            text += f"{' ' if width >= WIDE else chr(10)}at {call.site}"
+            text += f"{' ' if width >= WIDE else chr(10)}at {place_text(call)}"
     return text
 
 

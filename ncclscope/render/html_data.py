@@ -133,7 +133,7 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
             seq = cause.seq
         sheet = align_lanes(
             comm,
-            case.logs(key),
+            case.recorded(key),
             seq=seq,
             odd=_odd(verdict, key),
             by_site=is_main and _told_by_site(verdict),

@@ -63,6 +63,7 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
         "graph": draw_graph(waits),
         "stacks": _stacks(verdict),
         "witnesses": [witness.to_dict() for witness in verdict.witnesses],
+        "unseen": list(verdict.coverage.unseen),
         "notes": list(verdict.notes),
         "data": page_data(verdict, case),
     }
@@ -118,7 +119,7 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
     cause = verdict.cause
     found: dict[str, Any] = {"status": verdict.status, "word": WORDS[verdict.status]}
     if cause is None:
-        return {**found, "who": "", "kind": "", "first": _calm(verdict), "second": _calm_more(how)}
+        return {**found, "who": "", "kind": "", "first": verdict.summary, "second": ""}
     who = cause.diverging_ranks or cause.candidate_ranks
     quiet = verdict.quiet_seconds
     second = _CONFIDENCE[cause.confidence]
@@ -137,25 +138,6 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
         "second": f"{second}.",
         "confidence": cause.confidence,
     }
-
-
-def _calm(verdict: Verdict) -> str:
-    if verdict.status == "incomplete":
-        return f"{sentence(ranks_text(verdict.run.missing))} left no record."
-    if not _is_recorded(verdict):
-        return "No rank is seen to be stuck."
-    if not any(cell.calls for row in verdict.table for cell in row.cells.values()):
-        return "No collective was recorded."
-    return "All ranks agree."
-
-
-def _calm_more(how: str) -> str:
-    if how == "seen":
-        return "None stands apart from the others, as far as stacks and devices tell."
-    return (
-        "On each communicator every member made the same calls in the same order, as far as it "
-        "has come."
-    )
 
 
 def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:

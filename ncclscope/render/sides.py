@@ -13,8 +13,8 @@ def aligned_sides(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Returns the ranks of the left and of the right column of ``cause.aligned``.
 
-    Where the verdict names nobody, the ranks of either side are those that posted what it did,
-    by their records.
+    They are the ranks whose records hold the calls of a column, at the first difference: a rank
+    that has not come so far, or posted something else again, stands in neither.
 
     Returns:
         The peers and those that differ; None where there are no such columns, or where they
@@ -24,7 +24,10 @@ def aligned_sides(
         return None
     if cause.diverging_ranks:
         odd = cause.diverging_ranks
-        return tuple(rank for rank in cause.comm.ranks if rank not in odd), odd
+        if cause.peers is None:
+            return None
+        peers = tuple(rank for rank in _posted(near, cause.peers) if rank not in odd)
+        return (peers, odd) if peers else None
     if cause.odd is None or cause.peers is None or cause.odd.signature == cause.peers.signature:
         return None
     theirs, own = _posted(near, cause.peers), _posted(near, cause.odd)

@@ -40,7 +40,7 @@ def test_gpus_at_work_name_nobody() -> None:
 
 def test_recorded_hangs_of_real_gpus_are_named() -> None:
     for name in ("sleep", "mismatch"):
-        verdict = verdict_of(recorded(name))
+        verdict = verdict_of(replace(recorded(name), gap=12.0))
         assert verdict.cause is not None
         assert verdict.cause.diverging_ranks == (2,), name
         assert verdict.cause.confidence == "likely"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ncclscope import Tracer
 from ncclscope.errors import UsageError
+from ncclscope.live.kinship import group_jobs, meeting_points, without_relatives
 from ncclscope.live.processes import Candidate, choose_job, describe, give_ranks
 from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 
@@ -135,6 +139,113 @@ def test_workers_of_two_jobs_are_not_mixed() -> None:
         choose_job([ranked(10, 0), ranked(11, 1), ranked(20, 0, port="29501")])
     assert "workers of 2 jobs run here" in str(error.value)
     assert "10 11 " in str(error.value)
+
+
+def test_what_a_rank_has_started_is_none_however_deep() -> None:
+    loader = ranked(12, 0, parent=11, ancestors=(10, 1))
+    named = ranked(13, 0, parent=1, name="pt_data_worker")
+    assert chosen(ranked(10, 0), loader, named, ranked(20, 1)) == [10, 20]
+
+
+def test_children_of_ranks_are_none_without_a_rank_in_the_environment_either() -> None:
+    ranks = [Candidate(10, python=True, communicates=True), Candidate(20, communicates=True)]
+    children = [Candidate(11, parent=10, python=True), Candidate(21, parent=20)]
+    assert without_relatives([*ranks, *children]) == ranks
+
+
+def test_a_launcher_that_was_named_is_left_out() -> None:
+    launcher = Candidate(9, words=("python", "-m", "torch.distributed.run", "train.py"))
+    spawner = Candidate(8, python=True)
+    ranks = [Candidate(pid, parent=8, python=True, communicates=True) for pid in (10, 11)]
+    assert without_relatives([launcher, spawner, *ranks]) == ranks
+
+
+def test_what_is_the_only_one_is_kept() -> None:
+    only = Candidate(9, name="pt_data_worker")
+    assert without_relatives([only]) == [only]
+
+
+def test_the_rank_that_has_started_all_others_is_one() -> None:
+    first = Candidate(9, parent=1, python=True, communicates=True, words=("python", "train.py"))
+    shell = Candidate(8, python=True, words=("python", "shell.py"))
+    others = [replace(ranked(pid, pid - 9, parent=9), ancestors=(8, 1)) for pid in (10, 11)]
+    assert chosen(first, shell, *others) == [10, 11, 9]
+
+
+def server(pid: int, *words: str, **environment: str) -> Candidate:
+    return Candidate(
+        pid,
+        title=f"VLLM::EngineCore_DP{pid % 10}",
+        meeting=meeting_points(words),
+        environment=environment,
+    )
+
+
+def test_servers_that_name_one_meeting_point_are_one_job() -> None:
+    words = ["serve", "-dpr", "1", "--data-parallel-address=10.0.0.1", "-dpp", "13345"]
+    four = [server(pid, *words, NCCLSCOPE_RUN=f"run {pid}") for pid in range(10, 14)]
+    assert chosen(*four) == [10, 11, 12, 13]
+    with pytest.raises(UsageError, match="workers of 2 jobs"):
+        chosen(*four, server(15, *words[:-1], "13346"))
+
+
+def test_workers_that_share_a_communicator_are_one_job(tmp_path: Path) -> None:
+    both, others = (
+        [
+            Candidate(pid, rings=(str(ring),), environment={"NCCLSCOPE_RUN": f"run {pid}"})
+            for pid, ring in enumerate(recorded(tmp_path / str(first), first), first)
+        ]
+        for first in (10, 20)
+    )
+    assert chosen(*both) == [10, 11]
+    with pytest.raises(UsageError, match="workers of 2 jobs"):
+        chosen(*both, *others)
+
+
+def recorded(directory: Path, seed: int) -> list[Path]:
+    """Rings of two ranks with a communicator of their own."""
+    found = []
+    for rank in (0, 1):
+        tracer = Tracer(directory, rank=rank, world_size=2)
+        tracer.communicator(key=f"{seed:032x}", label="tp:0", ranks=[0, 1], backend="nccl")
+        found.append(Path(tracer.path))
+        tracer.close()
+    return found
+
+
+TALKER = """
+import socket, sys
+if sys.argv[1:]:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+else:
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    connection, _ = listener.accept()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def talker(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TALKER, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
+def test_workers_that_are_connected_are_one_job() -> None:
+    with talker() as one:
+        assert one.stdout is not None
+        with talker(one.stdout.readline().strip()) as other:
+            assert other.stdout is not None
+            one.stdout.readline(), other.stdout.readline()
+            ends = ranked(one.pid, 0, port="1"), ranked(other.pid, 1, port="2")
+            together = group_jobs(ends)
+            alike = group_jobs([ends[0], ranked(other.pid, 0, port="2")])
+            other.communicate()
+        one.communicate()
+
+    assert [len(job) for job in together] == [2]
+    assert [len(job) for job in alike] == [1, 1], "two jobs that talk, such as servers"
 
 
 def test_no_worker_at_all() -> None:

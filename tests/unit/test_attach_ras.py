@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from ncclscope.analysis.device_verdict import hear_ras
+from ncclscope.analysis.ras_counts import ShortCount, ras_counts, short_ranks
 from ncclscope.capture import Capture, RasAnswer
 from ncclscope.live.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.sources.bundle import read_capture
@@ -190,6 +191,49 @@ def test_equal_counts_prove_nothing() -> None:
     assert "order" in testimony.says
 
 
+# --- counts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [JSON, TEXT])
+def test_counts_name_the_rank_that_is_short_and_by_how_much(text: str) -> None:
+    seen = heard(parse_answer(text))
+
+    (short,) = short_ranks(seen)
+    assert short == ShortCount("0x68d65a60c4d34d0a", (2,), "AllReduce", 20, 21, by_majority=True)
+    counts = ras_counts(seen)["0x68d65a60c4d34d0a"][2]
+    assert (counts["AllGather"], counts["AllReduce"]) == (1, 20)
+
+
+def test_of_a_pair_one_is_short_without_a_majority() -> None:
+    answer = parse_answer((DATA / "ras_pair.json").read_text())
+    pair = [worker(rank, in_collective("all_reduce", 10), world_size=2) for rank in (0, 1)]
+    short = short_ranks(capture(pair, ras=answer))
+
+    assert len(short) == 2
+    assert not any(one.by_majority for one in short)
+    assert {one.function: len(one.ranks) for one in short} == {"AllGather": 1, "AllReduce": 1}
+
+
+def test_counts_that_move_are_left_out() -> None:
+    answer = parse_answer(JSON)
+    (comm,) = answer.comms
+    first, *rest = comm.ranks
+    earlier = replace(comm, ranks=(replace(first, counts={"AllReduce": 3}), *rest))
+
+    assert ras_counts(heard(answer, replace(answer, comms=(earlier,)))) == {}
+    assert short_ranks(heard(answer, replace(answer, comms=(earlier,)))) == []
+    assert short_ranks(heard(answer, answer)) != []
+
+
+def test_members_that_cannot_be_named_are_left_out() -> None:
+    answer = parse_answer(JSON)
+    (comm,) = answer.comms
+    elsewhere = replace(comm, size=8, ranks=tuple(replace(r, pid=0) for r in comm.ranks))
+
+    assert ras_counts(heard(replace(answer, comms=(elsewhere,)))) == {}
+    assert ras_counts(capture([])) == {}
+
+
 # --- over a socket ----------------------------------------------------------------------------
 
 
@@ -230,6 +274,14 @@ def test_one_that_never_answers_is_given_up() -> None:
         answer = ask_ras(address, limit=0.2)
 
     assert answer == f"127.0.0.1:{address[1]} did not answer in time"
+
+
+@pytest.mark.parametrize("answer", ["", "{", "\x00\xff garbage\n", '[{"communicators": []}]'])
+def test_garbage_is_told_in_one_line(answer: str) -> None:
+    with server(answer) as address:
+        told = ask_ras(address)
+
+    assert told == f"what 127.0.0.1:{address[1]} answered cannot be read"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"communicators": 3}', '{"communicators": [[], 4]}'])

@@ -49,14 +49,16 @@ def test_one_against_one_in_two_collectives_names_nobody() -> None:
 
 
 def test_the_same_call_from_another_line_is_another_place() -> None:
-    verdict = judged(*(worker(rank, REDUCE_LATER if rank == 1 else REDUCE) for rank in range(4)))
+    workers = (worker(rank, REDUCE_LATER if rank == 1 else REDUCE) for rank in range(4))
+    verdict = judged(*workers, gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.kind == "not_joined"
     assert verdict.cause.diverging_ranks == (1,)
-    (order,) = [line for line in verdict.cause.inferred if "ahead" in line]
-    assert "by the order of lines" in order
-    assert "unless a loop has gone round" in order
+    assert verdict.cause.inferred == (
+        "the stacks differ in step of train.py, at lines 20 and 10; which line comes first is not "
+        "known",
+    )
 
 
 def test_the_branches_of_a_decision_have_no_order() -> None:
@@ -69,7 +71,7 @@ def test_the_branches_of_a_decision_have_no_order() -> None:
 def test_a_probe_is_not_where_a_rank_stands() -> None:
     frame = "ncclscope_patches/probe.py:222 guarded"
     idle = stack("worker.py:9 busy_loop", frame, "vllm/distributed/shm_broadcast.py:971 dequeue")
-    verdict = judged(*(worker(rank, idle if rank == 2 else REDUCE) for rank in range(4)))
+    verdict = judged(*(worker(r, idle if r == 2 else REDUCE) for r in range(4)), gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
@@ -78,7 +80,8 @@ def test_a_probe_is_not_where_a_rank_stands() -> None:
 
 @pytest.mark.parametrize("place", [elsewhere(5), SYNC, IDLE])
 def test_a_rank_that_is_elsewhere_has_not_joined(place: tuple[object, ...]) -> None:
-    verdict = judged(*(worker(rank, place if rank == 3 else REDUCE) for rank in range(4)))  # type: ignore[arg-type]
+    workers = [worker(rank, place if rank == 3 else REDUCE) for rank in range(4)]  # type: ignore[arg-type]
+    verdict = judged(*workers, gap=12.0)
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
@@ -86,21 +89,21 @@ def test_a_rank_that_is_elsewhere_has_not_joined(place: tuple[object, ...]) -> N
 
 
 def test_of_two_ranks_the_one_that_waits_for_nobody_is_named() -> None:
-    verdict = judged(worker(0, REDUCE), worker(1, elsewhere(5)))
+    verdict = judged(worker(0, REDUCE), worker(1, elsewhere(5)), gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (1,)
 
 
 def test_a_rank_alone_in_a_collective_made_an_extra_call() -> None:
-    verdict = judged(*(worker(rank, REDUCE if rank == 0 else IDLE) for rank in range(4)))
+    verdict = judged(*(worker(r, REDUCE if r == 0 else IDLE) for r in range(4)), gap=12.0)
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("extra_call", (0,))
 
 
 def test_two_that_wait_and_two_that_do_not_name_nobody() -> None:
-    verdict = judged(*(worker(rank, REDUCE if rank < 2 else elsewhere(5)) for rank in range(4)))
+    verdict = judged(*(worker(r, REDUCE if r < 2 else elsewhere(5)) for r in range(4)), gap=12.0)
 
     assert verdict.cause is not None
     assert (verdict.cause.diverging_ranks, verdict.cause.confidence) == ((), "ambiguous")
@@ -164,7 +167,7 @@ def test_a_rank_at_work_is_late_and_not_yet_stuck() -> None:
     workers = [worker(r, elsewhere(5), cpu=1.9) if r == 2 else worker(r, REDUCE) for r in range(4)]
     verdict = judged(*workers)
 
-    assert verdict.status == "ok"
+    assert verdict.status == "unknown"
     (late,) = verdict.findings
     assert (late.role, late.candidate_ranks, late.diverging_ranks) == ("latent", (2,), ())
     assert "--gap 30" in " ".join(late.inferred)
@@ -180,9 +183,9 @@ def test_after_half_a_minute_it_is_stuck() -> None:
 
 def test_all_in_one_place_is_a_stall_only_when_it_lasts() -> None:
     short = judged(*(worker(rank, REDUCE) for rank in range(4)))
-    long = judged(*(worker(rank, REDUCE) for rank in range(4)), gap=30.0)
+    long = judged(*(worker(rank, REDUCE) for rank in range(4)), gap=10.0)
 
-    assert (short.status, [f.role for f in short.findings]) == ("ok", ["latent"])
+    assert (short.status, [f.role for f in short.findings]) == ("unknown", ["latent"])
     assert long.cause is not None
     assert (long.status, long.cause.kind, long.cause.diverging_ranks) == ("hung", "stalled", ())
 
@@ -213,7 +216,7 @@ def test_a_stopped_rank_that_nobody_waits_for_is_no_hang() -> None:
     ]
     verdict = judged(*workers)
 
-    assert (verdict.status, [f.role for f in verdict.findings]) == ("ok", ["latent"])
+    assert (verdict.status, [f.role for f in verdict.findings]) == ("unknown", ["latent"])
 
 
 def test_a_rank_that_ended_is_dead() -> None:
@@ -257,7 +260,7 @@ def test_a_rank_that_cannot_be_read_is_not_blamed() -> None:
 
 
 def test_an_engine_whose_rank_is_one_sub_block_ahead() -> None:
-    verdict = judged(*recorded_moe())
+    verdict = judged(*recorded_moe(), gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
@@ -268,12 +271,12 @@ def test_an_engine_whose_rank_is_one_sub_block_ahead() -> None:
 
 
 def test_without_a_counter_nobody_is_said_to_be_ahead_for_sure() -> None:
-    verdict = judged(*recorded_moe(counters=False))
+    verdict = judged(*recorded_moe(counters=False), gap=12.0)
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
     assert "sub-block" not in verdict.cause.summary
-    assert any("unless a loop has gone round" in line for line in verdict.cause.inferred)
+    assert not any("ahead" in line or "behind" in line for line in verdict.cause.inferred)
 
 
 def test_a_capture_keeps_what_it_was_made_of() -> None:

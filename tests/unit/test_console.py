@@ -135,7 +135,7 @@ def test_many_ranks_that_stand_alike_share_a_row(cluster_of: Callable[[int], Clu
 def test_text_from_files_is_no_markup(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(2)
     cluster.history(site="[red]evil[/red].py:1 [bold]f")
-    cluster.post([0], "tp:0", done=False, site="[link=http://x]a.py:1 f")
+    cluster.post([0], "tp:0", done=False, site="[link=x]a.py:1 f")
     cluster.post([1], "tp:0", "all_gather", done=False)
 
-    assert "[link=http://x]a.py:1 f" in _screen(cluster.verdict(), 160)
+    assert "[link=x]a.py:1 f" in _screen(cluster.verdict(), 160)

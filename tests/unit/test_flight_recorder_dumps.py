@@ -160,11 +160,25 @@ def test_a_rank_that_has_not_posted_is_waited_for(tmp_path: Path) -> None:
     assert verdict.cause.confidence == "likely"
 
 
-def test_one_rank_ahead_of_all_others_is_a_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "status"), [(0.001, "ok"), (60.0, "hung")])
+def test_one_rank_ahead_of_all_others_is_a_snapshot_unless_none_moves(
+    tmp_path: Path, seconds: float, status: str
+) -> None:
+    """Of dumps that were written long after the last call, it is the one that waits alone."""
     job = Job(4)
     history(job)
     job.post([2], state="scheduled")
-    assert job.verdict(tmp_path).status == "ok"
+    directory = job.write(tmp_path)
+    for rank in range(4):
+        stamp = job.entries[rank][-1]["time_created_ns"] + int(seconds * 1e9)
+        os.utime(directory / f"comm_lib_trace_rank_{rank}", ns=(stamp, stamp))
+
+    verdict = diagnose(open_run(directory))
+
+    assert verdict.status == status
+    if verdict.cause is not None:
+        assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("extra_call", (2,))
+        assert verdict.cause.confidence == "likely"
 
 
 def test_ranks_at_different_places_are_a_snapshot(tmp_path: Path) -> None:
@@ -301,4 +315,4 @@ def test_a_status_in_text_is_a_number(tmp_path: Path) -> None:
         (tmp_path / f"rank_{rank}.json").write_text(json.dumps(value))
     cause = diagnose(open_run(tmp_path)).cause
     assert cause is not None
-    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (1,), 5)
+    assert (cause.kind, cause.candidate_ranks, cause.seq) == ("not_joined", (0, 1), 5)

@@ -12,7 +12,7 @@ from ncclscope.model import State
 from ncclscope.sources.flight_decoder import PatternError
 from ncclscope.sources.flight_dump import Dump
 from ncclscope.sources.flight_entry import Entry
-from ncclscope.sources.flight_log import site
+from ncclscope.sources.flight_log import find_sites
 from ncclscope.sources.flight_recorder import _quickly, _whole
 from tests.bench.dumps import job_dump, pickled
 
@@ -21,7 +21,7 @@ def entries_of(dump: Dump) -> list[tuple[Any, ...]]:
     """Everything that a dump says, with stacks as the line that they come to."""
 
     def plain(entry: Entry) -> tuple[Any, ...]:
-        return (*entry[:-1], site(entry.frames))
+        return (*entry[:-1], find_sites(entry.frames))
 
     return [
         (group, list(map(plain, held.calls)), list(map(plain, held.sent)), held.reached)

@@ -20,7 +20,7 @@ def cluster(tmp_path: Path) -> Cluster:
 def sheet_of(cluster: Cluster, *, label: str = "tp:0", **options: Any) -> Sheet:
     run = cluster.run()
     (key,) = (key for key, comm in run.communicators.items() if comm.label == label)
-    sheet = align_lanes(run.communicators[key], Case(run).logs(key), **options)
+    sheet = align_lanes(run.communicators[key], Case(run).recorded(key), **options)
     assert sheet is not None
     return sheet
 
@@ -36,7 +36,7 @@ def test_what_one_rank_left_out_leaves_a_gap_and_the_rest_stays_beside(cluster: 
     cluster.history(count=2)
     cluster.post([0, 1, 3], "tp:0", "broadcast", root=0)
     for op in ("all_gather", "barrier", "all_reduce"):
-        cluster.post(cluster.everybody, "tp:0", op)
+        cluster.post(cluster.everybody, "tp:0", op, done=False)
 
     sheet = sheet_of(cluster, seq=3, odd=[2])
 
@@ -50,7 +50,8 @@ def test_what_one_rank_put_in_has_a_row_of_its_own(cluster: Cluster) -> None:
     cluster.history(count=2)
     cluster.post([1], "tp:0", "barrier")
     for op in ("all_gather", "broadcast", "all_reduce"):
-        cluster.post(cluster.everybody, "tp:0", op, root=0 if op == "broadcast" else None)
+        root = 0 if op == "broadcast" else None
+        cluster.post(cluster.everybody, "tp:0", op, root=root, done=False)
 
     sheet = sheet_of(cluster, seq=3, odd=[1])
 

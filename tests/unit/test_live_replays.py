@@ -62,11 +62,12 @@ def test_watch_sees_replays_go_on_and_part(rings: Path) -> None:
         now[0] += 0.1
         return watcher.look().status
 
-    assert look() == "ok"
+    assert look() == "unknown"  # no collective was posted yet
     for number in range(30):
         for _, _, graphs in group:
             graphs[number % 2].replay()
-        assert look() == "ok"
+        assert look() in ("ok", "unknown")
+    assert look() == "ok"
     for rank, (_, _, graphs) in enumerate(group):
         graphs[rank == 1].replay()
 

@@ -118,7 +118,7 @@ print(json.dumps(verdict.to_dict()))
     completed = run_program(source, rings)
     assert completed.returncode == 0, completed.stderr
     document = json.loads(completed.stdout)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["ranks"]["read"] == 1
     (row,) = document["table"]
     assert (row["rank"], row["lost"], row["window"]) == (2, 0, False)

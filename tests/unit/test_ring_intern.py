@@ -139,9 +139,9 @@ def test_without_room_for_text_calls_are_still_counted_and_signed(rings: Path) -
     comm = tracer.communicator("k")
     fill(tracer, comm, 1, 20)
     number = 0
-    while tracer.ring._interner.text(layout.KIND_SITE, f"{number:0400d}"):
+    while tracer.ring._interner.text(layout.KIND_ACTIVITY, f"{number:0400d}"):
         number += 1
-    while tracer.ring._interner.text(layout.KIND_SITE, f"{number:x}"):
+    while tracer.ring._interner.text(layout.KIND_ACTIVITY, f"{number:x}"):
         number += 1
     tracer.record(comm, "new_op", shape=(2, 3), dtype="new_dtype", redop="new", site="new")
     fill(tracer, comm, 21, 30)

@@ -596,3 +596,21 @@ def test_a_running_hash_is_that_of_the_signatures(tmp_path: Path) -> None:
         assert log.fingerprint(number) == value
         value = extend(value, sign("all_reduce", shape=(number,)))
     assert log.fingerprint(50) == value
+
+
+@pytest.mark.parametrize(("state", "unseen"), [("waiting", 1), ("done", 0)])
+def test_a_transfer_that_is_awaited_is_not_covered_by_calls(
+    tmp_path: Path, state: str, unseen: int
+) -> None:
+    common = {"transfer": "kv", "id": "cmpl-7", "peer": "prefill-0", "direction": "recv"}
+    lines = [
+        {"ncclscope_trace": 1, "rank": 0},
+        {**common, "state": "waiting"},
+        {**common, "state": state},
+    ]
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (rank,) = open_run(path).ranks
+    found = rank.details.get("unseen", [])
+    assert len(found) == unseen
+    assert all("transfer cmpl-7 from prefill-0" in entry["text"] for entry in found)

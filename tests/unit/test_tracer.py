@@ -80,6 +80,7 @@ def test_everything_that_is_recorded_is_read(rings: Path) -> None:
 def test_what_a_process_says_of_itself(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCLSCOPE_RUN", "run-7")
     monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(identity, "_DRIVERS", ("/dev/null",))
     tracer = tracer_in(rings)
     tracer.describe(rank=5, world_size=9, engine="core")
 

@@ -173,7 +173,7 @@ def test_the_text_is_what_prometheus_reads(look: Look, monkeypatch: pytest.Monke
     status = {
         dict(key[1:])["status"]: value for key, value in samples.items() if "_status" in key[0]
     }
-    assert status == {"ok": 0, "diverged": 1, "hung": 0, "incomplete": 0}
+    assert status == {"ok": 0, "diverged": 1, "hung": 0, "incomplete": 0, "unknown": 0}
     calls = [dict(key[1:]) for key in samples if key[0] == "ncclscope_calls_total"]
     assert [one["rank"] for one in calls] == ["0", "1"]
     assert calls[0]["comm_name"] == 'tp:0\\"\\n\\\\'

@@ -124,7 +124,7 @@ def test_no_habit_tells_who_is_odd_in_a_pair(cluster: Cluster) -> None:
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("order_cycle", (), "ambiguous")
+    assert said(verdict) == ("not_joined", (), "ambiguous")
     assert verdict.cause is not None
     assert verdict.cause.candidate_ranks == (2, 3)
 
@@ -151,7 +151,7 @@ def test_creation_at_different_moments_is_no_divergence(cluster: Cluster) -> Non
     create(cluster, [0, 1, 2], FIRST)
     create(cluster, [2], OWN, done=False)
 
-    assert cluster.verdict(quiet=0.5).status == "ok"
+    assert cluster.verdict(quiet=0.3).status == "ok"
 
 
 @pytest.mark.parametrize("op", ["barrier", "send"])

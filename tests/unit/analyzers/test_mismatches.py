@@ -167,3 +167,41 @@ def test_the_verdict_does_not_depend_on_the_order_of_files(cluster_of: ClusterOf
 
     assert there.to_dict()["verdict"] == back.to_dict()["verdict"]
     assert there.to_dict()["table"] == back.to_dict()["table"]
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "room", "fits"),
+    [
+        ("all_gather", (4,), (99,), False),
+        ("all_gather", (4,), (16,), True),
+        ("all_gather", (4, 2), (4, 4, 2), True),
+        ("all_gather", (4,), (4,), True),  # a list, of which the first tensor is recorded
+        ("all_gather", (4,), None, True),
+        ("reduce_scatter", (16,), (5,), False),
+        ("reduce_scatter", (16,), (4,), True),
+        ("all_reduce", (4,), (99,), True),  # nothing is known of such an output
+    ],
+)
+@pytest.mark.parametrize("ranks", [(2,), (0, 1, 2, 3)])
+def test_an_output_that_does_not_fit_its_input(
+    cluster_of: ClusterOf,
+    op: str,
+    shape: tuple[int, ...],
+    room: tuple[int, ...] | None,
+    fits: bool,
+    ranks: tuple[int, ...],
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    for rank in cluster.everybody:
+        out = room if rank in ranks else None
+        cluster.post([rank], "tp:0", op, shape=shape, out_shape=out)
+
+    cause = cluster.verdict().cause
+
+    if fits:
+        assert cause is None
+        return
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("size_mismatch", ranks, 6)
+    assert cause.confidence == "certain"

@@ -163,7 +163,7 @@ def test_a_transfer_under_way_is_none_that_waits_in_vain(cluster_of: ClusterOf) 
     _send(cluster, 0, 2, done=False)
     cluster.post(cluster.everybody, "pp:0", done=False)
 
-    assert cluster.verdict(quiet=0.5).findings == ()
+    assert cluster.verdict(quiet=0.3).findings == ()
 
 
 def test_a_rank_that_ended_is_no_mismatch(cluster_of: ClusterOf) -> None:
@@ -238,3 +238,48 @@ def test_a_backend_that_does_not_tell_of_transfers_stalls_in_none(cluster_of: Cl
     (finding,) = cluster.verdict().findings
 
     assert (finding.kind, finding.candidate_ranks) == ("stalled", (0, 1, 2, 3))
+
+
+# --- chains ----------------------------------------------------------------------------------
+
+
+def _pipeline(cluster: Cluster, batches: dict[int, int]) -> None:
+    """Each stage receives and sends so many microbatches, until one side has no more."""
+    cluster.history("pp:0")
+    last = cluster.size - 1
+    for rank in cluster.everybody:
+        for number in range(batches.get(rank, 4)):
+            before, after = (batches.get(other, 4) for other in (rank - 1, rank + 1))
+            if rank:
+                done = number < min(before, batches.get(rank, 4))
+                _recv(cluster, rank, rank - 1, done=done)
+                if not done:
+                    break
+            if rank < last:
+                _send(cluster, rank, rank + 1, done=number < after)
+
+
+def test_a_stage_that_is_short_towards_both_neighbours_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _pipeline(cluster, {1: 3})
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (1,))
+    assert verdict.cause.confidence == "likely"
+    assert {finding.role for finding in verdict.findings[1:]} <= {"consequence"}
+
+
+def test_a_cycle_of_sends_names_all_its_ranks(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    for rank in cluster.everybody:
+        _send(cluster, rank, (rank + 1) % 4, done=False)
+
+    verdict = cluster.verdict()
+
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.diverging_ranks) == ("p2p_mismatch", ())
+    assert (finding.candidate_ranks, finding.confidence) == ((0, 1, 2, 3), "ambiguous")
+    assert "cycle" in finding.summary

@@ -1,0 +1,209 @@
+"""Differences after which all members went on: no cause of what hangs later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope.analysis.posting_order import AHEAD
+from ncclscope.model import Finding
+from tests.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def _layers(cluster: Cluster, count: int, without: Collection[int] = (), **fields: Any) -> None:
+    """Gather and scatter in each layer; some ranks do not record the gathering."""
+    for number in range(count):
+        shape = (10 + number % 7, 2)
+        for rank in cluster.everybody:
+            if rank not in without:
+                cluster.post([rank], "dp:0", "all_gather", shape=shape, **fields)
+            cluster.post([rank], "dp:0", "reduce_scatter", shape=shape, **fields)
+
+
+def _latent(cluster: Cluster) -> list[tuple[str, tuple[int, ...], int | None]]:
+    return [
+        (finding.kind, finding.diverging_ranks, finding.seq)
+        for finding in cluster.verdict().findings
+        if finding.role == "latent"
+    ]
+
+
+def _cause(cluster: Cluster) -> Finding:
+    cause = cluster.verdict().cause
+    assert cause is not None
+    return cause
+
+
+def test_a_call_that_a_rank_did_not_record_is_no_cause(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", "all_gather")
+    _layers(cluster, 5)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is None
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.role, finding.diverging_ranks) == ("missing_call", "latent", (2,))
+    assert finding.seq == 6
+    assert finding.confidence != "certain"
+    assert "All members went on" in finding.summary
+
+
+def test_the_search_goes_on_after_it_with_common_numbers(cluster_of: ClusterOf) -> None:
+    """Rank 2 counts one call less than the others; rank 1 posts another operation later."""
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", "all_gather")
+    _layers(cluster, 5)
+    cluster.post([0, 2, 3], "dp:0", "broadcast", root=0, done=False)
+    cluster.post([1], "dp:0", "all_gather", done=False)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("op_mismatch", (1,), 17)
+    assert _latent(cluster) == [("missing_call", (2,), 6)]
+
+
+def test_an_operation_that_a_rank_never_records_is_not_compared(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    _layers(cluster, 6, without=[2])
+    cluster.post([0, 1, 3], "dp:0", "all_gather", done=False)
+    cluster.post([2], "dp:0", "reduce_scatter", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is None, "rank 2 may stand in the same call, which it does not record"
+    assert verdict.findings[0].role == "latent"
+
+
+def test_ranks_wait_for_one_that_really_is_missing_after_a_hole(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", "all_gather")
+    _layers(cluster, 5)
+    cluster.post([0, 1, 2], "dp:0", done=False)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("not_joined", (3,), 17)
+
+
+def test_a_rank_with_a_hole_is_not_behind(cluster_of: ClusterOf) -> None:
+    """By its own numbers it has posted one call less than those it waits with."""
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", "all_gather")
+    _layers(cluster, 5)
+    cluster.post(cluster.everybody, "dp:0", done=False)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+
+
+def test_a_difference_that_nothing_completed_after_is_the_cause(cluster_of: ClusterOf) -> None:
+    """Near miss: one member completed later calls, and another did not."""
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    cluster.post([0, 1, 3], "dp:0", "all_gather", done=False)
+    cluster.post([2], "dp:0", "reduce_scatter", done=False)
+    cluster.post([0, 1, 3], "dp:0", "broadcast", root=0)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("op_mismatch", (2,), 6)
+
+
+def _wrong_redop(cluster: Cluster) -> None:
+    cluster.history("dp:0")
+    for rank in cluster.everybody:
+        cluster.post([rank], "dp:0", redop="max" if rank == 2 else "sum")
+    cluster.history("dp:0")
+
+
+def test_wrong_data_without_a_hang_are_still_found(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks, cause.seq) == ("redop_mismatch", (2,), 6)
+
+
+def test_wrong_data_are_not_the_cause_of_a_later_hang(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _wrong_redop(cluster)
+    cluster.post([0, 1, 2], "dp:0", done=False)
+
+    cause = _cause(cluster)
+
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))
+    assert _latent(cluster) == [("redop_mismatch", (2,), 6)]
+
+
+# --- where the backend does not say what has completed ---------------------------------------
+
+
+@pytest.mark.parametrize("layers", [200, AHEAD])
+def test_on_nccl_more_launches_than_a_queue_holds_are_proof(tmp_path: Path, layers: int) -> None:
+    cluster = Cluster(tmp_path, 4, capacity=8192)
+    cluster.history("dp:0", backend="nccl", done=False)
+    _layers(cluster, 1, without=[2], backend="nccl", done=False)
+    _layers(cluster, layers, backend="nccl", done=False)
+
+    verdict = cluster.verdict()
+
+    if layers == AHEAD:
+        assert verdict.cause is None
+        assert [finding.role for finding in verdict.findings] == ["latent"]
+        return
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("missing_call", (2,))
+    assert verdict.cause.confidence == "likely", "so many calls may have been survived"
+
+
+def test_on_nccl_steps_of_the_engine_are_proof(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for step in range(6):
+        for tracer in cluster.tracers:
+            tracer.step(step, tokens=4)
+        _layers(cluster, 2, without=[2] if step == 1 else [], backend="nccl", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is None
+    assert [finding.role for finding in verdict.findings] == ["latent"]
+
+
+def test_on_nccl_a_skip_in_the_last_step_is_the_cause(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for step in range(6):
+        for tracer in cluster.tracers:
+            tracer.step(step, tokens=4)
+        _layers(cluster, 2, without=[2] if step == 5 else [], backend="nccl", done=False)
+
+    assert (_cause(cluster).kind, _cause(cluster).diverging_ranks) == ("missing_call", (2,))
+
+
+def test_a_call_that_is_assumed_is_never_shown_as_recorded(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    _layers(cluster, 6, without=[2])
+    cluster.post([0, 2, 3], "dp:0", "broadcast", root=0, done=False)
+    cluster.post([1], "dp:0", "all_reduce", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("op_mismatch", (1,))
+    assert verdict.neighbourhood is not None
+    shown = verdict.neighbourhood.calls
+    assert {call.op for call in shown[0].values()} == {"broadcast", "reduce_scatter"}
+    assert {call.op for call in shown[2].values()} == {"broadcast", "reduce_scatter"}

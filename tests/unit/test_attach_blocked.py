@@ -1,0 +1,84 @@
+"""What real processes wait for in the kernel, and what the source of their line calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ncclscope.live.proc_sample import read_sample
+from ncclscope.live.source_lines import called_names
+from ncclscope.live.stacks import PySpy, find_py_spy
+
+PLACES = {
+    "sleep": "time.sleep(1000)",
+    "futex": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "lock": "a, b = open(n, 'w'), open(n, 'w'); fcntl.flock(a, 2); fcntl.flock(b, 2)",
+    "socket": "a, b = socket.socketpair(); a.recv(1)",
+    "pipe": "r, w = os.pipe(); os.read(r, 1)",
+    "fifo": "os.mkfifo(n); open(n)",
+    "poll": "select.select([], [], [], 1000)",
+    "child": "os.waitpid(subprocess.Popen(['sleep', '5']).pid, 0)",
+}
+
+
+@contextmanager
+def program(path: Path, source: str) -> Iterator[subprocess.Popen[bytes]]:
+    path.write_text(source)
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_a_system_call_says_what_is_waited_for(tmp_path: Path, what: str) -> None:
+    source = (
+        "import fcntl, os, select, socket, subprocess, threading, time\n"
+        f"n = {str(tmp_path / 'name')!r}\nprint(flush=True)\n{PLACES[what]}\n"
+    )
+    with program(tmp_path / "program.py", source) as process:
+        deadline = time.monotonic() + 30
+        while (found := read_sample(process.pid).blocked) != what:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+
+
+def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:
+    assert read_sample(2**22 + 1).blocked == ""
+    assert called_names(2**22 + 1, "/etc/passwd", 1) == ()
+
+
+def test_the_calls_of_a_line_are_read_from_the_source(tmp_path: Path) -> None:
+    source = (
+        "import threading\nlock = threading.Lock()\nlock.acquire()\n"
+        "class Here:\n    lock = lock\n    def wait(self, *rest):\n        with self.lock:\n"
+        "            pass\nprint(flush=True)\nHere().wait(len('x'), str(1))\n"
+    )
+    reader = find_py_spy()
+    assert reader is not None
+    path = tmp_path / "program.py"
+    with program(path, source) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            (thread,) = PySpy(reader).read_one(process.pid).threads or (None,)
+            if thread is not None and thread.frames[-1].function.endswith("wait"):
+                break
+            assert time.monotonic() < deadline
+        outer, last = thread.frames
+        assert (last.path, last.installed) == (str(path), False)
+        assert (last.calls, outer.calls) == (("self.lock.__enter__",), ())
+        assert called_names(process.pid, str(path), 10) == ("Here", ".wait", "len", "str")
+        assert called_names(process.pid, str(path), 99) == ()
+        assert called_names(process.pid, str(tmp_path), 1) == ()
+        os.utime(path, (time.time() + 100,) * 2)
+        assert called_names(process.pid, str(path), 7) == (), "it was changed since"

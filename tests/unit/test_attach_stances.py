@@ -1,0 +1,365 @@
+"""Where a rank is and whether it moves, and whom that singles out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ncclscope.analysis.judgement import Judgement
+from ncclscope.analysis.stack_verdict import judge_stacks
+from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.capture import Frame, ProcessSample, Stacks, Thread, Worker
+from tests.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
+
+REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
+GRAPH = "torch/autograd/graph.py:979 _engine_run_backward"
+BACKWARD = stack("train.py:1 <module>", "train.py:12 step", "torch/_tensor.py:623 backward", GRAPH)
+FORWARD = stack(
+    "train.py:1 <module>",
+    "train.py:11 step",
+    "torch/nn/parallel/distributed.py:1600 forward",
+    "torch/nn/parallel/distributed.py:2200 _sync_buffers",
+)
+GROUP = stack("train.py:1 <module>", "train.py:5 main", f"{C10D}:5800 new_group", f"{C10D}:9 _help")
+LOADER = stack(
+    "train.py:1 <module>",
+    "train.py:9 main",
+    "torch/utils/data/dataloader.py:725 __next__",
+    "torch/utils/data/dataloader.py:1291 _try_get_data",
+    "multiprocessing/queues.py:113 get",
+)
+LOCK = stack("train.py:1 <module>", "train.py:7 main", "filelock/_api.py:300 acquire")
+
+
+def at(line: int, *calls: str) -> tuple[Frame, ...]:
+    """A stack of which the innermost line calls these."""
+    *outer, last = stack("train.py:1 <module>", f"train.py:{line} step")
+    return (*outer, replace(last, calls=calls))
+
+
+def blocked(one: Worker, what: str) -> Worker:
+    return replace(one, samples=tuple(replace(s, blocked=what) for s in one.samples))
+
+
+def stance(one: Worker, gap: float = 2.0) -> Stance:
+    return take_stances(capture([one, worker(99, REDUCE)], gap))[one.rank]
+
+
+def judge(*workers: Worker, gap: float = 12.0) -> Judgement | None:
+    return judge_stacks(list(take_stances(capture(workers, gap)).values()), gap)
+
+
+def named(found: Judgement | None) -> tuple[str, tuple[int, ...], str]:
+    assert found is not None
+    return found.kind, found.diverging, found.role
+
+
+# --- what it waits for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "op"), [(BACKWARD, "backward"), (FORWARD, "forward"), (GROUP, "new_group")]
+)
+def test_ranks_wait_for_peers_where_no_collective_is_called(
+    frames: Sequence[Frame], op: str
+) -> None:
+    found = stance(worker(0, frames))
+
+    assert (found.condition, found.waits, found.op) == ("still", "collective", op)
+    assert found.unrecorded == (op != "new_group")
+    assert found.place is not None
+    assert found.place.file == "train.py"
+
+
+def test_a_compiled_graph_waits_by_the_line_that_calls_the_operator() -> None:
+    outer, generated = at(90, "torch.ops._c10d_functional.wait_tensor.default")
+    found = stance(worker(0, (outer, generated, *stack("torch/_ops.py:800 __call__"))))
+
+    assert (found.waits, found.op, found.unrecorded) == ("collective", "wait_tensor", False)
+
+
+def test_switches_of_the_main_thread_say_nothing_of_another() -> None:
+    posting = Thread("poster", 7, REDUCE)
+    one = worker(0, stack("train.py:1 main", "threading.py:320 wait"), switches=100)
+    both = tuple(Stacks((*stacks.threads, posting)) for stacks in one.stacks)
+
+    assert stance(replace(one, stacks=both)).condition == "still"
+
+
+def test_a_backward_that_computes_moves() -> None:
+    found = stance(worker(0, BACKWARD, cpu=1.8))
+
+    assert (found.condition, found.op) == ("moving", None)
+
+
+def test_the_hooks_of_a_backward_may_run_on_another_thread() -> None:
+    one = worker(0, BACKWARD)
+    hook = Thread("Dummy-1", 7, in_collective("reduce_scatter", 40, "post_backward"))
+    both = tuple(Stacks((*stacks.threads, hook)) for stacks in one.stacks)
+
+    assert stance(replace(one, stacks=both)).op == "reduce_scatter"
+
+
+@pytest.mark.parametrize(
+    ("frames", "kernel", "waits", "op"),
+    [
+        (LOADER, "poll", "data", None),
+        (LOCK, "sleep", "lock", None),
+        (at(5, "open"), "fifo", "file", None),
+        (at(5, "pipe.read"), "pipe", "file", None),
+        (at(5, "connection.recv"), "socket", "socket", None),
+        (at(5, "lock.__enter__"), "futex", "lock", None),
+        (at(5, "fcntl.flock"), "lock", "lock", None),
+        (at(5, "time.sleep"), "sleep", "sleep", None),
+        (at(5, "os.waitpid"), "child", "child", None),
+        (at(5, "work.wait"), "futex", "collective", "wait"),
+        (at(5, "self.store.get"), "poll", "collective", "store"),
+        (at(5, "config.get"), "futex", None, None),
+    ],
+)
+def test_what_is_waited_for_is_read_off_source_and_kernel(
+    frames: Sequence[Frame], kernel: str, waits: str | None, op: str | None
+) -> None:
+    found = stance(blocked(worker(0, frames), kernel))
+
+    assert (found.condition, found.waits, found.op) == ("still", waits, op)
+
+
+def test_a_host_that_spins_for_its_gpu_stands_still() -> None:
+    one = worker(0, at(5, "loss.item"), cpu=2.0, state="R")
+    with_gpu = tuple(replace(s, threads={"cuda-EvtHandlr": 1}) for s in one.samples)
+
+    assert stance(one).condition == "moving"
+    assert stance(replace(one, samples=with_gpu)).waits == "device"
+
+
+def test_the_line_of_the_user_is_shown_beside_that_of_a_framework() -> None:
+    outer = Frame("main", "train.py", 41, path="/home/me/train.py", installed=False)
+    library = Frame("gather", "accelerate/accelerator.py", 3050, installed=True)
+    found = stance(worker(0, (outer, library, *stack(f"{C10D}:3000 all_gather"))))
+
+    assert found.text == "all_gather at accelerator.py:3050 gather, from train.py:41 main"
+    assert found.user_place == outer
+
+
+def test_the_verdict_has_both_lines_with_their_paths() -> None:
+    outer = Frame("main", "train.py", 41, path="/home/me/train.py", installed=False)
+    path = "/venv/site-packages/accelerate/accelerator.py"
+    library = Frame("gather", "accelerate/accelerator.py", 3050, path=path, installed=True)
+    odd = (outer, library, *stack(f"{C10D}:3000 all_gather"))
+    verdict = judged(worker(0, odd), worker(1, REDUCE), worker(2, REDUCE))
+
+    assert verdict.cause is not None
+    assert verdict.cause.odd is not None
+    document = verdict.cause.odd.to_dict()
+    assert document["site"] == f"{path}:3050 gather"
+    assert document["user_site"] == "/home/me/train.py:41 main"
+    assert document["user_frame"]["line"] == 41
+
+
+# --- whether it moves -------------------------------------------------------------------------
+
+
+def test_a_loop_that_polls_does_not_move() -> None:
+    asleep, looks = at(7, "time.sleep"), at(6, "os.path.exists")
+    deeper = (*at(6), *stack("genericpath.py:19 exists"))
+    found = stance(worker(0, asleep, looks, asleep, deeper, asleep, asleep, switches=40))
+
+    assert (found.condition, found.waits) == ("still", "poll")
+    assert "polls" in found.text
+
+
+def test_a_loop_that_counts_moves_however_much_it_sleeps() -> None:
+    first, second = (
+        (*stack("train.py:1 <module>"), Frame("step", "train.py", 7, {"i": i}, calls=("sleep",)))
+        for i in (1, 2)
+    )
+
+    assert stance(worker(0, first, second)).condition == "moving"
+
+
+def test_a_loop_that_sleeps_and_posts_moves() -> None:
+    asleep = at(7, "time.sleep")
+    assert stance(worker(0, asleep, REDUCE, asleep, asleep)).condition == "moving"
+
+
+def test_one_wake_in_a_collective_is_an_answer_and_polling_a_store_is_none() -> None:
+    assert stance(worker(0, REDUCE, switches=1), gap=10.0).condition == "moving"
+    assert stance(worker(0, GROUP, switches=1000), gap=10.0).condition == "still"
+
+
+# --- who is apart -----------------------------------------------------------------------------
+
+
+def ranks(places: Sequence[Any]) -> list[Worker]:
+    return [worker(rank, place) for rank, place in enumerate(places)]
+
+
+def test_one_that_has_left_the_loop_of_ddp_is_named() -> None:
+    found = judge(*ranks([BACKWARD, BACKWARD, in_collective("barrier", 30), BACKWARD]))
+
+    assert named(found) == ("extra_call", (2,), "cause")
+    assert found is not None
+    assert found.confidence == "likely"
+
+
+PIPE = "torch/distributed/pipelining/schedules.py"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        blocked(worker(2, at(5, "work.wait")), "futex"),
+        worker(2, stack("train.py:1 main", "train.py:8 step", f"{PIPE}:400 _wait_batch_p2p")),
+        worker(2, in_collective("recv", 8)),
+    ],
+)
+def test_who_may_wait_for_a_message_is_not_blamed(place: Worker) -> None:
+    found = judge(worker(0, REDUCE), worker(1, REDUCE), place, worker(3, REDUCE))
+
+    assert found is not None
+    assert (found.diverging, found.candidates) == ((), (0, 1, 2, 3))
+
+
+def test_one_left_in_a_backward_is_named() -> None:
+    barrier = in_collective("barrier", 30)
+    assert named(judge(*ranks([barrier, BACKWARD, barrier, barrier]))) == (
+        "extra_call",
+        (1,),
+        "cause",
+    )
+
+
+def test_the_few_that_wait_where_most_have_not_come_are_named() -> None:
+    found = judge(*ranks([REDUCE, elsewhere(5), LOADER, elsewhere(7)]))
+
+    assert named(found) == ("extra_call", (0,), "cause")
+
+
+def test_one_that_has_left_out_a_group_is_named() -> None:
+    assert named(judge(*ranks([GROUP, REDUCE, GROUP]))) == ("init_stalled", (1,), "cause")
+    assert named(judge(*ranks([GROUP, elsewhere(5), GROUP]))) == ("init_stalled", (1,), "cause")
+
+
+def test_the_rank_that_came_in_another_round_of_the_loop_is_named() -> None:
+    def barrier(step: int) -> tuple[Frame, ...]:
+        loop = Frame("main", "decode.py", 34, {"step": step})
+        return (loop, *stack(f"{C10D}:5356 barrier"))
+
+    found = judge(*ranks([barrier(12), barrier(12), barrier(12), barrier(11)]))
+    assert named(found) == ("not_joined", (3,), "cause")
+    assert named(judge(*ranks([barrier(12), barrier(11)])))[1] == ()
+    assert named(judge(*ranks([barrier(12)] * 3)))[:2] == ("stalled", ())
+
+
+def test_all_in_a_new_group_hang_and_nobody_is_named() -> None:
+    found = judge(*ranks([GROUP] * 3))
+
+    assert named(found) == ("init_stalled", (), "cause")
+    assert found is not None
+    assert found.candidates == (0, 1, 2)
+
+
+def test_one_call_at_many_lines_names_nobody_and_another_call_its_rank() -> None:
+    lines = [in_collective("all_reduce", line) for line in (10, 10, 20, 20)]
+    tie, odd = judge(*ranks(lines)), judge(*ranks([*lines, GATHER]))
+    half = judge(*ranks([*lines[:3], in_collective("all_reduce", 30)]))
+
+    assert half is not None
+    assert (half.diverging, half.candidates) == ((), (2, 3)), "not those at the usual place"
+    assert tie is not None
+    assert (tie.diverging, tie.candidates) == ((), (0, 1, 2, 3))
+    assert named(odd) == ("op_mismatch", (4,), "cause")
+
+
+def test_a_pair_in_two_calls_is_a_tie() -> None:
+    found = judge(*ranks([BACKWARD, REDUCE]))
+
+    assert found is not None
+    assert (found.diverging, found.candidates) == ((), (0, 1))
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [REDUCE, elsewhere(5), REDUCE],
+        [REDUCE, elsewhere(5), elsewhere(7)],
+        [REDUCE] * 3,
+        [BACKWARD, BACKWARD, REDUCE],
+        [LOCK] * 3,
+    ],
+)
+def test_what_a_late_rank_explains_as_well_is_latent_until_it_has_lasted(
+    places: Sequence[Any],
+) -> None:
+    short, long = judge(*ranks(places), gap=2.0), judge(*ranks(places), gap=10.0)
+
+    assert short is not None
+    assert (short.role, short.diverging, short.is_open) == ("latent", (), True)
+    assert long is not None
+    assert (long.role, long.is_open) == ("cause", False)
+    assert (short.seen_seconds, long.seen_seconds) == (2.0, 10.0)
+
+
+def test_opposite_collectives_are_no_lateness() -> None:
+    assert named(judge(*ranks([REDUCE, REDUCE, GATHER]), gap=2.0)) == (
+        "op_mismatch",
+        (2,),
+        "cause",
+    )
+
+
+def test_ranks_of_other_hosts_may_be_the_late_ones() -> None:
+    seen = [replace(one, world_size=8) for one in ranks([REDUCE, REDUCE, GATHER])]
+    found = judge(*seen, gap=2.0)
+
+    assert found is not None
+    assert found.role == "latent"
+
+
+def test_ranks_asleep_are_at_rest_and_ranks_that_all_wait_for_locks_are_not() -> None:
+    asleep = [blocked(one, "sleep") for one in ranks([elsewhere(5)] * 3)]
+    rest, stuck = judge(*asleep), judge(*ranks([LOCK, LOADER, LOCK]))
+
+    assert rest is not None
+    assert (rest.kind, rest.role, rest.is_open) == ("stalled", "latent", False)
+    assert stuck is not None
+    assert (stuck.role, stuck.diverging, stuck.candidates) == ("cause", (), (0, 1, 2))
+
+
+def test_of_a_job_that_has_mostly_ended_nobody_is_named() -> None:
+    gone = [replace(one, samples=(ProcessSample("Z"),) * 2) for one in ranks([REDUCE] * 3)[1:]]
+    found = judge(worker(0, REDUCE), *gone)
+
+    assert found is not None
+    assert (found.diverging, found.candidates) == ((), (1, 2, 0))
+
+
+def test_whatever_ranks_do_is_judged_and_a_majority_is_never_blamed() -> None:
+    """All places that these tests know, drawn at random."""
+    draw = random.Random(7)
+    places = [REDUCE, GATHER, BACKWARD, FORWARD, GROUP, LOADER, LOCK, elsewhere(5), (), at(5)]
+    for _ in range(1000):
+        seen = [
+            worker(
+                rank,
+                draw.choice(places),
+                *draw.choices(places, k=draw.choice((0, 0, 1))),
+                state=draw.choice("SSSSSSTZR"),
+                cpu=draw.choice((0.0, 0.0, 0.0, 1.0)),
+                world_size=draw.choice((0, 8)),
+            )
+            for rank in range(draw.randint(1, 6))
+        ]
+        found = judge(*seen, gap=draw.choice((0.0, 2.0, 10.0, 40.0)))
+        if found is None:
+            continue
+        assert found.confidence in ("likely", "ambiguous")
+        assert not (set(found.diverging) & set(found.candidates))
+        states = {one.samples[-1].state for one in seen}
+        if not states & set("TZ"):
+            assert 2 * len(found.diverging) <= len(seen), found

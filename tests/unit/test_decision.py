@@ -1,0 +1,272 @@
+"""One decision from all evidence: what is recorded, what is not, and what else speaks of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.capture import RasAnswer, RasComm, RasRank
+from ncclscope.model import Run
+from ncclscope.sources import open_run
+from tests.captures import capture, elsewhere, gpus, in_collective, stack, worker
+from tests.cluster import Cluster
+from tests.dumps import Job, history
+
+DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
+BACKWARD = stack(
+    "train.py:1 <module>",
+    "train.py:31 train",
+    "torch/_tensor.py:600 backward",
+    "torch/autograd/graph.py:800 _engine_run_backward",
+)
+
+
+def living(run: Run, seconds: float) -> Run:
+    """The run with processes that live, their last calls so long ago."""
+    ranks = []
+    for rank in run.ranks:
+        last = rank.last_call()
+        since = last.time_ns if last is not None else rank.started_ns
+        assert since is not None
+        ranks.append(replace(rank, alive=True, last_seen_ns=since + int(seconds * 1e9)))
+    return replace(run, ranks=tuple(ranks))
+
+
+def with_ddp(directory: Path, waiting: tuple[int, ...], size: int = 4) -> Cluster:
+    """Ranks that use DDP; some of them wait in a recorded all_reduce."""
+    cluster = Cluster(directory, size)
+    cluster.history("world")
+    for tracer in cluster.tracers:
+        tracer.describe(unseen=DDP)
+    cluster.post(waiting, "world", done=False)
+    return cluster
+
+
+def singled_out(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
+    cause = verdict.cause
+    assert cause is not None
+    return cause.kind, cause.diverging_ranks, cause.confidence
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kind", "ranks"),
+    [((3,), "extra_call", (3,)), ((0, 1, 2), "not_joined", (3,))],
+)
+def test_whoever_is_alone_is_singled_out_and_never_for_certain(
+    tmp_path: Path, waiting: tuple[int, ...], kind: str, ranks: tuple[int, ...]
+) -> None:
+    verdict = with_ddp(tmp_path, waiting).verdict()
+
+    assert singled_out(verdict) == (kind, ranks, "likely")
+    assert not verdict.coverage.complete
+    assert "DistributedDataParallel" in verdict.coverage.unseen[0]
+
+
+def test_two_against_two_that_may_hide_name_nobody(tmp_path: Path) -> None:
+    verdict = with_ddp(tmp_path, (0, 1)).verdict()
+
+    assert singled_out(verdict) == ("not_joined", (), "ambiguous")
+    assert verdict.cause is not None
+    assert verdict.cause.candidate_ranks == (0, 1, 2, 3)
+
+
+def test_nothing_is_ok_where_not_all_is_recorded_and_no_process_ended_in_order(
+    tmp_path: Path,
+) -> None:
+    cluster = with_ddp(tmp_path, ())
+
+    verdict = cluster.verdict()
+    assert (verdict.status, verdict.exit_status, verdict.cause) == ("unknown", 3, None)
+    assert "DistributedDataParallel" in verdict.summary
+
+    for tracer in cluster.tracers:
+        tracer.close()
+    assert diagnose(open_run(tmp_path)).status == "ok"
+
+
+def test_an_activity_says_who_is_inside_of_calls_that_are_not_recorded(tmp_path: Path) -> None:
+    cluster = with_ddp(tmp_path, ())
+    for tracer in cluster.tracers[:3]:
+        tracer.activity("ddp_backward").begin()
+    run = living(cluster.run(), 30.0)
+
+    verdict = diagnose(run)
+
+    assert verdict.status == "hung"
+    assert singled_out(verdict) == ("not_joined", (3,), "likely")
+
+
+def test_stacks_show_who_waits_past_all_probes(tmp_path: Path) -> None:
+    run = living(with_ddp(tmp_path, (3,)).run(), 30.0)
+    workers = [worker(rank, BACKWARD, world_size=4) for rank in range(3)]
+    seen = capture([*workers, worker(3, in_collective("all_reduce", 40), world_size=4)], gap=12.0)
+
+    verdict = diagnose(replace(run, capture=seen))
+
+    assert singled_out(verdict) == ("extra_call", (3,), "likely")
+    assert verdict.cause is not None
+    assert "backward" in verdict.cause.summary
+
+
+def test_a_tie_in_the_records_is_decided_by_a_stack(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+    cluster.post((0,), "world", done=False)
+    run = living(cluster.run(), 30.0)
+    assert singled_out(diagnose(run)) == ("not_joined", (), "ambiguous")
+
+    workers = [worker(0, in_collective("all_reduce", 10)), worker(1, elsewhere(5))]
+    verdict = diagnose(replace(run, capture=capture(workers, gap=12.0)))
+
+    assert singled_out(verdict) == ("not_joined", (1,), "likely")
+
+
+def test_a_job_that_was_seen_to_post_is_ok(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+    run = living(cluster.run(), 1.0)
+    last = max(call.time_ns or 0 for rank in run.ranks if (call := rank.last_call()))
+    seen = capture([worker(rank, elsewhere(5)) for rank in range(2)], gap=2.0)
+    hosts = replace(seen, time_ns=last + 1, host="node-0")
+
+    assert diagnose(replace(run, capture=hosts)).status == "ok"
+    later = replace(hosts, time_ns=last + 60 * 10**9)
+    assert diagnose(replace(living(run, 60.0), capture=later)).status == "unknown"
+
+
+def test_dumps_beside_rings_hold_what_no_probe_recorded(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.post(range(4), "world", backend="nccl")
+    job = Job(4)
+    history(job)
+    job.post((0, 1, 3), "all_reduce", state="scheduled")
+    job.post((2,), "all_gather", state="scheduled", outs=[[16, 2]])
+    job.write(tmp_path / "flight_recorder")
+
+    verdict = diagnose(open_run(tmp_path))
+
+    assert (verdict.status, verdict.coverage.complete) == ("diverged", False)
+    assert singled_out(verdict)[:2] == ("op_mismatch", (2,))
+    (counted,) = verdict.coverage.comms
+    assert (counted.by, counted.recorded) == ("flight_recorder", 1)
+    assert counted.counted > 1
+
+
+def test_an_interrupt_is_how_the_job_ended_and_not_why_it_hung(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    cluster.post((0, 2, 3), "world", done=False)
+    cluster.tracers[1].describe(ended_with="KeyboardInterrupt: ")
+    cluster.tracers[1].close()
+
+    verdict = cluster.verdict()
+
+    assert singled_out(verdict)[:2] == ("not_joined", (1,))
+    assert verdict.cause is not None
+    assert any("how the job was stopped" in line for line in verdict.cause.evidence)
+
+
+def test_a_rank_that_is_interrupted_while_nobody_waits_yet_is_gone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    cluster.post((0, 2, 3), "world", done=False)
+    cluster.tracers[1].describe(ended_with="KeyboardInterrupt: ")
+    cluster.tracers[1].close()
+
+    verdict = cluster.verdict(quiet={1: 0.5})
+
+    assert singled_out(verdict)[:2] == ("dead_rank", (1,))
+
+
+def test_a_rank_that_ended_before_its_peers_lost_the_connection_is_named(tmp_path: Path) -> None:
+    cluster = with_ddp(tmp_path, ())
+    for tracer in cluster.tracers[:3]:
+        tracer.describe(ended_with="RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1")
+    for tracer in cluster.tracers:
+        tracer.close()
+
+    verdict = cluster.verdict()
+
+    assert singled_out(verdict) == ("dead_rank", (3,), "likely")
+
+
+def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path: Path) -> None:
+    """Of another size than rank 0's call, their all_reduce ends with an error of gloo's."""
+    cluster = with_ddp(tmp_path, (0,))
+    for tracer in cluster.tracers[1:]:
+        tracer.describe(ended_with="RuntimeError: op.preamble.length <= op.nbytes")
+        tracer.close()
+
+    verdict = cluster.verdict()
+
+    assert singled_out(verdict) == ("extra_call", (0,), "likely")
+
+
+@pytest.mark.parametrize(("gap", "status"), [(6.0, "unknown"), (0.1, "hung")])
+def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: float, status: str
+) -> None:
+    clock = [1_000_000 * 10**9]
+    monkeypatch.setattr("ncclscope.ring.writer._time_ns", lambda: clock[0])
+    cluster = Cluster(tmp_path, 4)
+    for _ in range(6):
+        clock[0] += int(gap * 1e9)
+        cluster.post(range(4), "world")
+    cluster.post((0, 2, 3), "world", done=False)
+
+    assert diagnose(living(cluster.run(), 11.0)).status == status
+    assert diagnose(living(cluster.run(), 30.0)).status == "hung"
+
+
+def test_of_processes_that_waited_for_a_moment_when_they_ended_nothing_is_certain(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    cluster.post((0, 2, 3), "world", done=False)
+
+    assert singled_out(cluster.verdict(quiet=5.0)) == ("not_joined", (1,), "likely")
+    assert singled_out(cluster.verdict(quiet=60.0)) == ("not_joined", (1,), "certain")
+
+
+def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
+    """As of DDP over NCCL: few calls are recorded, NCCL counts more, and fewer on one rank."""
+    cluster = Cluster(tmp_path, 3)
+    for _ in range(3):
+        cluster.post(range(3), "world", backend="nccl", done=False)
+    run = living(cluster.run(), 30.0)
+    ranks = tuple(
+        RasRank(n, "node-0", 1000 + n, {"AllReduce": 51 if n == 1 else 59}) for n in range(3)
+    )
+    answer = RasAnswer("", "2.28.9", (RasComm("0x1", 3, ranks),), is_json=True, communicators=1)
+    sync = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
+    seen = capture(
+        [worker(rank, sync, switches=4000) for rank in range(3)],
+        gap=12.0,
+        ras=answer,
+        ras_before=answer,
+        gpus=gpus(100, 100, 100),
+    )
+
+    verdict = diagnose(replace(run, capture=seen))
+
+    assert verdict.exit_status == 1
+    assert singled_out(verdict)[1:] == ((1,), "likely")
+    (counted,) = verdict.coverage.comms
+    assert (counted.by, counted.recorded, counted.counted) == ("ras", 3, 59)
+    assert not verdict.coverage.complete
+
+
+def test_a_probe_that_refused_a_function_makes_coverage_incomplete(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+    why = {"pynccl.all_gather": {"state": "refused", "why": "its parameters are not known"}}
+    cluster.tracers[1].describe(probes=why)
+
+    verdict = cluster.verdict()
+
+    assert (verdict.status, verdict.coverage.complete) == ("unknown", False)
+    assert "pynccl.all_gather is refused" in verdict.coverage.unseen[0]

@@ -1,0 +1,1 @@
+"""Cases by topic; each module registers its own."""

@@ -1,0 +1,1 @@
+"""Runs the programs of ``tests/corpus/programs`` and scores what ncclscope says of them."""

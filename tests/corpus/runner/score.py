@@ -1,0 +1,90 @@
+"""How good an answer is, given the truth.
+
+=================== =======================================================================
+right               it names exactly the diverging ranks, by a kind that describes the mistake
+right, other kind   it names exactly the diverging ranks, by a kind that does not
+fairly undecided    it names nobody, and where the records cannot decide that is fair: all
+                    diverging ranks are among its candidates, and they among the truth's
+unknown             it says so where that is fair
+undecided           it names nobody, or says unknown, where it could have known
+wrong rank          it names another rank, or has candidates without the diverging ranks
+wrong and certain   the same, and says that it is certain
+OK                  it says that all is well
+no answer           the command failed
+=================== =======================================================================
+
+For a healthy run ``quiet`` is what is wanted, and any alarm is a ``false alarm``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.corpus.runner.truth import Program
+
+__all__ = ["FAIR", "NO_ANSWER", "NO_HANG", "SCORES", "describe", "score", "score_healthy"]
+
+NO_ANSWER = "no answer"
+NO_HANG = "no hang"
+"""The job did not come to stand still, so that nothing can be said of the answer."""
+SCORES = (
+    "right", "right, other kind", "fairly undecided", "unknown", "quiet", "undecided", "OK",
+    "wrong rank", "wrong and certain", "false alarm", NO_ANSWER, NO_HANG,
+)  # fmt: skip
+FAIR = frozenset(SCORES[:5])
+_ALARMS = ("hung", "diverged")
+
+
+def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
+    """Return how good an answer is.
+
+    Args:
+        document: The JSON of the command; None where it gave none.
+        program: The truth.
+        way: ``attach``, ``watch``, ``diagnose`` or ``untraced``.
+    """
+    if document is None:
+        return NO_ANSWER
+    if not program.hangs:
+        return score_healthy([document])
+    status, verdict = document["status"], document["verdict"]
+    if status == "unknown":
+        return "unknown" if way in program.unknown_in else _undecided(verdict, program, way)
+    if status not in _ALARMS or verdict is None:
+        return "OK" if status == "ok" else "undecided"
+    said = tuple(sorted(verdict["diverging_ranks"]))
+    if not said:
+        return _undecided(verdict, program, way)
+    if said == program.ranks or said in program.also:
+        return "right" if verdict["kind"] in program.kinds else "right, other kind"
+    return "wrong and certain" if verdict["confidence"] == "certain" else "wrong rank"
+
+
+def _undecided(verdict: dict[str, Any] | None, program: Program, way: str) -> str:
+    candidates = frozenset(verdict["candidate_ranks"]) if verdict else frozenset()
+    fair = program.fair(way)
+    if candidates and not candidates.issuperset(program.ranks):
+        certain = verdict is not None and verdict["confidence"] == "certain"
+        return "wrong and certain" if certain else "wrong rank"
+    if not program.ranks:  # nobody is to be named: all that take part are candidates alike
+        return "fairly undecided" if candidates == fair else "undecided"
+    return "fairly undecided" if candidates and candidates <= fair else "undecided"
+
+
+def score_healthy(documents: list[dict[str, Any]]) -> str:
+    """Return how good the answers about a healthy run are."""
+    if not documents:
+        return NO_ANSWER
+    return "false alarm" if any(one["status"] in _ALARMS for one in documents) else "quiet"
+
+
+def describe(document: dict[str, Any] | None) -> str:
+    """Return what an answer says, in a few words."""
+    if document is None:
+        return "-"
+    verdict = document["verdict"]
+    if verdict is None:
+        return str(document["status"])
+    named = verdict["diverging_ranks"]
+    ranks = f"{named}" if named else f"one of {verdict['candidate_ranks']}"
+    return f"{document['status']} {verdict['kind']} {ranks} {verdict['confidence']}"

@@ -27,7 +27,7 @@ BY_DOCUMENTATION = {
     "extra_call": COUNTS.format(1),
     "equal_calls": COUNTS.format(2),
     "comm_swap": COUNTS.format(3) + ", on both communicators",
-    "order_cycle": COUNTS.format(3) + ", on both communicators",
+    "order_cycle": SAME,
     "not_joined": COUNTS.format(1),
     "dead_rank": "INCOMPLETE, then DEAD: rank 2 named, no call",
     "absent_and_wrong": "MISMATCH: counts differ, no call",

@@ -149,7 +149,8 @@ def order_cycle(script: Script) -> None:
         script.post(EVERYBODY, "all_reduce", 4)
         script.post(EVERYBODY, "all_gather", 2, label="ep")
     script.post((0, 1, 2), "all_reduce", 4, done=False)
-    script.post((3,), "all_gather", 2, label="ep", done=False)
+    script.post(EVERYBODY, "all_gather", 2, label="ep", done=False)
+    script.post((3,), "all_reduce", 4, done=False)
 
 
 def not_joined(script: Script) -> None:

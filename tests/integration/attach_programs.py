@@ -16,7 +16,7 @@ from ncclscope.live.stacks import PySpy, find_py_spy
 from tests.programs import ROOT
 
 PROGRAM = """
-import os, sys, time
+import fcntl, os, signal, socket, subprocess, sys, threading, time
 import torch
 import torch.distributed as dist
 
@@ -36,6 +36,70 @@ def load_batch():
     time.sleep(10_000)
 
 
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if index == 3 and os.environ["RANK"] == "1":
+            load_batch()
+        return torch.ones(4)
+
+
+def train_on_batches():
+    for batch in torch.utils.data.DataLoader(Batches(), batch_size=2, num_workers=1):
+        reduce_step(batch)
+
+
+def open_fifo():
+    os.mkfifo(f"{store}.fifo")
+    open(f"{store}.fifo")
+
+
+def poll_for_a_file():
+    while not os.path.exists(f"{store}.never"):
+        time.sleep(0.05)
+
+
+def ask_a_stopped_server():
+    listener = socket.create_server(("127.0.0.1", 0))
+    source = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    server = subprocess.Popen([sys.executable, "-c", source], pass_fds=[listener.fileno()])
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+    port = listener.getsockname()[1]
+    listener.close()
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.recv(1)
+
+
+def enter_a_held_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    with lock:
+        pass
+
+
+def lock_a_locked_file():
+    held = [open(f"{store}.lock", "w") for _ in range(2)]
+    fcntl.flock(held[0], fcntl.LOCK_EX)
+    fcntl.flock(held[1], fcntl.LOCK_EX)
+
+
+def train(rank):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for _ in range(3 - (rank == 2)):
+        model(torch.ones(1, 4)).sum().backward()
+    dist.barrier()
+
+
+def wait_for_different_things(rank, tensor):
+    places = [None, open_fifo, poll_for_a_file, ask_a_stopped_server, enter_a_held_lock,
+              lock_a_locked_file]
+    if rank:
+        places[rank]()
+    dist.all_reduce(tensor, async_op=True).wait()
+
+
 def main():
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
@@ -51,6 +115,20 @@ def main():
         gather_step(tensor)
     if mode == "asleep" and rank == 1:
         load_batch()
+    if mode == "rest":
+        load_batch()
+    if mode == "places":
+        wait_for_different_things(rank, tensor)
+    if mode == "batches":
+        train_on_batches()
+    if mode == "ddp":
+        train(rank)
+    if mode == "group" and rank != 1:
+        dist.new_group([0, 1, 2])
+    while mode == "slow":
+        reduce_step(tensor)
+        if rank == 1:
+            time.sleep(6)
     reduce_step(tensor)
     reduce_step(tensor)
 
@@ -126,10 +204,23 @@ class Job:
     def end(self) -> None:
         """Kills all ranks, stopped ones too."""
         for rank in self.ranks:
+            children = self.children(rank.pid)
             with contextlib.suppress(ProcessLookupError):
                 rank.send_signal(signal.SIGKILL)
             rank.wait(30)
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
         self.log.close()
+
+    def children(self, pid: int) -> list[int]:
+        """Processes that a rank has started."""
+        try:
+            return [
+                int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            ]
+        except OSError:
+            return []
 
 
 @contextlib.contextmanager

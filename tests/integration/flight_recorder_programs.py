@@ -7,6 +7,7 @@ tells them to, and end without clean-up, since some of them stand in a call for 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ import torch
 import torch.distributed as dist
 
 WORLD = 4
+SECONDS = 100
+"""How long a scenario may take, for one that hangs is an error; each takes less than one alone."""
 
 
 class Rank:
@@ -38,7 +41,7 @@ class Rank:
         self.rank = rank
         self.directory = directory
         self.store = dist.FileStore(str(directory / "store"), WORLD)
-        self.store.set_timeout(timedelta(seconds=20))
+        self.store.set_timeout(timedelta(seconds=SECONDS))
         dist.init_process_group("gloo", rank=rank, world_size=WORLD, store=self.store)
         pairs = [dist.new_group(list(pair), group_desc="tp") for pair in ((0, 1), (2, 3))]
         self.pair = pairs[rank // 2]
@@ -234,6 +237,7 @@ def circle_of_pairs(rank: Rank) -> None:
 
 def killed(rank: Rank) -> None:
     rank.steps()
+    rank.meet("done", set(range(WORLD)))  # what rank 2 has sent may be lost with it
     if rank.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     rank.stand(rank.reduce, 4, 2)
@@ -327,7 +331,7 @@ LOST = {"lost_dump": 1}
 
 def play(name: str, number: int, directory: Path) -> None:
     """Runs one rank of a scenario; does not return."""
-    signal.alarm(30)
+    signal.alarm(SECONDS)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "32" if name in SMALL else "2000"
     rank = Rank(number, directory)
     globals()[name](rank)
@@ -344,6 +348,8 @@ def play(name: str, number: int, directory: Path) -> None:
 def main(directory: Path, names: list[str]) -> None:
     """Plays one scenario after another."""
     warnings.simplefilter("ignore")
+    # The first dump with stacks imports it: a second and a half of work, in each of the ranks.
+    importlib.import_module("torch._inductor.codecache")
     torch.set_num_threads(1)
     for name in names:
         own = directory / name

@@ -33,11 +33,23 @@ def ncclscope(*arguments: object, **environment: str) -> subprocess.CompletedPro
 
 
 def attach(running: Job, *arguments: object) -> dict[str, Any]:
-    done = ncclscope("attach", "--json", "--gap", "1", *arguments, *running.pids)
-    assert done.returncode in (0, 1), done.stderr
+    return look("--gap", "1", *arguments, *running.pids)
+
+
+def look(*arguments: object) -> dict[str, Any]:
+    done = ncclscope("attach", "--json", *arguments)
+    assert done.returncode in (0, 1, 3), done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (1 if document["status"] in ("diverged", "hung") else 0)
+    statuses = {"diverged": 1, "hung": 1, "unknown": 3}
+    assert done.returncode == statuses.get(document["status"], 0)
     return document
+
+
+def waits(document: dict[str, Any]) -> dict[int, str | None]:
+    """What each rank waits for."""
+    classes = document["stacks"]["classes"]
+    assert all(one["condition"] == "still" for one in classes), document["stacks"]["processes"]
+    return {rank: one["waits"] for one in classes for rank in one["ranks"]}
 
 
 def wait_for_mismatch(running: Job, odd: tuple[int, ...]) -> None:
@@ -118,9 +130,96 @@ def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
         running.wait_until(
             lambda rank, names: names[:1] == ["load_batch" if rank == 1 else "all_reduce"]
         )
-        verdict = attach(running)["verdict"]
+        short = attach(running)
+        document = look(*running.pids)
 
+    (late,) = short["findings"]
+    assert short["verdict"] is None, "a rank that is late looks the same"
+    assert (late["role"], late["candidate_ranks"]) == ("latent", [1])
+    assert "late" in late["summary"]
+    verdict = document["verdict"]
+    assert (document["status"], verdict["kind"]) == ("hung", "not_joined")
+    assert (verdict["diverging_ranks"], verdict["confidence"]) == ([1], "likely")
+    assert document["stacks"]["gap"] >= 10
+
+
+def test_a_slow_job_does_not_hang(tmp_path: Path) -> None:
+    with job("slow", tmp_path, size=3) as running:
+        running.wait_until(lambda rank, names: names[:1] == ["main" if rank == 1 else "all_reduce"])
+        document = look(*running.pids)
+
+    assert document["verdict"] is None
+    assert document["status"] in ("ok", "unknown")
+
+
+def test_a_job_at_rest_is_no_hang_and_a_stopped_rank_that_nobody_waits_for_neither(
+    tmp_path: Path,
+) -> None:
+    with job("rest", tmp_path, size=3) as running:
+        running.wait_until(lambda rank, names: names[:1] == ["load_batch"])
+        document = attach(running)
+        os.kill(running.pids[1], signal.SIGSTOP)
+        stopped = attach(running)
+
+    assert document["verdict"] is None
+    assert [(one["kind"], one["role"]) for one in document["findings"]] == [("stalled", "latent")]
+    assert stopped["verdict"] is None
+    assert [one["role"] for one in stopped["findings"]] == ["latent"]
+
+
+def test_what_a_rank_waits_for_is_read_off_its_process(tmp_path: Path) -> None:
+    places = ["main", "open_fifo", "poll_for_a_file", "ask_a_stopped_server"]
+    places += ["enter_a_held_lock", "lock_a_locked_file"]
+    with job("places", tmp_path, size=6) as running:
+        running.wait_until(lambda rank, names: places[rank] in names)
+        document = attach(running)
+
+    found = waits(document)
+    assert found.pop(2) in ("poll", "sleep"), "it may have been asleep in all samples"
+    assert found == {0: "collective", 1: "file", 3: "socket", 4: "lock", 5: "lock"}
+
+
+def test_a_rank_that_waits_for_its_data_loader_has_not_joined(tmp_path: Path) -> None:
+    with job("batches", tmp_path, size=3) as running:
+        running.wait_until(
+            lambda rank, names: ("_try_get_data" if rank == 1 else "all_reduce") in names
+        )
+        children = [child for pid in running.pids for child in running.children(pid)]
+        document = look(*running.pids, *children)
+
+    assert len(children) == 3
+    assert document["ranks"] == {"expected": 3, "read": 3, "missing": []}
+    verdict = document["verdict"]
     assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [1])
+    assert "waits for its data loader" in verdict["summary"]
+    assert waits(document)[1] == "data"
+
+
+def test_ranks_in_a_backward_of_ddp_wait_for_the_one_that_has_left_the_loop(
+    tmp_path: Path,
+) -> None:
+    with job("ddp", tmp_path, size=3) as running:
+        running.wait_until(
+            lambda rank, names: ("barrier" if rank == 2 else "_engine_run_backward") in names
+        )
+        document = look(*running.pids)
+
+    verdict = document["verdict"]
+    assert (verdict["kind"], verdict["diverging_ranks"]) == ("extra_call", [2])
+    assert verdict["confidence"] == "likely"
+    assert waits(document) == dict.fromkeys(range(3), "collective")
+
+
+def test_a_rank_that_leaves_out_a_new_group_is_named(tmp_path: Path) -> None:
+    """The others poll a store for it, a hundred times a second."""
+    with job("group", tmp_path, size=3) as running:
+        running.wait_until(
+            lambda rank, names: ("all_reduce" if rank == 1 else "new_group") in names
+        )
+        document = look(*running.pids)
+
+    assert document["verdict"]["diverging_ranks"] == [1]
+    assert waits(document) == dict.fromkeys(range(3), "collective")
 
 
 def test_a_healthy_loop_is_ok_and_a_stopped_rank_of_it_is_named(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_rank_that_creates_something_else_is_named(
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == (kind, (3,))
-    assert verdict.cause.confidence == "certain"
+    assert verdict.cause.confidence == "likely"
     assert words in verdict.cause.summary
 
 

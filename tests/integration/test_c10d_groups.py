@@ -79,11 +79,39 @@ def test_members_declare_their_groups_and_nobody_else(rings: Path) -> None:
             ("broadcast", rank_in(run, hashed, 1))
         ]
         assert [len(calls(rank, label)) for label in ("mesh_dp", "pg1", "world")] == [1, 1, 0]
+    made = {comm.label: comm.created_at or "" for comm in run.communicators.values()}
+    lines = Path(__file__).read_text().splitlines()
+    for label, text in (("pg1", "everybody = "), ("mesh_dp", "named = ")):
+        (line,) = [n for n, one in enumerate(lines, 1) if one.startswith(f"    {text}dist.new_")]
+        assert made[label] == f"{__file__}:{line} make_groups"
+    assert "/c10d_ranks.py:" in made["world"]
+    assert made["world"].endswith(" join")
+    assert not any("unseen" in rank.details for rank in run.ranks)
 
 
 def rank_in(run: Run, label: str, global_rank: int) -> int:
     (comm,) = [comm for comm in run.communicators.values() if comm.label == label]
     return comm.ranks.index(global_rank)
+
+
+def come_late(rank: int) -> None:
+    from ncclscope_patches import registry
+
+    registry.revert_all()
+    dist = join()
+    dist.all_reduce(ones(1))
+    registry._installed.clear()
+    registry.apply_all()
+    dist.all_reduce(ones(2))
+
+
+def test_a_probe_that_comes_late_says_so(rings: Path) -> None:
+    run = run_ranks(__file__, "come_late", rings)
+
+    for rank in run.ranks:
+        assert [one.shape for one in calls(rank)] == [(2,)]
+        (entry,) = rank.details["unseen"]
+        assert (entry["kind"], entry["comms"]) == ("late", list(rank.logs))
 
 
 def make_and_drop_groups(rank: int) -> None:

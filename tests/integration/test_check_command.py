@@ -180,7 +180,7 @@ def test_json_has_the_verdict_and_the_baseline(
     tmp_path: Path, diverged: Path, baseline: Path
 ) -> None:
     found = document(diverged, "--baseline", baseline, status=1)
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert found["status"] == "diverged"
     assert found["verdict"]["kind"] == "op_mismatch"
     assert found["verdict"]["diverging_ranks"] == [3]

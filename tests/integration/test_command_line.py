@@ -56,7 +56,7 @@ def test_json_is_one_document_of_the_contract(diverged: Path) -> None:
     document = json.loads(done.stdout)
 
     assert done.returncode == 1
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["status"] == "diverged"
     assert document["ranks"] == {"expected": 4, "read": 4, "missing": []}
     verdict = document["verdict"]

@@ -12,6 +12,9 @@ from tests.integration.flight_recorder_truths import FAULTS, HEALTHY, play
 
 OTHERS = ("lost_dump", "skip_of_equals")
 
+# Some thirty programs run before the first test.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:

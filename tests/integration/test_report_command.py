@@ -96,7 +96,9 @@ def test_the_status_is_that_of_diagnose(diverged: Cluster, tmp_path: Path) -> No
     calm = Cluster(tmp_path / "calm", 2)
     calm.history()
     assert report(calm.directory, cwd=tmp_path).returncode == 0
-    assert "All ranks agree." in (tmp_path / "ncclscope-report.html").read_text()
+    assert (
+        "All ranks agree in what was recorded" in (tmp_path / "ncclscope-report.html").read_text()
+    )
 
 
 def test_it_goes_to_stdout_where_that_is_wanted(diverged: Cluster) -> None:
@@ -280,7 +282,7 @@ def test_a_bundle_shows_stacks_and_witnesses() -> None:
 
     assert "Stacks of all ranks seen" in page
     assert "train.py:9 gather_step" in page
-    assert "rank 2 apart from the others" in page
+    assert "Rank 2 is at train.py:9 gather_step (waits for the GPU)" in page
     assert "not heard" in page
     assert "Calls side by side" not in page
 
@@ -378,7 +380,7 @@ def test_folders_in_call_sites_and_notes_are_left_out_too(tmp_path: Path) -> Non
     (cluster.directory / "bad.jsonl").write_text("no trace\n")
     run = cluster.run()
 
-    assert "/home/customer" in page_of(run)
+    assert str(tmp_path) in page_of(run)
     redacted = page_of(run, redacted=True)
     assert "customer" not in redacted
     assert str(tmp_path) not in redacted

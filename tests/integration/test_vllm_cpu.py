@@ -67,12 +67,12 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
             traced.server.complete(PROMPTS[0], max_tokens=12, timeout=8)
         seen_last, _ = watch.communicate(timeout=20)
 
-    # THEN the worker is named, while all live and after SIGKILL
+    # THEN the pair is named, while all live and after SIGKILL; which of the two no record says
     assert json.loads(seen_first)["status"] == "ok"
     assert watch.returncode == 1
     seen = json.loads(seen_last.splitlines()[-1])
     assert seen["status"] == "diverged"
-    assert seen["verdict"]["diverging_ranks"] == [1]
+    assert seen["verdict"]["candidate_ranks"] == [0, 1]
     assert seen["verdict"]["comm"]["label"] == "tp:0"
     _, alive = traced.diagnose()
     pids = traced.kill_workers()
@@ -81,11 +81,11 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     for document in (alive, dead):
         verdict = document["verdict"]
         assert document["status"] == "diverged"
-        assert verdict["kind"] == "missing_call"
-        assert verdict["diverging_ranks"] == [1]
+        assert verdict["kind"] in ("missing_call", "op_mismatch", "size_mismatch")
+        assert (verdict["diverging_ranks"], verdict["candidate_ranks"]) == ([], [0, 1])
         assert verdict["comm"]["label"] == "tp:0"
         assert verdict["comm"]["backend"] == "shm"
-        assert verdict["peers"]["op"] == "all_reduce"
+        assert "all_reduce" in (verdict["odd"]["op"], verdict["peers"]["op"])
         # The other one waits in the last call of the step, when it has made all of its own.
         (step,) = [fact for fact in verdict["evidence"] if " in step " in fact]
         assert re.fullmatch(
@@ -103,16 +103,12 @@ def test_a_replaced_call_is_named_though_nothing_hangs(traced: TracedServer) -> 
     traced.server.complete(PROMPTS[0], max_tokens=12)
     assert traced.diagnose()[1]["status"] == "ok"
 
-    with traced.watching(*UNTIL) as watch:
-        traced.plant("replace")
-        traced.server.complete(PROMPTS[0], max_tokens=12)
-        said, _ = watch.communicate(timeout=20)
+    traced.plant("replace")
+    traced.server.complete(PROMPTS[0], max_tokens=12)
     traced.server.complete(PROMPTS[1], max_tokens=4)
 
-    assert watch.returncode == 1
-    assert json.loads(said.splitlines()[-1])["verdict"]["kind"] == "op_mismatch"
-    status, document = traced.diagnose()
-    assert (status, document["status"]) == (1, "diverged")
-    assert document["verdict"]["kind"] == "op_mismatch"
-    assert document["verdict"]["diverging_ranks"] == [1]
-    assert document["verdict"]["odd"]["op"] == "all_gather"
+    # The job survived it: it is named, and no cause of anything.
+    _, document = traced.diagnose()
+    assert document["verdict"] is None
+    latent = [finding for finding in document["findings"] if finding["role"] == "latent"]
+    assert "op_mismatch" in [finding["kind"] for finding in latent]

@@ -65,7 +65,7 @@ def test_replicas_with_the_padding_dispatcher_and_a_skipped_call_is_named(
 
     # Rank 1 stands in the dispatch that follows the call it left out: it came there too early, and
     # whether it would have made the call afterwards is not to be known.
-    assert verdict["kind"] == "order_cycle"
+    assert verdict["kind"] == "not_joined"
     assert verdict["diverging_ranks"] == [1]
     assert verdict["comm"]["label"] == "tp:0"
     assert verdict["comm"]["ranks"] == [0, 1]

@@ -27,7 +27,7 @@ INSTALL := -m pip install --quiet --no-compile
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: venv
 venv: $(VENV)/.installed ## Create .venv with torch, the project and its tools
@@ -47,6 +47,10 @@ test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
 	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
+
+.PHONY: test-foreign
+test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
+	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
@@ -82,6 +86,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
+	touch $@
+
+$(VENV)/.foreign: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[foreign]'
 	touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip

@@ -51,13 +51,23 @@ class Swap:
     other: Difference | None
     exchanged: bool = False
 
+    @property
+    def in_question(self) -> bool:
+        """Whether the job has not survived all of it."""
+        return any(each is not None and not each.survived for each in (self.difference, self.other))
+
 
 def find_swaps(case: Case) -> list[Swap]:
-    """Finds the swaps of a case, at most one for each rank and communicator."""
+    """Finds the swaps of a case, at most one for each rank and communicator.
+
+    The job may have survived one half of a swap. It has not survived a swap of which the other half
+    is in question.
+    """
     found: list[Swap] = []
     for rank in sorted({rank for difference in case.differences for rank in difference.odd}):
-        own = [difference for difference in case.differences if difference.odd == (rank,)]
-        found += list(_swaps_of(case, case.run.by_rank[rank], own))[:1]
+        own = [difference for difference in case.described if difference.odd == (rank,)]
+        swaps = (swap for swap in _swaps_of(case, case.run.by_rank[rank], own) if swap.in_question)
+        found += list(swaps)[:1]
     return found
 
 
@@ -184,7 +194,7 @@ def _ahead_elsewhere(
 
 def _lead(case: Case, rank: Rank, key: str) -> int | None:
     """Calls a rank made more than any peer; None where counts mean nothing."""
-    logs: Mapping[int, CallLog] = case.logs(key)
+    logs: Mapping[int, CallLog] = case.recorded(key)
     others = [log.calls for number, log in logs.items() if number != rank.rank]
     if case.run.window or not others:
         return None

@@ -19,6 +19,7 @@ from ncclscope.model import Call
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
+from ncclscope.sites import read as read_sites
 from ncclscope.sources.ring import RingLog, communicators
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def _begin(ring: RingImage, slot: int) -> int:
 
 def _call(ring: RingImage, record: Any, seq: int) -> Call:
     ndim, root = int(record["ndim"]), int(record["root"])
+    places = read_sites(ring.text(layout.KIND_SITE, int(record["site"])))
     return Call(
         op=ring.text(layout.KIND_OP, int(record["op"])) or "?",
         comm="",
@@ -195,7 +197,8 @@ def _call(ring: RingImage, record: Any, seq: int) -> Call:
         root=root if root >= 0 else None,
         numel=int(record["numel"]) or None,
         shape=tuple(record["shape"][:ndim].tolist()) if ndim <= 4 else None,
-        site=ring.text(layout.KIND_SITE, int(record["site"])),
+        site=places.site,
+        user_site=places.user,
         group=int(record["group"]) or None,
     )
 

@@ -183,16 +183,17 @@ def _call(members: Sequence[Rank]) -> str:
 
 def _parting(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
     """Yields the step of the call at which ranks parted, where they have gone on since."""
-    if cause.comm is None or cause.seq is None or not cause.diverging_ranks or run.window:
+    if cause.comm is None or cause.seq is None or run.window:
         return
     members = run.members(cause.comm.key)
-    peer = next((rank for rank in members if rank.rank not in cause.diverging_ranks), None)
+    named = cause.diverging_ranks or (singled.rank,)
+    peer = next((rank for rank in members if rank.rank not in named), None)
     if peer is None:
         return
     found: list[tuple[Rank, Step]] = []
     for rank in (singled, peer):
-        log = rank.logs[cause.comm.key]
-        if log.first <= cause.seq <= log.calls:
+        log = rank.logs.get(cause.comm.key)
+        if log is not None and log.first <= cause.seq <= log.calls:
             step = step_of(rank, log.call(cause.seq))
             if step is not None and step != rank.last_step():
                 found.append((rank, step))

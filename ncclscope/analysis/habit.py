@@ -22,6 +22,7 @@ __all__ = [
     "IN_STEP",
     "PAST",
     "Habit",
+    "are_variants",
     "expected_next",
     "follows",
     "habit_of",
@@ -34,6 +35,8 @@ PAST = 2048
 
 IN_STEP = 16
 """Calls before one in question that two replicas must share to be at the same place."""
+
+_VARIANTS = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
 
 Habit = tuple[str, str | None, str | None, int | None, bool]
 """A call without its sizes, which change from step to step; whether a graph replayed it."""
@@ -92,9 +95,12 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
 
     Returns:
         The calls that have stood between this place and such a call, at least twice and as many
-        each time; 0 where that is not so, or where ``odd`` comes from another line than it did.
+        each time; 0 where that is not so, where ``odd`` comes from another line than it did, or
+        where it is the same operation with parts of other sizes.
     """
     calls = log.span(max(log.first, seq - PAST), seq + 1)
+    if are_variants(odd, calls[-1]):
+        return 0
     past, own = [habit_of(call) for call in calls], habit_of(odd)
     here = len(past) - 1
     last = max((place for place in range(here) if past[place] == own), default=-1)
@@ -110,6 +116,11 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
             sites.add(calls[place].site)
     same = len(counts) > 1 and len(set(counts)) == 1
     return counts[0] if same and odd.site in sites else 0
+
+
+def are_variants(one: Call, other: Call) -> bool:
+    """Whether two calls are one operation, whose parts have one size in one of them only."""
+    return {one.op, other.op} in _VARIANTS
 
 
 def in_step(one: CallLog, other: CallLog, seq: int) -> bool:

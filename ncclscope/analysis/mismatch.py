@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import from_difference, subject
+from ncclscope.analysis.habit import are_variants
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -32,14 +33,11 @@ PARAMETERS = (
 """Kinds under which a call stands in place of another one."""
 
 
-_UNEVEN = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
-
-
 def differing_parameter(odd: Call, peer: Call) -> str:
     """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
     if odd.op != peer.op:
         # A gather whose parts all have one size is recorded without a list of sizes.
-        return "split" if {odd.op, peer.op} in _UNEVEN else "op"
+        return "split" if are_variants(odd, peer) else "op"
     if (odd.replay is None) != (peer.replay is None):
         return "captured"
     for parameter in ("captured", "dtype", "redop", "root"):

@@ -102,7 +102,7 @@ def test_a_hang_shows_in_the_rings_for_as_long_as_it_was_waited_for(rings: Path)
     assert verdict.cause is not None
     # Rank 0 has made one call too many, or rank 1 one too few: a pair cannot say which.
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", ())
-    assert verdict.cause.confidence == "ambiguous"
+    assert verdict.cause.candidate_ranks == (0, 1)
 
 
 def test_what_ranks_start_is_ended_with_them(rings: Path) -> None:

@@ -45,7 +45,7 @@ def test_replicas_share_experts_and_an_uneven_dispatch_is_named(
     assert verdict["diverging_ranks"] == [1]
     assert verdict["comm"]["label"] == "ep:0"
     assert verdict["comm"]["ranks"] == [0, 1, 2, 3]
-    assert verdict["kind"] == "op_mismatch"
+    assert verdict["kind"] == "split_mismatch"
     assert verdict["odd"]["op"] == "all_gatherv"
     assert verdict["peers"]["op"] == "all_gather"
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ncclscope.errors import LaboratoryError, NcclscopeError
+from ncclscope.gpus import SHARED, device_of, enough
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.communicator import LabCommunicator
 from ncclscope.lab.engine import Engine
@@ -126,12 +127,13 @@ def _device(backend: str, ranks: int, rank: int) -> torch.device:
     if backend == "gloo":
         return torch.device("cpu")
     found = torch.cuda.device_count()
-    if found < ranks:
+    if not enough(found, ranks):
         raise LaboratoryError(
             f"{ranks} ranks on NCCL need as many GPUs, and this machine has {found}",
-            "give a smaller tp and dp, or the backend gloo",
+            f"give a smaller tp and dp, or the backend gloo; NCCL 2.31 and later share a GPU "
+            f"where {SHARED}=1 is set",
         )
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", device_of(rank, found))
     torch.cuda.set_device(device)
     return device
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ncclscope.errors import DamagedFileError, UsageError
+from ncclscope.gpus import SHARED, enough
 from ncclscope.parity.rank_process import Job, Place, be_rank
 from ncclscope.parity.spawn import pack, spawn
 from ncclscope.ring.layout import BEAT_SECONDS
@@ -167,10 +168,11 @@ def _check_gpus(ranks: int, method: str) -> None:
     if method != "spawn":
         raise UsageError("CUDA does not survive a fork", "use start_method='spawn' with nccl")
     count = torch.cuda.device_count()
-    if count < ranks:
+    if not enough(count, ranks):
         raise UsageError(
             f"nccl needs a GPU for each of {ranks} ranks, and this machine has {count}",
-            "use fewer ranks, or backend='gloo'",
+            f"use fewer ranks, or backend='gloo'; NCCL 2.31 and later share a GPU where "
+            f"{SHARED}=1 is set",
         )
 
 

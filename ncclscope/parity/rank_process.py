@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from ncclscope.gpus import device_of
+
 __all__ = ["Job", "Place", "be_rank"]
 
 _PR_SET_PDEATHSIG = 1
@@ -157,7 +159,7 @@ def _join(job: Job, rank: int) -> None:
     # As in torch's own data loaders: OpenMP's threads did not come along.
     torch.set_num_threads(1)
     if job.backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(device_of(rank, torch.cuda.device_count()))
     dist.init_process_group(
         job.backend,
         init_method=(job.workplace / "meeting").as_uri(),

@@ -19,9 +19,23 @@ def pytest_configure() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + SET])
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of speed, of NVLink and of kernels between GPUs where ranks share one."""
+    marker = item.get_closest_marker("real_gpus")
+    if marker is None:
+        return
+    from tests.gpu.host import REAL
+
+    (wanted,) = marker.args
+    if wanted > REAL:
+        pytest.skip(f"needs {wanted} GPUs that ranks do not share")
+
+
 @pytest.fixture
 def two_gpus() -> None:
-    """Skips where there are fewer."""
-    torch = pytest.importorskip("torch")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+    """Skips where NCCL cannot have two ranks."""
+    pytest.importorskip("torch")
+    from tests.gpu.host import SEATS
+
+    if SEATS < 2:
+        pytest.skip("needs two GPUs, or one that ranks may share")

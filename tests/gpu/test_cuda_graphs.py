@@ -10,16 +10,16 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from ncclscope import diagnose, open_run
 from ncclscope.parity.processes import run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ, replay_cost
+from tests.gpu.host import SEATS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus"), pytest.mark.timeout(300)]
 
-RANKS = max(2, min(4, torch.cuda.device_count()))
+RANKS = max(2, min(4, SEATS))
 STALL = 5.0
 
 
@@ -82,6 +82,7 @@ def test_a_rank_that_differs(rings: Path, fault: str, kind: str, place: int) -> 
     assert (replay["call"], replay["calls"]) == (place, len(LAYERS))
 
 
+@pytest.mark.real_gpus(2)
 def test_what_a_replay_costs_the_host(rings: Path) -> None:
     found = {}
     for calls in (1, 62, 200):

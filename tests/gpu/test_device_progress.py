@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from ncclscope import diagnose, open_run
 from ncclscope.analysis.verdict import Verdict
@@ -18,11 +17,12 @@ from ncclscope.model import Call
 from ncclscope.parity.processes import Outcome, run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
+from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus"), pytest.mark.timeout(180)]
 
-RANKS = max(2, min(4, torch.cuda.device_count()))
+RANKS = max(2, min(4, SEATS))
 STALL = 5.0
 
 
@@ -122,6 +122,7 @@ def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) 
     assert any(line.startswith("on the device of rank") for line in found["evidence"])
 
 
+@pytest.mark.real_gpus(2)
 def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
     outcome = run_ranks(cost, ranks=2, rings=rings, backend="nccl")

@@ -11,13 +11,14 @@ import torch
 from ncclscope.errors import DispatchError
 from ncclscope.parity.processes import run_ranks
 from ncclscope_patches.moe_dispatch import ExpertPlacement, MoEDispatcher
+from tests.gpu.host import SEATS
 from tests.moe.case import Case, Layout, check_results
 from tests.moe.pool import groups_of, layer_on_rank
 from tests.moe.reference import EXPERTS, HIDDEN
 
 pytestmark = pytest.mark.gpu
 
-RANKS = 4 if torch.cuda.device_count() >= 4 else 2
+RANKS = 4 if SEATS >= 4 else 2
 LAYOUTS = tuple(
     Layout(tp, own_rows, RANKS)
     for tp in (1, 2, 4)
@@ -42,7 +43,7 @@ CASES = tuple(
 
 @pytest.fixture(autouse=True)
 def _enough_gpus() -> None:
-    if torch.cuda.device_count() < RANKS:
+    if SEATS < RANKS:
         pytest.skip("needs two GPUs")
 
 

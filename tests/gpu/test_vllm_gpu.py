@@ -31,6 +31,7 @@ def _started(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.real_gpus(2)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "default"])
 @pytest.mark.parametrize("shape", [SHAPE, (2, 1)], ids=lambda shape: f"TP{shape[0]}xDP{shape[1]}")
 def test_traced_workers_answer_the_same_and_agree(
@@ -75,9 +76,10 @@ PLANTED = {
 }
 
 
+@pytest.mark.real_gpus(2)
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("skip", "missing_call"), ("uneven", "op_mismatch"), ("skip_all_reduce", "")],
+    [("skip", "missing_call"), ("uneven", "split_mismatch"), ("skip_all_reduce", "")],
 )
 def test_a_planted_fault_hangs_the_engine_and_is_named(
     tmp_path: Path, fault: str, kind: str

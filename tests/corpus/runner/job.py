@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from ncclscope.gpus import SHARED
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.corpus.runner.truth import Program
@@ -41,16 +42,25 @@ class Job:
         folder: For its output; made when absent.
         faulty: Whether its mistake is switched on.
         traced: Whether it runs under ``ncclscope run``.
-        steps: Value of STEPS for programs that read it.
+        python: Interpreter of the program.
+        nccl: An NCCL over which the program runs; preloaded where it is a path.
 
     Attributes:
         rings: Where its rings go; in shared memory, removed by `end`.
     """
 
     def __init__(
-        self, program: Program, folder: Path, *, faulty: bool, traced: bool, python: str = ""
+        self,
+        program: Program,
+        folder: Path,
+        *,
+        faulty: bool,
+        traced: bool,
+        python: str = "",
+        nccl: str = "",
     ) -> None:
         self.program = program
+        self.nccl = nccl
         self.home = Path(tempfile.mkdtemp(prefix=f"corpus-{program.name}-"))
         self.rings = Path(tempfile.mkdtemp(prefix=f"corpus-{program.name}-", dir="/dev/shm"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,12 +80,17 @@ class Job:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         interpreter = python or sys.executable
         mode = "faulty" if faulty else "healthy"
-        source = str(SOURCES / f"{program.name}.py")
+        source = [str(SOURCES / f"{program.name}.py")]
+        if nccl:
+            source = [str(LAUNCHER.with_name("on_nccl.py")), *source]
+            environment |= {"NCCL_NVLS_ENABLE": "0", SHARED: "1"}
+            if os.sep in nccl:
+                environment["LD_PRELOAD"] = nccl
         if program.launch == "torchrun":
             launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(program.world)]
-            launch += ["--master-port", environment["MASTER_PORT"], source, mode]
+            launch += ["--master-port", environment["MASTER_PORT"], *source, mode]
         else:
-            launch = [str(LAUNCHER), str(program.world), source, mode]
+            launch = [str(LAUNCHER), str(program.world), *source, mode]
         prefix = []
         if traced:
             environment["PYTHONPATH"] = path
@@ -131,6 +146,8 @@ class Job:
         """
         if not self.program.hangs:
             limit = 40.0
+        if self.nccl:
+            return self._wait_for_records(2 * seconds, min(limit, 100.0))
         begun = time.monotonic()
         seen: deque[tuple[float, dict[int, float], object]] = deque()
         while time.monotonic() - begun < limit:
@@ -148,6 +165,21 @@ class Job:
                 seen.append((now, times, positions))
                 if now - seen[0][0] >= seconds:
                     return STILL
+            time.sleep(_POLL)
+        return MOVING
+
+    def _wait_for_records(self, seconds: float, limit: float) -> str:
+        """Wait until no rank records anything any more: one that waits for a GPU uses its core."""
+        begun = since = time.monotonic()
+        seen: dict[str, int] = {}
+        while time.monotonic() - begun < limit:
+            if self.process.poll() is not None:
+                return ENDED
+            positions = self.positions()
+            if positions != seen or len(self.find_ranks()) < self.program.world or not positions:
+                seen, since = positions, time.monotonic()
+            if time.monotonic() - since >= seconds:
+                return STILL
             time.sleep(_POLL)
         return MOVING
 
@@ -199,10 +231,16 @@ class Job:
 
 @contextlib.contextmanager
 def running(
-    program: Program, folder: Path, *, faulty: bool, traced: bool, python: str = ""
+    program: Program,
+    folder: Path,
+    *,
+    faulty: bool,
+    traced: bool,
+    python: str = "",
+    nccl: str = "",
 ) -> Iterator[Job]:
     """Run a program for as long as it is needed."""
-    job = Job(program, folder, faulty=faulty, traced=traced, python=python)
+    job = Job(program, folder, faulty=faulty, traced=traced, python=python, nccl=nccl)
     try:
         yield job
     finally:

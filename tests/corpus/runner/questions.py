@@ -49,26 +49,42 @@ def answerable(program: Program, ways: Sequence[str]) -> list[str]:
 
 
 def ask(
-    program: Program, ways: Sequence[str], folder: Path, python: str = sys.executable
+    program: Program,
+    ways: Sequence[str],
+    folder: Path,
+    python: str = sys.executable,
+    nccl: str = "",
 ) -> Iterator[Answer]:
-    """Run a program and yield the answers about it, in the ways that are asked for."""
+    """Run a program and yield the answers about it, in the ways that are asked for.
+
+    Args:
+        program: Which.
+        ways: Of asking.
+        folder: For what the program and the commands say.
+        python: Interpreter of the program.
+        nccl: An NCCL over which the program runs; preloaded where it is a path.
+    """
     ways = answerable(program, ways)
     traced = [way for way in ("attach", "watch", "diagnose") if way in ways]
-    with ThreadPoolExecutor(3) as pool:  # most of the time is spent waiting
+    # Most of the time is spent waiting. But the ranks of two jobs are too many for one GPU.
+    with ThreadPoolExecutor(1 if nccl else 3) as pool:
         asked = []
         if traced:
-            asked.append(pool.submit(_ask_traced, program, traced, folder, python))
+            asked.append(pool.submit(_ask_traced, program, traced, folder, python, nccl))
         if "untraced" in ways:
-            asked.append(pool.submit(_ask_untraced, program, folder, python))
+            asked.append(pool.submit(_ask_untraced, program, folder, python, nccl))
         if HEALTHY in ways:
-            asked.append(pool.submit(_ask_healthy, program, folder, python))
+            asked.append(pool.submit(_ask_healthy, program, folder, python, nccl))
         for answers in asked:
             yield from answers.result()
 
 
-def _ask_traced(program: Program, ways: Sequence[str], folder: Path, python: str) -> list[Answer]:
+def _ask_traced(
+    program: Program, ways: Sequence[str], folder: Path, python: str, nccl: str
+) -> list[Answer]:
     answers = []
-    with running(program, folder / "traced", faulty=True, traced=True, python=python) as job:
+    place = folder / "traced"
+    with running(program, place, faulty=True, traced=True, python=python, nccl=nccl) as job:
         ended = job.wait()
         rings = str(job.rings)
         if "attach" in ways:
@@ -83,8 +99,9 @@ def _ask_traced(program: Program, ways: Sequence[str], folder: Path, python: str
     return answers
 
 
-def _ask_untraced(program: Program, folder: Path, python: str) -> list[Answer]:
-    with running(program, folder / "untraced", faulty=True, traced=False, python=python) as job:
+def _ask_untraced(program: Program, folder: Path, python: str, nccl: str) -> list[Answer]:
+    place = folder / "untraced"
+    with running(program, place, faulty=True, traced=False, python=python, nccl=nccl) as job:
         return [_ask_attach(program, job, job.wait(), "untraced", folder)]
 
 
@@ -111,8 +128,9 @@ def _answer(
     return Answer(way, score(document, program, way), document, screen, note)
 
 
-def _ask_healthy(program: Program, folder: Path, python: str) -> list[Answer]:
-    with running(program, folder / HEALTHY, faulty=False, traced=True, python=python) as job:
+def _ask_healthy(program: Program, folder: Path, python: str, nccl: str) -> list[Answer]:
+    place = folder / HEALTHY
+    with running(program, place, faulty=False, traced=True, python=python, nccl=nccl) as job:
         watcher = subprocess.Popen(
             [sys.executable, "-m", "ncclscope", "watch", "--json", str(job.rings)],
             stdout=subprocess.PIPE,

@@ -148,7 +148,7 @@ def test_what_no_probe_sees_is_said(tmp_path: Path) -> None:
         tracer.describe(unseen="all_reduce fused with a norm into one kernel")
 
     assert (
-        "ranks 0 1: not seen by the probes: all_reduce fused with a norm into one kernel"
+        "ranks 0 1: all_reduce fused with a norm into one kernel"
         in diagnose(open_run(tmp_path)).coverage.unseen
     )
 

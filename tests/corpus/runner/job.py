@@ -93,7 +93,8 @@ class Job:
             launch = [str(LAUNCHER), str(program.world), *source, mode]
         prefix = []
         if traced:
-            environment["PYTHONPATH"] = path
+            before = os.environ.get("PYTHONPATH")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (path, before)))
             prefix = [interpreter, "-m", "ncclscope", "run", "--dir", str(self.rings), "--"]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(

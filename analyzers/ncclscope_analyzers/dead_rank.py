@@ -49,7 +49,9 @@ class DeadRank:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields a finding for each dead rank that a chain of waiting ends at."""
         odd = {rank for difference in case.differences for rank in difference.odd}
-        silent = [] if case.differences else list(self._silent_in_calls(case))
+        silent = []
+        if not case.differences:
+            silent = [*self._silent_in_calls(case), *self._ended_past(case)]
         yield from silent
         # Who waits for such a rank elsewhere waits for the same reason.
         odd.update(rank for finding in silent for rank in finding.diverging_ranks)
@@ -115,6 +117,51 @@ class DeadRank:
                 if lived - seconds < DEAD_SECONDS:
                     continue
                 yield self._silent(case, comm, number, heads[number], living, lived - seconds)
+
+    def _ended_past(self, case: Case) -> Iterable[Finding]:
+        """Yields ranks that failed after a call which most of its members are still in.
+
+        That call may have met another one of theirs, which is not recorded.
+        """
+        heads = case.waits.heads
+        for key, comm in case.run.communicators.items():
+            inside = [n for n in comm.ranks if n in heads and heads[n].comm == key]
+            past = [n for n in comm.ranks if n not in inside]
+            if not past or len(inside) <= len(past) or len({heads[n].seq for n in inside}) != 1:
+                continue
+            call = heads[inside[0]]
+            seconds = case.longest_common_quiet(inside)
+            hows = {n: self._how_it_failed(case, n, key, call.seq) for n in past}
+            if seconds is None or None in hows.values():
+                continue
+            told = "; ".join(f"rank {number}: {how}" for number, how in hows.items())
+            yield Finding(
+                kind=self.name,
+                summary=(
+                    f"{sentence(ranks_text(past))} completed call {call.seq} on "
+                    f"{comm_text(comm)}, {call_text(call)}, and failed; {ranks_text(inside)} "
+                    f"{verb(inside, 'wait')} in it for {seconds:.0f} s."
+                ),
+                comm=comm,
+                seq=call.seq,
+                diverging_ranks=tuple(past),
+                odd=case.run.by_rank[past[0]].last_call(),
+                peers=call,
+                confidence="likely",
+                analyzer=self.name,
+                evidence=(
+                    f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
+                    f"{call_text(call)}; it is completed on {ranks_text(past)} alone",
+                    told,
+                ),
+                inferred=("that its peers wait for it: they have not completed what it has",),
+            )
+
+    def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> str | None:
+        rank = case.run.by_rank.get(number)
+        if rank is None or key not in rank.logs or rank.logs[key].calls != seq:
+            return None
+        return case.how_it_ended(rank) if rank.details.get("ended_with") else None
 
     def _silent(
         self,

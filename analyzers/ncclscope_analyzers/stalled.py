@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.device_verdict import ALONE_SECONDS, gpu_conditions
 from ncclscope.analysis.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
@@ -14,7 +15,13 @@ from ncclscope.model import Call, Communicator, Finding, State
 
 __all__ = ["Stalled"]
 
+_AGREE = "no rank diverged"
+_AGREE_IN_RECORDS = "no rank diverged in what was recorded"
 _REASON = "a link, a device or the library stands still; the program's order is in order"
+_UNRECORDED = (
+    "a rank posted more or fewer of the calls that are not recorded, or a link, a device or the "
+    "library stands still"
+)
 
 
 class Stalled:
@@ -37,9 +44,10 @@ class Stalled:
             seconds = case.longest_common_quiet(comm.ranks)
             overdue = [rank for rank in comm.ranks if case.run.by_rank[rank].gave_up(call)]
             if seconds is not None and all(map(case.waits.is_outside, comm.ranks)):
-                yield self._before(comm, call, seconds)
+                yield self._before(case, comm, call, seconds)
             elif seconds is not None:
                 yield self._finding(
+                    case,
                     comm,
                     call,
                     f"for {seconds:.0f} s",
@@ -47,6 +55,7 @@ class Stalled:
                 )
             elif overdue:
                 yield self._finding(
+                    case,
                     comm,
                     call,
                     "within its timeout",
@@ -56,6 +65,7 @@ class Stalled:
 
             elif _all_started(case, comm, call):
                 yield self._finding(
+                    case,
                     comm,
                     call,
                     "when the dumps were written",
@@ -80,13 +90,13 @@ class Stalled:
             past = [rank for rank in comm.ranks if rank not in inside]
             few = 2 * len(inside) < len(comm.ranks)
             yield replace(
-                self._finding(comm, call, "", ""),
+                self._finding(case, comm, call, "", ""),
                 candidate_ranks=inside if few else comm.ranks,
                 summary=(
                     f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
                     f"{call_text(call)}; {ranks_text(past)} finished it, and "
-                    f"{ranks_text(inside)} did not for {seconds:.0f} s: no rank diverged, the call "
-                    f"itself does not come to an end."
+                    f"{ranks_text(inside)} did not for {seconds:.0f} s: "
+                    f"{_agreement(case, comm)[0]}, the call itself does not come to an end."
                 ),
                 evidence=(
                     f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
@@ -135,12 +145,15 @@ class Stalled:
             ),
         )
 
-    def _finding(self, comm: Communicator, call: Call, time: str, proof: str) -> Finding:
+    def _finding(
+        self, case: Case, comm: Communicator, call: Call, time: str, proof: str
+    ) -> Finding:
+        agreement, reason = _agreement(case, comm)
         return Finding(
             kind=self.name,
             summary=(
                 f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
-                f"{call_text(call)}, and none has completed it {time}: no rank diverged, the "
+                f"{call_text(call)}, and none has completed it {time}: {agreement}, the "
                 f"call itself does not come to an end."
             ),
             comm=comm,
@@ -155,18 +168,18 @@ class Stalled:
                 f"{plural(call.seq - 1, 'call')} before it completed",
                 proof,
             ),
-            inferred=(_REASON,),
+            inferred=(reason,),
         )
 
-    def _before(self, comm: Communicator, call: Call, seconds: float) -> Finding:
+    def _before(self, case: Case, comm: Communicator, call: Call, seconds: float) -> Finding:
         """Describes a call that all have posted and no device has come to."""
-        finding = self._finding(comm, call, "", "")
+        finding = self._finding(case, comm, call, "", "")
         return replace(
             finding,
             summary=(
                 f"All ranks of {comm_text(comm)} have posted call {call.seq}, {call_text(call)}, "
-                f"and the device of none has come to it for {seconds:.0f} s: no rank diverged, "
-                f"their streams are behind other work."
+                f"and the device of none has come to it for {seconds:.0f} s: "
+                f"{_agreement(case, comm)[0]}, their streams are behind other work."
             ),
             evidence=(
                 f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
@@ -221,6 +234,13 @@ class Stalled:
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:
                 yield comm, call
+
+
+def _agreement(case: Case, comm: Communicator) -> tuple[str, str]:
+    """Return what is known of the order of calls, and what the hang then comes from."""
+    if any(uses_unrecorded(case.run.by_rank[rank], comm.key) for rank in comm.ranks):
+        return _AGREE_IN_RECORDS, _UNRECORDED
+    return _AGREE, _REASON
 
 
 def _all_started(case: Case, comm: Communicator, call: Call) -> bool:

@@ -251,7 +251,7 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
             return replace(
                 finding,
                 kind=one.kind,
-                summary=f"{finding.summary} {one.summary}",
+                summary=_named_summary(finding, one),
                 diverging_ranks=one.diverging_ranks,
                 candidate_ranks=(),
                 confidence="likely",
@@ -262,6 +262,21 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
                 ),
             )
     return finding
+
+
+def _named_summary(finding: Finding, one: Finding) -> str:
+    """Return what singles ranks out, and where they wait."""
+    named = sentence(one.summary)
+    if finding.kind != "stalled":
+        return f"{finding.summary} {named}"
+    if finding.comm is None or finding.peers is None:
+        return named
+    # That no rank diverged, as its summary says, is what the counts contradict.
+    ranks, where = finding.comm.ranks, f"call {finding.seq} on {comm_text(finding.comm)}"
+    return (
+        f"{named.rstrip('.')}; {ranks_text(ranks)} {verb(ranks, 'wait')} in {where}, "
+        f"{call_text(finding.peers)}."
+    )
 
 
 def _may_hide(case: Case, number: int, position: Position | None, key: str) -> bool:

@@ -325,3 +325,47 @@ def test_a_backend_that_does_not_tell_is_not_stalled(cluster_of: ClusterOf) -> N
         cluster.post(cluster.everybody, "tp:0", done=False, backend="nccl")
 
     assert cluster.verdict(quiet=600.0).status == "ok"
+
+
+def test_a_rank_that_failed_past_the_call_in_which_its_peers_are(cluster_of: ClusterOf) -> None:
+    """On NCCL a call may end on one rank alone: it met another call of its peers."""
+    cluster = cluster_of(4)
+    cluster.history("world", backend="nccl")
+    cluster.post([0, 2, 3], "world", "barrier", done=False, backend="nccl")
+    cluster.post([1], "world", "barrier", backend="nccl")
+    cluster.tracers[1].describe(ended_with="RuntimeError: Expected to have finished reduction")
+
+    verdict = cluster.verdict(quiet={1: 0.3})
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (1,))
+    assert verdict.cause.confidence == "likely"
+    assert "rank 1: it ended with RuntimeError" in " ".join(verdict.cause.evidence)
+
+
+def test_a_rank_that_ended_in_order_past_that_call_is_no_cause(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world", backend="nccl")
+    cluster.post([0, 2, 3], "world", "barrier", done=False, backend="nccl")
+    cluster.post([1], "world", "barrier", backend="nccl")
+    cluster.tracers[1].close()
+
+    cause = cluster.verdict(quiet={1: 0.3}).cause
+
+    assert cause is None or cause.diverging_ranks != (1,)
+
+
+def test_a_call_that_all_stand_in_proves_nothing_beyond_the_records(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("world", backend="nccl")
+    cluster.post(cluster.everybody, "world", "barrier", done=False, backend="nccl")
+    for tracer in cluster.tracers:
+        tracer.describe(unseen=[{"kind": "ddp", "text": "gradient buckets", "comms": []}])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+    assert "no rank diverged in what was recorded" in cause.summary
+    assert "the calls that are not recorded" in cause.inferred[0]

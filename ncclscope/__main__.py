@@ -43,7 +43,7 @@ examples:
   $ ncclscope check DIR --baseline calls.lock                 in CI
 
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input,
-             3 the evidence cannot tell
+             3 the evidence cannot tell, 70 an error of ncclscope's own
 environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),
              NCCLSCOPE_RECORDS (records kept per process, default 65536),
              NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host),
@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after the program's name; ``sys.argv`` when absent.
 
     Returns:
-        The exit status: 0 the ranks agree, 1 they do not, 2 trouble, 3 the evidence cannot tell.
+        The exit status: 0 the ranks agree, 1 they do not, 2 trouble, 3 the evidence cannot tell,
+        70 an error of its own.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     # The others need not be loaded when one is named.
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
-            raise
+            return _crashed(error)
         # Status 1 would say that the ranks differ, and the interpreter's last flush fails, too.
         _silence_stdout()
         print(f"ncclscope: the result cannot be written: {error.strerror}", file=sys.stderr)
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ncclscope: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        return _crashed(error)
 
 
 def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
@@ -112,6 +115,13 @@ def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
     status = commands[parsed.command].run(parsed)
     sys.stdout.flush()
     return status
+
+
+def _crashed(error: Exception) -> int:
+    from ncclscope.crash import EXIT_STATUS, report_crash
+
+    print(f"ncclscope: {report_crash(error, __version__)}", file=sys.stderr)
+    return EXIT_STATUS
 
 
 def _silence_stdout() -> None:

@@ -6,7 +6,8 @@ there, a guard sees the eager call and that of a compiled graph, and Dynamo sees
 
 An operator is also called to find out what it would do: by tracers, on tensors without
 data. Only a call on plain tensors while no mode is watching reaches the real thing, and
-each real call is one such call, however many went before it.
+each real call is one such call, however many went before it. A mode may be there throughout:
+``torch.set_default_device`` is one, which is handed each call and makes it anew.
 """
 
 from __future__ import annotations
@@ -57,4 +58,9 @@ def is_real(tensor: Any) -> bool:
     if plain is None:
         disabled = torch._C._disabled_torch_dispatch_impl
         plain = _plain_types[kind] = kind.__torch_dispatch__ is disabled
-    return plain and not tensor.is_meta and not torch._C._len_torch_dispatch_stack()
+    return (
+        plain
+        and not tensor.is_meta
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._is_torch_function_mode_enabled()
+    )

@@ -265,6 +265,8 @@ def compile_collectives(rank: int) -> None:
     import torch.distributed._functional_collectives as functional
 
     dist = join_fake()
+    if device := os.environ.get("DEFAULT_DEVICE"):  # a mode that each operator goes through
+        torch.set_default_device(device)
 
     def whole(tensor: Any) -> Any:
         dist.all_reduce(tensor)
@@ -278,11 +280,21 @@ def compile_collectives(rank: int) -> None:
     compiled(ones(3))
     compiled(ones(3))
     torch.compile(in_pieces, backend="eager")(ones(4))
+    functional.all_reduce(ones(5), "min", dist.group.WORLD) + 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_collectives_are_recorded_once_for_each_run(rings: Path, backend: str) -> None:
-    run = run_alone("compile_collectives", rings, BACKEND=backend)
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("aot_eager", ""),
+        ("aot_eager", "cpu"),
+        pytest.param("inductor", "", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_collectives_are_recorded_once_for_each_run(
+    rings: Path, backend: str, device: str
+) -> None:
+    run = run_alone("compile_collectives", rings, BACKEND=backend, DEFAULT_DEVICE=device)
 
     (rank,) = run.ranks
     assert [fields(one, "op", "shape", "redop") for one in calls(rank)] == [
@@ -291,6 +303,7 @@ def test_compiled_collectives_are_recorded_once_for_each_run(rings: Path, backen
         ("all_reduce", (3,), "sum"),
         ("all_reduce", (3,), "max"),
         ("all_reduce", (4,), "sum"),
+        ("all_reduce", (5,), "min"),
     ]
 
 

@@ -197,6 +197,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedCall(Call):
+    """A call whose record contradicts the running hash: only its place is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step of the engine: the calls from ``position`` on belong to it."""
 

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.coverage import Coverage
+from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
 from ncclscope.analysis.engine_steps import is_idle
 from ncclscope.analysis.judgement import HANG_SECONDS
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.capture import Capture
 from ncclscope.model import Finding, Rank, Run
+from ncclscope.sources.told import DAMAGED
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -69,6 +70,12 @@ def judge_agreement(
         missing = sentence(ranks_text(run.missing))
         return Agreement(
             "incomplete", f"{missing} left no record. The others agree as far as they go."
+        )
+    if damaged := [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]:
+        return Agreement(
+            "incomplete",
+            f"Some records of {ranks_text(damaged)} are damaged and cannot be read. The others "
+            f"agree as far as they go.",
         )
     capture = run.capture
     if not waiting and capture is not None and (posted := _posted_since(run, capture)):

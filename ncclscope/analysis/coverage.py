@@ -10,8 +10,16 @@ from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.capture import Capture, RasComm
 from ncclscope.foreign import printable
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.sources.told import DAMAGED
 
-__all__ = ["CommCoverage", "Coverage", "survey", "unrecorded_kinds", "uses_unrecorded"]
+__all__ = [
+    "CommCoverage",
+    "Coverage",
+    "is_damaged",
+    "survey",
+    "unrecorded_kinds",
+    "uses_unrecorded",
+]
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """One call of these is several launches of NCCL's, so that counts cannot be compared."""
@@ -116,6 +124,12 @@ def uses_unrecorded(rank: Rank, key: str | None = None) -> bool:
     if rank.details.get("probe_failed"):
         return True
     return any(key is None or not keys or key in keys for keys in unrecorded_kinds(rank).values())
+
+
+def is_damaged(run: Run, number: int, key: str) -> bool:
+    """Return whether a rank has calls that cannot be read, perhaps on this communicator."""
+    rank = run.by_rank.get(number)
+    return rank is not None and key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
 
 
 def _entries(rank: Rank) -> list[Mapping[str, Any]]:

@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
 from ncclscope.analysis.device_verdict import hear_ras
 from ncclscope.analysis.endings import interrupted_after
-from ncclscope.analysis.pace import is_as_slow_as_ever
 from ncclscope.analysis.positions import Position, Positions
+from ncclscope.analysis.reservations import (
+    WAITS,
+    unless_damaged,
+    unless_in_flight,
+    unless_moving,
+    unless_slow,
+)
 from ncclscope.analysis.unrecorded import ANALYZER, lost_connections, waiting_unrecorded
 from ncclscope.analysis.wording import (
     call_text,
@@ -28,19 +33,16 @@ from ncclscope.analysis.wording import (
     sentence,
     verb,
 )
-from ncclscope.model import Finding, State
+from ncclscope.model import Finding
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
 FROM_STACKS = "stack_classes"
 """The analyzer that reads what was seen of living processes."""
 
-_COPIED_SECONDS = 6 * 3600.0
-"""A dump that says it was written longer after its last call is more likely a copy."""
 _SHOWN = 4
 """Diverging ranks of which it is said where they are."""
 _WHEREABOUTS = ("the last call of rank ", "rank ")
-_WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
 
 
 def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[Finding]:
@@ -54,16 +56,17 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     recorded = [one for one in findings if one.analyzer != FROM_STACKS]
     seen = [one for one in findings if one.analyzer == FROM_STACKS]
     positions = Positions(case)
-    found = [_unless_slow(case, _revised(case, one, positions)) for one in recorded]
+    recorded = [unless_damaged(case, one) for one in recorded]
+    found = [unless_slow(case, _revised(case, one, positions)) for one in recorded]
     if len([one for one in found if one.role != "latent"]) == 1:
-        found = [_unless_in_flight(case, one) for one in found]
+        found = [unless_in_flight(case, one) for one in found]
     if any(one.role == "cause" for one in found):
         # What was seen is kept with the data sources, and is no finding of its own.
         elsewhere = [*seen, *_from_counts(case)]
         found = [_singled_out(one, elsewhere) for one in found]
         seen = []
     else:
-        seen = [_unless_moving(case, one) for one in seen]
+        seen = [unless_moving(case, one) for one in seen]
         if not any(one.role == "cause" for one in seen):
             seen += waiting_unrecorded(case, positions)
         if not any(one.role == "cause" for one in seen):
@@ -76,70 +79,6 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     return [_placed(case, one, positions) for one in found]
 
 
-def _unless_slow(case: Case, finding: Finding) -> Finding:
-    """Return a finding about ranks that are late, as latent where they are as late as ever.
-
-    Less than the common threshold nothing is certain: of a process that was killed nobody knows
-    whether it would have come.
-    """
-    if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
-        return finding
-    ranks, key = finding.diverging_ranks, finding.comm.key
-    if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
-        return replace(
-            finding,
-            summary=(
-                f"{finding.summary.rstrip('.')}: {ranks_text(ranks)} often took as long between "
-                f"calls before."
-            ),
-            diverging_ranks=(),
-            candidate_ranks=ranks,
-            confidence="ambiguous",
-            role="latent",
-        )
-    if finding.confidence == "certain" and case.quiet is not None and case.quiet < HANG_SECONDS:
-        return replace(
-            finding,
-            confidence="likely",
-            inferred=(*finding.inferred, "that it hung: one that is merely late looks the same"),
-        )
-    return finding
-
-
-def _unless_in_flight(case: Case, finding: Finding) -> Finding:
-    """Return a finding about dumps of a job that may just have been running, as latent.
-
-    A dump holds no time of its own, and a copy of its file is younger than what it holds. That
-    few ranks are ahead, or a message is not taken yet, is how a running job looks as well.
-    """
-    if finding.role != "cause" or not case.timeless or case.waits.cycle:
-        return finding
-    if any(rank.details.get("timed_out") for rank in case.run.ranks):
-        return finding
-    idle = [rank.details.get("idle_s") for rank in case.run.ranks]
-    if all(isinstance(one, float) and HANG_SECONDS <= one <= _COPIED_SECONDS for one in idle):
-        return finding  # nothing was posted for long before the dumps were written
-    alone = finding.kind == "extra_call" and finding.peers is None
-    message = finding.kind == "p2p_mismatch" and not _in_transfers(case, finding.candidate_ranks)
-    scheduled = finding.odd is not None and finding.odd.state is State.SCHEDULED
-    if (finding.diverging_ranks and not alone) or not (alone or message) or not scheduled:
-        return finding
-    return replace(
-        finding,
-        role="latent",
-        diverging_ranks=(),
-        candidate_ranks=finding.diverging_ranks or finding.candidate_ranks,
-        confidence="ambiguous",
-        inferred=(*finding.inferred, "a job that runs looks like this, too, when it is dumped"),
-    )
-
-
-def _in_transfers(case: Case, ranks: Sequence[int]) -> bool:
-    """Whether each of some ranks has a send or receive under way."""
-    last = [case.run.by_rank[rank].last_transfers().values() for rank in ranks]
-    return all(any(call.state is not State.COMPLETED for call in calls) for calls in last)
-
-
 def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:
     """Return a finding about ranks that wait, with what is known of those who have not come.
 
@@ -147,7 +86,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     wait, the few are missing. Never are the many blamed.
     """
     comm, seq = finding.comm, finding.seq
-    if finding.role != "cause" or finding.kind not in _WAITS or comm is None or finding.aligned:
+    if finding.role != "cause" or finding.kind not in WAITS or comm is None or finding.aligned:
         return finding
     waiting = tuple(
         number
@@ -242,7 +181,7 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
     One that waits against one that has not come is a tie of the records. A stack may show that
     the other is held up outside of any collective.
     """
-    undecided = finding.kind in _WAITS or finding.kind == "stalled"
+    undecided = finding.kind in WAITS or finding.kind == "stalled"
     if finding.role != "cause" or finding.diverging_ranks or not undecided:
         return finding
     for one in seen:
@@ -311,20 +250,6 @@ def _hidden_text(hidden: Sequence[int], positions: Mapping[int, Position]) -> st
 
 def _who(case: Case, ranks: Sequence[int]) -> str:
     return rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks)
-
-
-def _unless_moving(case: Case, finding: Finding) -> Finding:
-    """Return what stacks suggest; of ranks whose rings show calls since then, as latent."""
-    if finding.role != "cause" or case.timeless:
-        return finding
-    quiet = [
-        seconds
-        for rank in case.run.ranks
-        if rank.logs and rank.alive and (seconds := case.quiet_seconds(rank)) is not None
-    ]
-    if quiet and min(quiet) < case.live_stall_seconds:
-        return replace(finding, role="latent")
-    return finding
 
 
 def _from_counts(case: Case) -> Iterable[Finding]:

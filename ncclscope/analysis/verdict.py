@@ -21,6 +21,7 @@ from ncclscope.analysis.device_stands import describe_device, device_notes
 from ncclscope.analysis.engine_steps import describe_steps
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.registry import Analyzer, load_analyzers
+from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
 from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture
@@ -178,6 +179,9 @@ def diagnose(
         nearly = _nearly(case, asked, coverage)
         found += nearly
         agreement = judge_agreement(case, nearly, seen, coverage)
+        hidden = [one for one in found if hides_damage(one)]
+        if hidden and agreement.status == "ok":
+            agreement = Agreement("incomplete", f"{hidden[0].summary} The others agree.")
     else:
         more = *describe_device(run, cause), *describe_steps(run, cause)
         described = replace(cause, evidence=(*cause.evidence, *more))

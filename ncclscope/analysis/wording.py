@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ncclscope import sites
-from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run
 from ncclscope.signature import CREATION_OPS
 
 __all__ = [
@@ -56,6 +56,8 @@ def call_text(call: Call | None) -> str:
     """
     if call is None:
         return "nothing"
+    if isinstance(call, DamagedCall):
+        return "a damaged record"
     if call.op in CREATION_OPS:
         members = f" of {ranks_text(call.sizes)}" if call.sizes else ""
         return f"{call.op}{members}" + (f" ({call.dtype})" if call.dtype else "")

@@ -26,7 +26,7 @@ from ncclscope.sources.ring_device import stands, with_states
 from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
-from ncclscope.sources.told import read_uses, without_uses
+from ncclscope.sources.told import DAMAGED, read_uses, without_uses
 from ncclscope.tracing import identity
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
@@ -77,8 +77,23 @@ def read_ring(path: Path) -> Rank:
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         device={found[index].key: stand for index, stand in device.items() if index in found},
         source=str(path),
-        details={**without_uses(about), **read_uses(about)},
+        details=_with_damage({**without_uses(about), **read_uses(about)}, ring, found),
     )
+
+
+def _with_damage(
+    details: dict[str, Any], ring: RingFile, found: Mapping[int, Communicator]
+) -> dict[str, Any]:
+    """Return details that say on how many communicators the calls cannot be read."""
+    lost = sum(
+        1 for index, state in ring.states.items() if index not in found and (state.seq or state.p2p)
+    )
+    if not lost:
+        return details
+    where = "1 communicator" if lost == 1 else f"{lost} communicators"
+    said = f"the calls on {where} cannot be read, whose description is damaged"
+    entry: dict[str, Any] = {"kind": DAMAGED, "text": said, "comms": [], "since_ns": None}
+    return {**details, "unseen": [*(details.get("unseen") or ()), entry]}
 
 
 class RingLog:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ncclscope.graphs import Replay
-from ncclscope.model import Call, State
+from ncclscope.model import Call, DamagedCall, State
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
@@ -34,48 +35,67 @@ def decode(
         out_shape = ring.text(layout.KIND_SHAPE, out)
         places = read_sites(ring.text(layout.KIND_SITE, site))
         own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
-        calls.append(
-            Call(
-                op=ring.text(layout.KIND_OP, op) or "?",
-                comm=key,
-                seq=seq,
-                position=(begin - 1) * ring.scale,
-                dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
-                redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
-                root=None if p2p or root < 0 else root,
-                peer=root if p2p and root >= 0 else None,
-                numel=numel if numel or shape is not None else None,
-                shape=shape,
-                sizes=own_sizes,
-                out_sizes=out_sizes,
-                out_shape=None if out_shape is None else _dimensions(out_shape),
-                site=places.site,
-                full_site=places.full,
-                user_site=places.user,
-                time_ns=when,
-                state=State(min(state, State.COMPLETED)),
-                captured=flags & layout.FLAG_CAPTURED != 0,
-                group=group or None,
-                graph=graph or None,
-                replay=Replay() if flags & layout.FLAG_REPLAYED else None,
-                signature=0 if signatures is None else signatures[place],
-            )
+        call = Call(
+            op=ring.text(layout.KIND_OP, op) or "?",
+            comm=key,
+            seq=seq,
+            position=(begin - 1) * ring.scale,
+            dtype=ring.text(layout.KIND_DTYPE, dtype % layout.NO_ROOM),
+            redop=ring.text(layout.KIND_REDOP, redop % layout.NO_ROOM),
+            root=None if p2p or root < 0 else root,
+            peer=root if p2p and root >= 0 else None,
+            numel=numel if numel or shape is not None else None,
+            shape=shape,
+            sizes=own_sizes,
+            out_sizes=out_sizes,
+            out_shape=None if out_shape is None else _dimensions(out_shape),
+            site=places.site,
+            full_site=places.full,
+            user_site=places.user,
+            time_ns=when,
+            state=State(min(state, State.COMPLETED)),
+            captured=flags & layout.FLAG_CAPTURED != 0,
+            group=group or None,
+            graph=graph or None,
+            replay=Replay() if flags & layout.FLAG_REPLAYED else None,
+            signature=0 if signatures is None else signatures[place],
         )
+        numbers = (dtype, redop)
+        lost = (
+            (op and call.op == "?")
+            or (dtype % layout.NO_ROOM and call.dtype is None)
+            or (redop % layout.NO_ROOM and call.redop is None)
+            or not (ndim <= 4 or ndim == layout.NO_SHAPE)
+        )
+        if signatures is not None and (
+            lost or (_is_whole(call, numbers) and _is_contradicted(call))
+        ):
+            call = DamagedCall("?", key, seq, call.position, signature=call.signature)
+        calls.append(call)
     return calls
 
 
 def is_signable(ring: RingFile, record: Records) -> bool:
     """Whether a record still holds all that its signature was made of."""
     (call,) = decode(ring, record, "")
-    numbers = record[0]
+    return _is_whole(call, (record[0]["dtype"], record[0]["redop"]))
+
+
+def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
+    """Whether all that a call was signed with is known, given its numbers of dtype and redop."""
     complete = (
-        call.op != "?"
-        and layout.NO_ROOM not in (numbers["dtype"], numbers["redop"])
-        and _CLIPPED not in (call.shape or ())
+        call.op != "?" and layout.NO_ROOM not in numbers and _CLIPPED not in (call.shape or ())
     )
     if call.op == "scatter":
         return complete and call.out_shape is not None
     return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
+
+
+def _is_contradicted(call: Call) -> bool:
+    """Whether the running hash, or the number of elements, shows that a record was altered."""
+    if call.shape is not None and call.numel and prod(call.shape) != call.numel:
+        return True
+    return call.sign() != call.signature
 
 
 def _dimensions(spelled: str) -> tuple[int, ...]:

@@ -7,7 +7,10 @@ from typing import Any
 
 from ncclscope.foreign import integer, number, text, texts
 
-__all__ = ["read_told", "read_uses", "telling", "without_uses"]
+__all__ = ["DAMAGED", "read_told", "read_uses", "telling", "without_uses"]
+
+DAMAGED = "damaged"
+"""Kind of what is not seen because the record of it cannot be read."""
 
 _FLAGS = ("dumped", "splits", "tells")
 _TEXTS = ("ended_with", "probe_failed")

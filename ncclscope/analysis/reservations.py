@@ -1,0 +1,149 @@
+"""What speaks against a finding: damage, a usual pause, a job that runs or goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ncclscope.analysis.agreement import HANG_SECONDS
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import is_damaged
+from ncclscope.analysis.pace import is_as_slow_as_ever
+from ncclscope.analysis.wording import comm_text, ranks_text, sentence, verb
+from ncclscope.model import DamagedCall, Finding, State
+
+__all__ = [
+    "WAITS",
+    "hides_damage",
+    "unless_damaged",
+    "unless_in_flight",
+    "unless_moving",
+    "unless_slow",
+]
+
+WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
+"""Kinds of findings about ranks that have not come."""
+_COPIED_SECONDS = 6 * 3600.0
+"""A dump that says it was written longer after its last call is more likely a copy."""
+
+
+def hides_damage(finding: Finding) -> bool:
+    """Return whether a finding is about a call that cannot be read."""
+    return any(isinstance(call, DamagedCall) for call in (finding.odd, finding.peers))
+
+
+def unless_damaged(case: Case, finding: Finding) -> Finding:
+    """Return a finding without names where damage hides what it is about."""
+    comm = finding.comm
+    if finding.role != "cause" or comm is None:
+        return finding
+    if hides_damage(finding):
+        return replace(
+            finding,
+            summary=(
+                f"The record of call {finding.seq} on {comm_text(comm)} is damaged on one side; "
+                f"whether {ranks_text(comm.ranks)} agree in it cannot be read."
+            ),
+            diverging_ranks=(),
+            candidate_ranks=comm.ranks,
+            confidence="ambiguous",
+            role="latent",
+        )
+    if finding.kind not in WAITS:
+        return finding
+    lost = [rank for rank in comm.ranks if is_damaged(case.run, rank, comm.key)]
+    if not lost:
+        return finding
+    waiting = [n for n, stand in sorted(case.waits.stands.items()) if stand.comm.key == comm.key]
+    where = f"call {finding.seq} on {comm_text(comm)}"
+    return replace(
+        finding,
+        kind="stalled",
+        summary=(
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. Whether "
+            f"{ranks_text(lost)} joined it cannot be read: the record is damaged."
+        ),
+        diverging_ranks=(),
+        candidate_ranks=comm.ranks,
+        confidence="ambiguous",
+        odd=None,
+        evidence=finding.evidence[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
+    )
+
+
+def unless_slow(case: Case, finding: Finding) -> Finding:
+    """Return a finding about ranks that are late, as latent where they are as late as ever.
+
+    Less than the common threshold nothing is certain: of a process that was killed nobody knows
+    whether it would have come.
+    """
+    if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
+        return finding
+    ranks, key = finding.diverging_ranks, finding.comm.key
+    if ranks and all(is_as_slow_as_ever(case, rank, key) for rank in ranks):
+        return replace(
+            finding,
+            summary=(
+                f"{finding.summary.rstrip('.')}: {ranks_text(ranks)} often took as long between "
+                f"calls before."
+            ),
+            diverging_ranks=(),
+            candidate_ranks=ranks,
+            confidence="ambiguous",
+            role="latent",
+        )
+    if finding.confidence == "certain" and case.quiet is not None and case.quiet < HANG_SECONDS:
+        return replace(
+            finding,
+            confidence="likely",
+            inferred=(*finding.inferred, "that it hung: one that is merely late looks the same"),
+        )
+    return finding
+
+
+def unless_in_flight(case: Case, finding: Finding) -> Finding:
+    """Return a finding about dumps of a job that may just have been running, as latent.
+
+    A dump holds no time of its own, and a copy of its file is younger than what it holds. That
+    few ranks are ahead, or a message is not taken yet, is how a running job looks as well.
+    """
+    if finding.role != "cause" or not case.timeless or case.waits.cycle:
+        return finding
+    if any(rank.details.get("timed_out") for rank in case.run.ranks):
+        return finding
+    idle = [rank.details.get("idle_s") for rank in case.run.ranks]
+    if all(isinstance(one, float) and HANG_SECONDS <= one <= _COPIED_SECONDS for one in idle):
+        return finding  # nothing was posted for long before the dumps were written
+    alone = finding.kind == "extra_call" and finding.peers is None
+    message = finding.kind == "p2p_mismatch" and not _in_transfers(case, finding.candidate_ranks)
+    scheduled = finding.odd is not None and finding.odd.state is State.SCHEDULED
+    if (finding.diverging_ranks and not alone) or not (alone or message) or not scheduled:
+        return finding
+    return replace(
+        finding,
+        role="latent",
+        diverging_ranks=(),
+        candidate_ranks=finding.diverging_ranks or finding.candidate_ranks,
+        confidence="ambiguous",
+        inferred=(*finding.inferred, "a job that runs looks like this, too, when it is dumped"),
+    )
+
+
+def _in_transfers(case: Case, ranks: Sequence[int]) -> bool:
+    """Whether each of some ranks has a send or receive under way."""
+    last = [case.run.by_rank[rank].last_transfers().values() for rank in ranks]
+    return all(any(call.state is not State.COMPLETED for call in calls) for calls in last)
+
+
+def unless_moving(case: Case, finding: Finding) -> Finding:
+    """Return what stacks suggest; of ranks whose rings show calls since then, as latent."""
+    if finding.role != "cause" or case.timeless:
+        return finding
+    quiet = [
+        seconds
+        for rank in case.run.ranks
+        if rank.logs and rank.alive and (seconds := case.quiet_seconds(rank)) is not None
+    ]
+    if quiet and min(quiet) < case.live_stall_seconds:
+        return replace(finding, role="latent")
+    return finding

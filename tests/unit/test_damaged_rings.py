@@ -1,0 +1,175 @@
+"""Rings with damage in the place that matters: never a silent OK, never a rank blamed for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclscope.analysis.verdict import diagnose
+from ncclscope.analysis.wording import call_text
+from ncclscope.errors import NcclscopeError
+from ncclscope.model import Call
+from ncclscope.ring import layout
+from ncclscope.ring.reader import RingFile
+from ncclscope.sources import open_run
+from tests.cluster import Cluster
+
+HASH = 16
+"""Where the running hash stands in a record."""
+DESCRIPTION = b'{"key"'
+
+
+def damage(path: Path, text: bytes) -> None:
+    """Overwrites one byte at the beginning of a text of a ring."""
+    data = path.read_bytes()
+    place = data.index(text)
+    path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
+
+
+def ring_of(cluster: Cluster, rank: int) -> Path:
+    return Path(open_run(cluster.directory).by_rank[rank].source)
+
+
+@pytest.fixture
+def parted(tmp_path: Path) -> Cluster:
+    """Four ranks, of which rank 2 has left a call out and gone on."""
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", "all_gather", shape=(7,))
+    for size in (20, 21, 22):
+        cluster.post(cluster.everybody, "tp:0", shape=(size, 3), done=False)
+    for tracer in cluster.tracers:
+        tracer.close()
+    assert diagnose(cluster.run()).status == "diverged"
+    return cluster
+
+
+def test_a_damaged_description_of_a_communicator_is_not_ok(parted: Cluster) -> None:
+    damage(ring_of(parted, 2), DESCRIPTION)
+
+    verdict = diagnose(open_run(parted.directory))
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+    assert "Whether rank 2 joined it cannot be read" in verdict.summary
+    assert "rank 2: the calls on 1 communicator cannot be read" in " ".join(verdict.coverage.unseen)
+
+
+def test_texts_that_are_cut_short_are_not_ok(parted: Cluster) -> None:
+    path = ring_of(parted, 2)
+    data = bytearray(path.read_bytes())
+    data[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = (16).to_bytes(8, "little")
+    path.write_bytes(data)
+
+    verdict = diagnose(open_run(parted.directory))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == ()
+    assert not verdict.coverage.complete
+
+
+def test_a_rank_whose_record_is_damaged_makes_agreement_incomplete(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    for tracer in cluster.tracers:
+        tracer.close()
+    damage(ring_of(cluster, 2), DESCRIPTION)
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert verdict.status == "incomplete"
+    assert "Some records of rank 2 are damaged" in verdict.summary
+
+
+def test_the_rest_is_judged(tmp_path: Path) -> None:
+    """Rank 0's record is damaged, and rank 2 left a call out."""
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 3], "tp:0", "all_gather", shape=(7,))
+    for size in (20, 21, 22):
+        cluster.post(cluster.everybody, "tp:0", shape=(size, 3), done=False)
+    damage(ring_of(cluster, 0), DESCRIPTION)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("missing_call", (2,))
+    assert cause.confidence != "certain"
+
+
+def test_a_rank_whose_record_is_damaged_is_not_said_to_be_late(tmp_path: Path) -> None:
+    """All have posted the same, and wait; the record of one is damaged."""
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post(cluster.everybody, "tp:0", "all_gather", done=False)
+    damage(ring_of(cluster, 2), DESCRIPTION)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+
+
+def flip(path: Path, offset: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def records_of(path: Path) -> range:
+    """Where a ring's records lie, each of 96 bytes."""
+    ring = RingFile(path)
+    start = ring.geometry.records
+    return range(start, start + ring.head * layout.RECORD.size)
+
+
+def test_a_record_that_contradicts_its_hash_is_never_shown_as_a_call(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.history(count=2)
+    path = ring_of(cluster, 1)
+    whole = path.read_bytes()
+    shown = {call_text(call) for call in calls_of(cluster)}
+    altered = 0
+    for offset in records_of(path):
+        path.write_bytes(whole)
+        flip(path, offset, offset % 7)
+        try:
+            found = calls_of(cluster)
+        except NcclscopeError:
+            continue  # one line, and no call
+        texts = {call_text(call) for call in found}
+        assert texts - shown <= {"a damaged record"}, f"byte {offset - records_of(path).start}"
+        altered += "a damaged record" in texts
+    assert altered > 50
+
+
+def calls_of(cluster: Cluster) -> list[Call]:
+    run = open_run(cluster.directory)
+    logs = [log for rank in run.ranks if rank.rank == 1 for log in rank.logs.values()]
+    return [call for log in logs for call in log.span(1, log.calls + 1)]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_damage_in_a_hash_where_ranks_part_blames_nobody(parted: Cluster, before: int) -> None:
+    """The hash of the call at which rank 2 differs, or of the one before it."""
+    path = ring_of(parted, 2)
+    record = records_of(path).start + (5 - before) * layout.RECORD.size
+    flip(path, record + HASH, 3)
+
+    verdict = diagnose(open_run(parted.directory))
+
+    assert verdict.status == "incomplete"
+    assert "is damaged on one side" in verdict.summary
+
+
+def test_damage_in_a_hash_that_later_calls_contradict_is_no_difference(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history(count=6)
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 2)
+    flip(path, records_of(path).start + 2 * layout.RECORD.size + HASH, 3)
+
+    assert diagnose(open_run(cluster.directory)).status == "ok"

@@ -26,6 +26,10 @@ class Interner:
     Args:
         buffer: The map of the file.
         geometry: Where its parts are.
+
+    Attributes:
+        refused: Texts and sizes that were not written since a signal handler came in between, or
+            the file is gone. What was packed meanwhile should not be kept.
     """
 
     def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
@@ -34,6 +38,7 @@ class Interner:
         # Re-entered only by a signal handler or a finalizer, which then finds `_busy`.
         self._lock = threading.RLock()
         self._busy = False
+        self.refused = 0
         self._used = 0
         self._numbers: dict[int, dict[str, int]] = {
             kind: {} for kind in range(1, layout.KIND_ACTIVITY + 1)
@@ -114,6 +119,7 @@ class Interner:
             return known
         with self._lock:
             if self._busy or self._buffer is None:
+                self.refused += 1
                 return 0
             self._busy = True
             try:
@@ -128,6 +134,7 @@ class Interner:
             return known
         with self._lock:
             if self._busy or self._buffer is None:
+                self.refused += 1
                 return 0
             self._busy = True
             try:

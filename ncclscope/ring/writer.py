@@ -157,6 +157,11 @@ class RingWriter:
 
     # --- the calls -------------------------------------------------------------------------
 
+    @property
+    def refused(self) -> int:
+        """Texts that could not be written, since one was being written; see :class:`Interner`."""
+        return self._interner.refused
+
     def post(
         self,
         channel: Channel,

@@ -37,10 +37,18 @@ _TEMPLATES_KEPT = 4096
 
 
 class Template(NamedTuple):
-    """What repeats from call to call with the same parameters."""
+    """What repeats from call to call with the same parameters.
+
+    Attributes:
+        fixed: As a record has it.
+        signature: Of the call; 0 for a send or receive.
+        whole: Whether all its texts could be written. Where a signal handler records while a text
+            is being written, they could not.
+    """
 
     fixed: bytes
     signature: int
+    whole: bool = True
 
 
 class Comm:
@@ -320,6 +328,7 @@ class Tracer:
             sizes=sizes,
             out_shape=out_shape,
         )
+        refused = self.ring.refused
         fixed = self.ring.fixed(
             comm.channel,
             op,
@@ -333,7 +342,7 @@ class Tracer:
             site=site or None,
             p2p=op in signature.P2P_OPS,
         )
-        return Template(fixed, signed)
+        return Template(fixed, signed, self.ring.refused == refused)
 
     def start(self, position: int) -> None:
         """Notes that the call at a position has started."""
@@ -383,6 +392,8 @@ class Tracer:
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:
     """Keeps a template for the next call, and the table from growing without end."""
+    if not template.whole:
+        return  # the next call with these parameters will have its name
     if len(comm.templates) >= _TEMPLATES_KEPT:
         comm.templates.clear()
     comm.templates[parameters] = template

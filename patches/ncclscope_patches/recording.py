@@ -202,13 +202,15 @@ def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, 
     dtype = fields.get("dtype")
     fields["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
     assert handle.comm is not None
-    fixed, signed = handle.tracer.template(
+    fixed, signed, whole = handle.tracer.template(
         handle.comm,
         op,
         site=None if code is None else callsite.describe(code, instruction),
         **fields,
     )
     template = fixed, signed, fields.get("sizes") is not None
+    if not whole:
+        return template  # a signal handler came in between; the next such call has its name
     if len(handle.templates) >= _TEMPLATES_KEPT:
         handle.templates.clear()
     handle.templates[key] = template

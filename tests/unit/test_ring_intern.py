@@ -10,6 +10,7 @@ import pytest
 
 from ncclscope.errors import RingError
 from ncclscope.ring import layout
+from ncclscope.ring.intern import Interner
 from ncclscope.ring.reader import RingFile
 from ncclscope.signature import extend, sign
 from ncclscope.tracing.tracer import Comm, Tracer
@@ -271,3 +272,25 @@ def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, told: str) -> N
     comm = Comm(channel, "k", "x", (), "")
     tracer.record(comm, "barrier")
     assert read(tracer.path).logs["k"].communicator.ranks == ()
+
+
+def test_a_call_in_a_signal_handler_while_a_text_is_written_leaves_no_nameless_template(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("k")
+    append = Interner._append_text
+
+    def interrupted(self: Interner, buffer: Any, kind: int, text: str) -> int:
+        if text == "barrier":  # here the signal arrives
+            tracer.record(comm, "broadcast", shape=(2,), root=0)
+        return append(self, buffer, kind, text)
+
+    monkeypatch.setattr(Interner, "_append_text", interrupted)
+    tracer.record(comm, "barrier")
+    monkeypatch.undo()
+    tracer.record(comm, "broadcast", shape=(2,), root=0)
+
+    rank = read(rings)
+    (log,) = rank.logs.values()
+    assert [call.op for call in log.span(1, 4)] == ["?", "barrier", "broadcast"]

@@ -20,6 +20,7 @@ from ncclscope.analysis.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
     unless_damaged,
+    unless_ended_well,
     unless_in_flight,
     unless_moving,
     unless_slow,
@@ -56,7 +57,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     recorded = [one for one in findings if one.analyzer != FROM_STACKS]
     seen = [one for one in findings if one.analyzer == FROM_STACKS]
     positions = Positions(case)
-    recorded = [unless_damaged(case, one) for one in recorded]
+    recorded = [unless_ended_well(case, unless_damaged(case, one)) for one in recorded]
     found = [unless_slow(case, _revised(case, one, positions)) for one in recorded]
     if len([one for one in found if one.role != "latent"]) == 1:
         found = [unless_in_flight(case, one) for one in found]

@@ -16,6 +16,7 @@ __all__ = [
     "WAITS",
     "hides_damage",
     "unless_damaged",
+    "unless_ended_well",
     "unless_in_flight",
     "unless_moving",
     "unless_slow",
@@ -69,6 +70,20 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         odd=None,
         evidence=finding.evidence[:1] if len(lost) < len(comm.ranks) - len(waiting) else (),
     )
+
+
+def unless_ended_well(case: Case, finding: Finding) -> Finding:
+    """Return a finding about groups that differ, as latent where all ranks ended in order.
+
+    Ranks may divide a group of theirs further, each group by itself. Where such a difference is a
+    mistake, somebody waits for it, or fails.
+    """
+    comm = finding.comm
+    if finding.role != "cause" or comm is None or not comm.creates_groups or case.waits.heads:
+        return finding
+    if not all(rank.exited and not rank.details.get("ended_with") for rank in case.run.ranks):
+        return finding
+    return replace(finding, role="latent")
 
 
 def unless_slow(case: Case, finding: Finding) -> Finding:

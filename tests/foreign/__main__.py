@@ -33,6 +33,8 @@ QUIET = frozenset({"ok", "unknown"})
 ON_PURPOSE = {
     "test_barrier_timeout_full_group": "only rank 0 enters the barrier, until it times out",
     "test_barrier_timeout_group": "only one rank enters the barrier, until it times out",
+    "test_monitored_barrier_failure_order": "ranks 2 to 7 stay away from the barrier",
+    "test_monitored_barrier_gloo_subgroup": "rank 1 stays away from its group's barrier",
     "test_monitored_barrier_gloo": "rank 1 stays away from the last barrier",
 }
 """Tests that pass and do what a verdict has to report, and what that is."""

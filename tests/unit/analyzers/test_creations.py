@@ -194,3 +194,21 @@ def test_sequences_of_a_baseline_hold_no_creation(cluster: Cluster) -> None:
     assert len(lines) == len(without) + 1
     assert not any("new_group" in text for text in words.texts)
     assert [call.op for call in stream.calls] == ["all_reduce"] * len(lines)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_groups_that_each_half_divides_for_itself(cluster: Cluster, ended: bool) -> None:
+    """As new_subgroups(1, group=...) does: healthy where all end in order."""
+    for rank in ALL:
+        create(cluster, [rank], (rank % 2,))
+        create(cluster, [rank], (2 + rank % 2,))
+    if ended:
+        for tracer in cluster.tracers:
+            tracer.close()
+
+    verdict = cluster.verdict()
+
+    assert (verdict.cause is None) is ended
+    if ended:
+        assert verdict.status == "ok"
+        assert [finding.role for finding in verdict.findings] == ["latent"]

@@ -52,6 +52,10 @@ test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ra
 test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
 	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed)
+	$(VENV)/bin/python -m tests.fuzz $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
 	$(VENV)/bin/ruff format --check .

@@ -1,0 +1,1 @@
+"""Damaged and hostile input, made at random: ``make fuzz``."""

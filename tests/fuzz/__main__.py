@@ -2,8 +2,8 @@
 
 One file of a healthy job, or of one that hung, is changed: bits and bytes, cuts, copies of other
 parts, numbers of special size. Each must be answered within its budget of time and memory, or be
-refused in one line. In rings of a healthy job no rank may be named; of one that hung the answer may not be
-OK while all seems to be recorded. A seed gives the same inputs again.
+refused in one line. In rings of a healthy job no rank may be named; of one that hung the answer
+may not be OK while all seems to be recorded. A seed gives the same inputs again.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.errors import UsageError
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Run
+from ncclscope.private import open_private
 from ncclscope.signature import P2P_OPS
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def write_parquet(run: Run, directory: Path) -> None:
             (column, _arrow(pyarrow, column, kind)) for column, kind in COLUMNS[name].items()
         )
         table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
-        pyarrow.parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
+        with open_private(directory / f"{name}.parquet") as file:
+            pyarrow.parquet.write_table(table, file, compression="zstd")
 
 
 def write_csv(run: Run, directory: Path) -> None:
@@ -138,7 +140,8 @@ def write_csv(run: Run, directory: Path) -> None:
             frame[column] = [
                 None if value is None else json.dumps(value) for value in frame[column]
             ]
-        frame.to_csv(directory / f"{name}.csv", index=False, lineterminator="\n")
+        with open_private(directory / f"{name}.csv") as file:
+            frame.to_csv(file, index=False, lineterminator="\n")
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -94,6 +94,8 @@ COLUMNS: dict[str, dict[str, str]] = {
 LISTS = frozenset({"shape", "sizes", "out_shape", "out_sizes", "ranks"})
 """Columns of type ``object``: lists of integers, in CSV written as JSON."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that a spreadsheet would carry out."""
 Rows = list[tuple[Any, ...]]
 
 
@@ -134,14 +136,26 @@ def write_parquet(run: Run, directory: Path) -> None:
 
 
 def write_csv(run: Run, directory: Path) -> None:
-    """Writes ``calls.csv`` and so on; what is missing is an empty field."""
+    """Writes ``calls.csv`` and so on; what is missing is an empty field.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     for name, frame in tables(run).items():
         for column in LISTS & set(frame.columns):
             frame[column] = [
                 None if value is None else json.dumps(value) for value in frame[column]
             ]
+        for column, kind in COLUMNS[name].items():
+            if kind == "string":
+                frame[column] = [_harmless(value) for value in frame[column]]
         with open_private(directory / f"{name}.csv") as file:
             frame.to_csv(file, index=False, lineterminator="\n")
+
+
+def _harmless(value: Any) -> Any:
+    """Returns a value, a text that begins like a formula with an apostrophe before it."""
+    begins = isinstance(value, str) and value.startswith(_FORMULA)
+    return f"'{value}" if begins else value
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "integer",
     "integers",
     "number",
+    "only_writer",
     "open_regular",
     "parse",
     "printable",
@@ -56,12 +57,17 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bo
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise DamagedFileError(f"{os.fspath(path)} is no regular file")
-        if owned and (found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE):
+        if owned and only_writer(found) != os.geteuid():
             raise DamagedFileError(f"{os.fspath(path)} can be written by another user")
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def only_writer(status: os.stat_result) -> int | None:
+    """Returns the user who alone can write a file, root aside; None where others can, too."""
+    return None if status.st_mode & _OTHERS_WRITE else status.st_uid
 
 
 def parse(data: str | bytes) -> Any:

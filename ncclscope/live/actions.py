@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import InputError, NcclscopeError, UsageError
 from ncclscope.live.watch import Look
@@ -209,7 +211,16 @@ def _is_process_of(words: Words) -> bool:
         and about.get("start_ticks") == ticks
         and about.get("boot_id") == identity.boot_id() != ""
         and about.get("pid_namespace") == identity.pid_namespace()
+        and words.owner in (0, _user_of(words.pid))
     )
+
+
+def _user_of(pid: int) -> int:
+    """Returns whose a process is: in a shared directory, anybody may leave a ring that names it."""
+    try:
+        return psutil.Process(pid).uids().effective
+    except psutil.Error:
+        return -1
 
 
 def _has_descriptor(stream: object) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import open_regular, parse
+from ncclscope.foreign import only_writer, open_regular, parse
 from ncclscope.ring import layout
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class RingImage:
     Attributes:
         geometry: Where its parts are.
         inode: Device and number of the file that was opened.
+        owner: The user who alone can write it; None where others can, too.
         texts: Interned texts by kind, in the order of their numbers.
 
     Raises:
@@ -106,6 +107,7 @@ class RingImage:
         try:
             status = os.fstat(self._descriptor)
             self.inode = status.st_dev, status.st_ino
+            self.owner = only_writer(status)
             self._size = status.st_size
             self.geometry = self._read_geometry()
         except BaseException:

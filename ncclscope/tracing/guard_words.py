@@ -207,14 +207,20 @@ def _new_memory() -> int:
 def _map_memory(pid: int, number: int, inode: int) -> mmap.mmap:
     """Maps the words of another process, if they are what its note says and cannot shrink."""
     # The kernel lets only its user, and root, open what a process has open.
-    descriptor = open_regular(f"/proc/{pid}/fd/{number}")
+    path = f"/proc/{pid}/fd/{number}"
+    # A program may have closed it, and opened something else since that must not be opened twice.
+    _check_memory(path, os.stat(path), inode)
+    descriptor = open_regular(path)
     try:
-        found = os.fstat(descriptor)
-        if (found.st_uid, found.st_ino) != (os.geteuid(), inode) or found.st_size < _SIZE:
-            raise ValueError(f"descriptor {number} of process {pid} has no words")
+        _check_memory(path, os.fstat(descriptor), inode)
         # No other kind of file has seals: EINVAL.
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError(f"the words of process {pid} could be cut short")
+            raise ValueError(f"{path} could be cut short")
         return mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
+
+
+def _check_memory(path: str, found: os.stat_result, inode: int) -> None:
+    if (found.st_uid, found.st_ino) != (os.geteuid(), inode) or found.st_size < _SIZE:
+        raise ValueError(f"{path} has no words")

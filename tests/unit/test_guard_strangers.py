@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope.errors import PartedError
-from ncclscope.tracing import session
+from ncclscope.tracing import guard_words, session
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.rings import post, tracer_in
 
@@ -139,6 +141,55 @@ def test_links_are_not_followed(rings: Path, what: str) -> None:
 
     own, comm = rank_in(rings, 1)
     post(own, comm, 2)
+
+
+def test_a_descriptor_that_was_closed_and_used_again_is_not_taken_for_words(rings: Path) -> None:
+    peer, theirs = rank_in(rings, 0)
+    post(peer, theirs, 1)
+    assert peer._guard is not None
+    number = peer._guard._file._descriptor  # type: ignore[union-attr]
+    kept, reader, writer = os.dup(number), *os.pipe()
+    os.dup2(reader, number)
+
+    own, comm = rank_in(rings, 1)
+    post(own, comm, 2)
+
+    os.dup2(kept, number)
+    for descriptor in (kept, reader, writer):
+        os.close(descriptor)
+    late, comm = rank_in(rings, 1)
+    with pytest.raises(PartedError):  # and it is for that reason alone
+        post(late, comm, 2)
+
+
+def test_memory_that_could_be_cut_short_is_not_mapped(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_words, "_SEALS", 0)
+    peer, theirs = rank_in(rings, 0)
+    post(peer, theirs, 1)
+
+    own, comm = rank_in(rings, 1)
+    post(own, comm, 2)
+
+
+def test_without_such_memory_there_is_no_guard(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with caplog.at_level(logging.WARNING, "ncclscope"):
+        own, comm = rank_in(rings, 1)
+        post(own, comm, 2)
+
+    assert own._guard is None
+    assert comm.channel.seq == 1
+    assert [record.message for record in caplog.records] == [
+        "the guard is off in this process: [Errno 1] Operation not permitted"
+    ]
+    assert not list(rings.glob("*.words"))
 
 
 def test_a_ring_that_was_put_in_the_place_of_another_is_not_believed(rings: Path) -> None:

@@ -154,6 +154,17 @@ def test_what_is_collected(recorded: Path, tmp_path: Path) -> None:
     assert len(list(target.rglob("*.ring"))) == 2
 
 
+def test_what_is_collected_at_a_url_of_this_machine(recorded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    target = tmp_path / "new" / "nodes"
+
+    arguments = ["collect", "--local", "--no-stacks", str(recorded), "-o", target.as_uri()]
+    assert main(arguments) == 0
+
+    check_private(tmp_path / "new")
+    assert len(list(target.rglob("*.ring"))) == 2
+
+
 def test_a_directory_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 

@@ -19,6 +19,7 @@ __all__ = [
     "integer",
     "integers",
     "number",
+    "only_writer",
     "open_regular",
     "parse",
     "printable",
@@ -30,31 +31,43 @@ MAX_RANKS = 1 << 20
 """Larger than any job: a rank or a world size beyond it is a mistake, and is not counted up to."""
 
 _LONGEST_TEXT = 1 << 16
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bool = False) -> int:
     """Opens a file for reading, if it is one: a pipe of that name would wait for ever.
 
     Args:
         path: The file.
         follow: Whether it may be a symbolic link.
+        owned: Refuse a file of another user, and one that others may write.
 
     Returns:
         A descriptor.
 
     Raises:
-        DamagedFileError: It is something else, such as a directory, a pipe or a device.
+        DamagedFileError: It is something else, such as a directory, a pipe or a device, or
+            not this user's own.
         OSError: It cannot be opened.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        # Of the descriptor: what the path names may have been exchanged since.
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise DamagedFileError(f"{os.fspath(path)} is no regular file")
+        if owned and only_writer(found) != os.geteuid():
+            raise DamagedFileError(f"{os.fspath(path)} can be written by another user")
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def only_writer(status: os.stat_result) -> int | None:
+    """Returns the user who alone can write a file, root aside; None where others can, too."""
+    return None if status.st_mode & _OTHERS_WRITE else status.st_uid
 
 
 def parse(data: str | bytes) -> Any:

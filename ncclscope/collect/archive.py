@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import open_regular, printable
+from ncclscope.private import make_private
 
 __all__ = ["Limits", "Packer", "Unpacked", "unpack"]
 
@@ -172,7 +173,7 @@ def unpack(
 
 def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
     path = directory / name
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(path, flags, 0o600), "wb") as file:

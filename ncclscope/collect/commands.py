@@ -70,18 +70,28 @@ def hosts(text: str) -> list[str]:
     if text.startswith("@"):
         try:
             lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError:
+            raise InputError(f"{text[1:]} cannot be read: it is no text") from None
+        except OSError as error:
             raise InputError(f"{text[1:]} cannot be read: {error}") from None
         names = [line.split("#")[0].split() for line in lines]
         found = [words[0] for words in names if words]
+        for number, words in enumerate(names, 1):
+            if words and not _is_host(words[0]):
+                # Not what it says: it may be a file that the wrong name was given for.
+                raise UsageError(f"line {number} of {text[1:]} names no host", "give a host a line")
     else:
         found = [name.strip() for name in text.split(",") if name.strip()]
-    for name in found:
-        if name.startswith("-") or not _HOST.fullmatch(name):
-            raise UsageError(f"{printable(name)!r} is no host")
+        for name in found:
+            if not _is_host(name):
+                raise UsageError(f"{printable(name)!r} is no host")
     if not found:
         raise UsageError("no host is named", "--ssh node1,node2 or --ssh @FILE")
     return list(dict.fromkeys(found))
+
+
+def _is_host(name: str) -> bool:
+    return not name.startswith("-") and bool(_HOST.fullmatch(name))
 
 
 def ssh(names: Iterable[str], command: Sequence[str], program: str = "") -> list[ProgramNode]:
@@ -112,7 +122,7 @@ def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
         raise NothingFoundError(f"Slurm's job {job} has no nodes", "does it run? see squeue")
     names = _ask("scontrol", "show", "hostnames", ",".join(listed)).split()
     for name in names:
-        if name.startswith("-") or not _HOST.fullmatch(name):
+        if not _is_host(name):
             raise InputError(f"Slurm names a node {printable(name)!r}")
     begin = ("srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "--quiet")
     return [

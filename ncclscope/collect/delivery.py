@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ncclscope.collect.archive import Limits, Unpacked, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.foreign import printable
+from ncclscope.private import make_private
 from ncclscope.sources.nodes import node_notes
 
 __all__ = ["Delivery", "Node", "Stream", "collect", "make_target"]
@@ -95,7 +96,7 @@ def make_target(directory: Path) -> None:
         UsageError: It is not empty, or cannot be made.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         if any(directory.iterdir()):
             raise UsageError(f"{directory} is not empty", "name a new directory with -o")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -90,6 +91,8 @@ def store(directory: Path, url: str) -> None:
         InputError: One of them cannot be put there.
     """
     files, root = _open(url)
+    # file:// is made by fsspec, which asks for no mode.
+    mask = os.umask(0o077)
     try:
         for path in sorted(directory.rglob("*")):
             if path.is_file():
@@ -98,6 +101,8 @@ def store(directory: Path, url: str) -> None:
                 files.put_file(str(path), target)
     except Exception as error:
         raise InputError(_cannot(url, "written", error), f"all is still in {directory}") from None
+    finally:
+        os.umask(mask)
 
 
 def _open(url: str) -> tuple[Any, str]:

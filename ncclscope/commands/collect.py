@@ -125,6 +125,7 @@ def _gather(arguments: argparse.Namespace) -> int:
 
 def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path) -> int:
     from ncclscope.collect.delivery import collect
+    from ncclscope.private import write_private
 
     found = collect(
         nodes,
@@ -139,7 +140,7 @@ def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path)
         "delivered": sum(one.status == "delivered" for one in found),
         "nodes": [one.to_dict() for one in found],
     }
-    (target / "collect.json").write_text(json.dumps(document, indent=2) + "\n")
+    write_private(target / "collect.json", json.dumps(document, indent=2) + "\n")
     if arguments.json:
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
+from ncclscope.private import make_private
 
 if TYPE_CHECKING:
     from ncclscope.export.formats import Format
@@ -164,7 +165,7 @@ def _write(run: Run, write: object, target: Path | None, chosen: Format) -> None
                 shutil.copyfileobj(data, sys.stdout.buffer)
         return
     if chosen.is_directory:
-        target.mkdir(parents=True, exist_ok=True)
+        make_private(target)
         write(run, target)
         return
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

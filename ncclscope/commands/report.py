@@ -12,6 +12,7 @@ from pathlib import Path
 from ncclscope.commands.options import add_stall_options
 from ncclscope.economy import economy
 from ncclscope.errors import UsageError
+from ncclscope.private import private_mode
 
 __all__ = ["ReportCommand"]
 
@@ -108,9 +109,7 @@ def _write(target: Path, data: bytes) -> None:
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
+        os.chmod(name, private_mode(target))
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from typing import Any
 
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.private import write_private
 from ncclscope.signature import P2P_OPS
 
 __all__ = ["PREFIX", "write_json", "write_pickles"]
@@ -59,7 +60,7 @@ def write_pickles(run: Run, directory: Path) -> None:
     """Writes ``comm_lib_trace_rank_3`` for each rank."""
     for rank, dump in _dumps(run):
         file = directory / f"{PREFIX}{rank.rank}"
-        file.write_bytes(pickle.dumps(dump, protocol=2))  # as torch's own pickler
+        write_private(file, pickle.dumps(dump, protocol=2))  # as torch's own pickler
         _date(file, rank)
 
 
@@ -67,7 +68,7 @@ def write_json(run: Run, directory: Path) -> None:
     """Writes ``comm_lib_trace_rank_3.json`` for each rank."""
     for rank, dump in _dumps(run):
         file = directory / f"{PREFIX}{rank.rank}.json"
-        file.write_text(json.dumps(dump, separators=(",", ":")) + "\n", encoding="utf-8")
+        write_private(file, json.dumps(dump, separators=(",", ":")) + "\n")
         _date(file, rank)
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from ncclscope.private import open_private
+
 __all__ = ["open_target"]
 
 
@@ -17,7 +19,7 @@ def open_target(file: Path) -> Iterator[IO[bytes]]:
 
     The same contents give the same file: no time and no name is written into it.
     """
-    with open(file, "wb") as raw:
+    with open_private(file) as raw:
         if file.suffix != ".gz":
             yield raw
             return

@@ -8,13 +8,14 @@ from pathlib import Path
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import Run, State
+from ncclscope.private import write_private
 
 __all__ = ["write_prometheus"]
 
 
 def write_prometheus(run: Run, file: Path) -> None:
     """Writes status, verdict, and where each rank stands, at the run's last sign of life."""
-    file.write_text(samples_text(_samples(diagnose(run))), encoding="utf-8")
+    write_private(file, samples_text(_samples(diagnose(run))))
 
 
 def _samples(verdict: Verdict) -> Iterator[Sample]:

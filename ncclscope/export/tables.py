@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.errors import UsageError
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Run
+from ncclscope.private import open_private
 from ncclscope.signature import P2P_OPS
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ COLUMNS: dict[str, dict[str, str]] = {
 LISTS = frozenset({"shape", "sizes", "out_shape", "out_sizes", "ranks"})
 """Columns of type ``object``: lists of integers, in CSV written as JSON."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that a spreadsheet would carry out."""
 Rows = list[tuple[Any, ...]]
 
 
@@ -128,17 +131,31 @@ def write_parquet(run: Run, directory: Path) -> None:
             (column, _arrow(pyarrow, column, kind)) for column, kind in COLUMNS[name].items()
         )
         table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
-        pyarrow.parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
+        with open_private(directory / f"{name}.parquet") as file:
+            pyarrow.parquet.write_table(table, file, compression="zstd")
 
 
 def write_csv(run: Run, directory: Path) -> None:
-    """Writes ``calls.csv`` and so on; what is missing is an empty field."""
+    """Writes ``calls.csv`` and so on; what is missing is an empty field.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     for name, frame in tables(run).items():
         for column in LISTS & set(frame.columns):
             frame[column] = [
                 None if value is None else json.dumps(value) for value in frame[column]
             ]
-        frame.to_csv(directory / f"{name}.csv", index=False, lineterminator="\n")
+        for column, kind in COLUMNS[name].items():
+            if kind == "string":
+                frame[column] = [_harmless(value) for value in frame[column]]
+        with open_private(directory / f"{name}.csv") as file:
+            frame.to_csv(file, index=False, lineterminator="\n")
+
+
+def _harmless(value: Any) -> Any:
+    """Returns a value, a text that begins like a formula with an apostrophe before it."""
+    begins = isinstance(value, str) and value.startswith(_FORMULA)
+    return f"'{value}" if begins else value
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import InputError, NcclscopeError, UsageError
 from ncclscope.live.watch import Look
 from ncclscope.live.words import Words
+from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.tracing import identity
 
 __all__ = ["Actions", "Done", "kill", "write_bundle"]
@@ -66,7 +68,7 @@ class Actions:
         if self.bundles is None:
             return
         try:
-            self.bundles.mkdir(parents=True, exist_ok=True)
+            make_private(self.bundles)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"bundles cannot go to {self.bundles}: {reason}") from None
@@ -136,12 +138,12 @@ def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> P
     kind = verdict.cause.kind if verdict.cause is not None else verdict.status
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
     bundle = _new_folder(directory, name)
-    (bundle / "rings").mkdir()
+    make_private(bundle / "rings")
     for words in rings:
         with contextlib.suppress(FileNotFoundError):  # a worker's own supervisor may clean up
-            shutil.copyfile(words.path, bundle / "rings" / words.path.name)
+            copy_private(words.path, bundle / "rings" / words.path.name)
     document = json.dumps(verdict.to_dict(), indent=2)
-    (bundle / "verdict.json").write_text(document + "\n", encoding="utf-8")
+    write_private(bundle / "verdict.json", document + "\n")
     _look_closer(bundle, sorted({words.pid for words in rings if _is_process_of(words)}), verdict)
     return bundle
 
@@ -163,7 +165,7 @@ def _look_closer(bundle: Path, pids: Sequence[int], verdict: Verdict) -> None:
 
 
 def _new_folder(directory: Path, name: str) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     for number in range(_MOST_BUNDLES):
         folder = directory / (f"{name}-{number}" if number else name)
         with contextlib.suppress(FileExistsError):
@@ -209,7 +211,16 @@ def _is_process_of(words: Words) -> bool:
         and about.get("start_ticks") == ticks
         and about.get("boot_id") == identity.boot_id() != ""
         and about.get("pid_namespace") == identity.pid_namespace()
+        and words.owner in (0, _user_of(words.pid))
     )
+
+
+def _user_of(pid: int) -> int:
+    """Returns whose a process is: in a shared directory, anybody may leave a ring that names it."""
+    try:
+        return psutil.Process(pid).uids().effective
+    except psutil.Error:
+        return -1
 
 
 def _has_descriptor(stream: object) -> bool:

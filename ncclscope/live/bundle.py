@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.foreign import parse
 from ncclscope.live.session import Look
 from ncclscope.model import Run
+from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.sources.bundle import CAPTURE_FILE
@@ -84,13 +84,13 @@ def write_bundle(
     capture = redact(look.capture) if redacted else look.capture
     failed: list[str] = []
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / CAPTURE_FILE).write_text(json.dumps(capture.to_dict()) + "\n")
+        make_private(directory)
+        write_private(directory / CAPTURE_FILE, json.dumps(capture.to_dict()) + "\n")
         document = _redact_texts(verdict) if redacted else verdict
-        (directory / "verdict.json").write_text(json.dumps(document) + "\n")
-        (directory / "verdict.txt").write_text(screen + "\n")
+        write_private(directory / "verdict.json", json.dumps(document) + "\n")
+        write_private(directory / "verdict.txt", screen + "\n")
         if capture.ras is not None:
-            (directory / "ras.txt").write_text(capture.ras.text)
+            write_private(directory / "ras.txt", capture.ras.text)
     except OSError as error:
         raise _unusable(directory, error) from None
     failed += _copy(look.rings, directory / "rings", redacted=redacted)
@@ -176,8 +176,8 @@ def _copy(files: Sequence[Path], target: Path, *, redacted: bool = False) -> lis
     failed = []
     for file in files:
         try:
-            target.mkdir(mode=0o700, exist_ok=True)
-            shutil.copyfile(file, target / file.name)
+            make_private(target)
+            copy_private(file, target / file.name)
             if redacted:
                 _redact_ring(target / file.name)
         except (OSError, DamagedFileError) as error:

@@ -23,6 +23,7 @@ from ncclscope.foreign import MAX_RANKS, printable
 from ncclscope.live.kinship import group_jobs, is_launcher, meeting_points, without_relatives
 from ncclscope.live.proc_sample import state_of
 from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
+from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
 
 __all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
@@ -125,7 +126,6 @@ def describe(pid: int) -> Candidate:
 
 def _describe(pid: int) -> Candidate:
     words = _words(pid)
-    title = words[0] if (words and " " in words[0]) or "::" in "".join(words[:1]) else ""
     maps = _maps(pid)
     above = _ancestors(pid)
     threads = _thread_names(pid)
@@ -133,7 +133,7 @@ def _describe(pid: int) -> Candidate:
     return Candidate(
         pid=pid,
         parent=_parent(pid),
-        title=printable((title or " ".join(words))[:300].strip()),
+        title=printable(_title(words)[:300].strip()),
         words=tuple(words),
         environment=_environment(pid),
         rings=tuple(sorted(set(_rings(maps)))),
@@ -302,6 +302,13 @@ def _thread_names(pid: int) -> dict[int, str]:
     return found
 
 
+def _title(words: Sequence[str]) -> str:
+    """Returns what a process calls itself, or its command line, without secrets."""
+    if words and (" " in words[0] or "::" in words[0]):
+        return redact_text(words[0])
+    return " ".join(redact_words(words))
+
+
 def _words(pid: int) -> list[str]:
     try:
         return [word for word in psutil.Process(pid).cmdline() if word]
@@ -327,7 +334,7 @@ def _environment(pid: int) -> dict[str, str]:
     except (psutil.Error, ValueError):
         pass
     return {
-        name: printable(value[:_LONGEST])
+        name: printable(redact_text(value[:_LONGEST]))
         for name, value in sorted(environment.items())
         if kept.fullmatch(name) and not _SECRET.search(name)
     }

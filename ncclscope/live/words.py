@@ -196,6 +196,11 @@ class Words:
                 strand.comm = comm
 
     @property
+    def owner(self) -> int | None:
+        """The user who alone can write the ring; None where others can, too."""
+        return self._ring.owner
+
+    @property
     def exited(self) -> bool:
         """Whether the process has said that it ended in order."""
         return self._exited

@@ -227,9 +227,10 @@ class Trial:
         if failed and self.keep is not None:
             import shutil
 
+            from ncclscope.private import make_private
             from ncclscope.ring import layout
 
-            self.keep.mkdir(parents=True, exist_ok=True)
+            make_private(self.keep)
             # Of an earlier example of hypothesis, or an earlier day.
             for old in self.keep.glob(f"*{layout.SUFFIX}"):
                 old.unlink(missing_ok=True)

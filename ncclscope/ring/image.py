@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import open_regular, parse
+from ncclscope.foreign import only_writer, open_regular, parse
 from ncclscope.ring import layout
 
 if TYPE_CHECKING:
@@ -86,9 +86,12 @@ class RingImage:
 
     Args:
         path: The file. Symbolic links are not followed.
+        owned: Refuse a ring that another user could have written.
 
     Attributes:
         geometry: Where its parts are.
+        inode: Device and number of the file that was opened.
+        owner: The user who alone can write it; None where others can, too.
         texts: Interned texts by kind, in the order of their numbers.
 
     Raises:
@@ -96,13 +99,16 @@ class RingImage:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, owned: bool = False) -> None:
         self.path = path
         self.texts: dict[int, list[str]] = {}
         self._heap: bytes | None = None
-        self._descriptor = open_regular(path, follow=False)
+        self._descriptor = open_regular(path, follow=False, owned=owned)
         try:
-            self._size = os.fstat(self._descriptor).st_size
+            status = os.fstat(self._descriptor)
+            self.inode = status.st_dev, status.st_ino
+            self.owner = only_writer(status)
+            self._size = status.st_size
             self.geometry = self._read_geometry()
         except BaseException:
             self.close()

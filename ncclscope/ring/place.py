@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.errors import RingError
+from ncclscope.private import make_private
 from ncclscope.ring import layout
 
 __all__ = ["Place", "make_file"]
@@ -92,7 +93,8 @@ def leave_pointer(directory: Path, path: Path) -> bool:
 
 
 def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
-    _make_private(directory)
+    with contextlib.suppress(FileExistsError):  # whatever it is, it is not followed below
+        make_private(directory)
     folder = os.open(directory, _FOLDER)
     try:
         system = os.fstatvfs(folder)
@@ -119,23 +121,10 @@ def _make_new(folder: int, name: str) -> tuple[str, int]:
     raise FileExistsError(errno.EEXIST, "files of all names for it exist")
 
 
-def _make_private(directory: Path) -> None:
-    """Makes a directory and those above it, all for this user alone; leaves what exists."""
-    try:
-        os.mkdir(directory, 0o700)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        if directory.parent == directory:
-            raise
-        _make_private(directory.parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
-
-
 def _check_own(directory: Path) -> None:
     """Refuses a directory that another user made to receive our files."""
-    _make_private(directory)
+    with contextlib.suppress(FileExistsError):  # whatever it is, it is not followed below
+        make_private(directory)
     folder = os.open(directory, _FOLDER)
     try:
         if os.fstat(folder).st_uid != os.geteuid():

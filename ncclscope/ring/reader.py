@@ -99,6 +99,7 @@ class RingFile(RingImage):
 
     Args:
         path: The file. Symbolic links are not followed.
+        owned: Refuse a ring that another user could have written.
 
     Attributes:
         about: The self-description.
@@ -115,8 +116,8 @@ class RingFile(RingImage):
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *, owned: bool = False) -> None:
+        super().__init__(path, owned=owned)
         self.live = False
         self.head = 0
         self.states: dict[int, ChannelState] = {}

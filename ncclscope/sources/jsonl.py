@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import gzip
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import (
@@ -27,6 +28,7 @@ from ncclscope.foreign import (
 )
 from ncclscope.graphs import Graph
 from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
+from ncclscope.private import open_private
 from ncclscope.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
 from ncclscope.sites import read as read_sites
 from ncclscope.sources import jsonl_graphs, jsonl_transfers
@@ -156,7 +158,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
         calls = calls[-last:] if last else []
         oldest = calls[0].position if calls else 0
         steps = [step for step in steps if step.position >= oldest]
-    with _open(Path(path), "wt") as file:
+    with _open(Path(path)) as file:
         header = {
             "ncclscope_trace": VERSION,
             "rank": rank.rank,
@@ -250,9 +252,13 @@ def _write_line(file: IO[str], value: Mapping[str, Any]) -> None:
     file.write(json.dumps(value, separators=(",", ":")) + "\n")
 
 
-def _open(path: Path, mode: str) -> IO[Any]:
-    opener: Callable[..., IO[Any]] = gzip.open if path.suffix == ".gz" else open
-    return opener(path, mode, encoding="utf-8", errors="replace")
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[IO[str]]:
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(open_private(path))
+        if path.suffix == ".gz":
+            file = cast("IO[bytes]", stack.enter_context(gzip.GzipFile(path, "wb", fileobj=file)))
+        yield stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -261,9 +261,11 @@ class Guard:
     def _place(self, watched: _Watched, peer: _Peer | None = None) -> guard_records.Place:
         """Returns where a peer records, or this rank itself."""
         if peer is None:
+            assert self._file is not None
             tracer, number = self._tracer, watched.comm.channel.index
-            return self._records.Place(tracer.ring.path, number, tracer.rank)
-        return self._records.Place(_ring_of(peer.process), peer.number, peer.rank)
+            return self._records.Place(tracer.ring.path, self._file.inode, number, tracer.rank)
+        process = peer.process
+        return self._records.Place(_ring_of(process), process.inode, peer.number, peer.rank)
 
     def _came_near(self, peer: _Peer, seq: int) -> bool:
         return seq >= peer.look_again
@@ -330,8 +332,8 @@ class Guard:
     def _read_ahead(self, watched: _Watched, peer: _Peer, seq: int) -> int | None:
         """Returns the running hash of a peer that is farther ahead than its words reach."""
         if seq not in peer.ahead:
-            path = _ring_of(peer.process)
-            peer.ahead = self._records.hashes(path, watched.comm.key, seq, guard_words.DEPTH)
+            place = self._place(watched, peer)
+            peer.ahead = self._records.hashes(place, watched.comm.key, seq, guard_words.DEPTH)
         return peer.ahead.get(seq)
 
     def _judge(self, watched: _Watched, seq: int, differing: Sequence[_Peer]) -> None:
@@ -352,7 +354,7 @@ class Guard:
                 said = self._records.judge_newest(own, other, watched.comm, seq, standing)
                 if said is not None:
                     break
-            said = self._records.judge(own.path, other.path, key, seq, standing)
+            said = self._records.judge(own, other, key, seq, standing)
             if said is not None:
                 break
             watched.loose.add(peer.process.path)

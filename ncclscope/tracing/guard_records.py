@@ -32,9 +32,17 @@ NEAR = 256
 
 
 class Place(NamedTuple):
-    """Where a rank records the calls on a communicator: its ring, and the number in it."""
+    """Where a rank records the calls on a communicator.
+
+    Attributes:
+        path: Its ring.
+        inode: Device and number of that file: by its name it could be another one by now.
+        number: The communicator's number in it.
+        rank: The rank.
+    """
 
     path: Path
+    inode: tuple[int, int]
     number: int
     rank: int
 
@@ -62,7 +70,7 @@ class Parted:
 
 
 def judge(
-    own: Path, other: Path, key: str, seq: int, standing: Callable[[int], Mapping[int, int]]
+    own: Place, other: Place, key: str, seq: int, standing: Callable[[int], Mapping[int, int]]
 ) -> Parted | None:
     """Compares the calls of a rank that is about to post one with those of a peer.
 
@@ -70,8 +78,8 @@ def judge(
     program waits: where the other peers stand is told by their words.
 
     Args:
-        own: The ring of the rank that is about to post.
-        other: That of a peer.
+        own: Where the rank records that is about to post.
+        other: Where a peer does.
         key: The communicator's.
         seq: The call.
         standing: Says of a call which ranks are known to have posted it, and their running
@@ -81,7 +89,7 @@ def judge(
         None where the same calls were posted, be it in another order inside a group, or where
         the records that could tell have been overwritten.
     """
-    found = [_read(path, key) for path in (own, other)]
+    found = [_read(place, key) for place in (own, other)]
     if found[0] is None or found[1] is None:
         return None
     (here, mine), (there, theirs) = found[0], found[1]
@@ -149,10 +157,12 @@ def _parted(
 def _newest(place: Place, seq: int) -> tuple[int, Call] | None:
     """Returns the running hash after a call, and the call, where it is among the last."""
     try:
-        ring = RingImage(place.path)
+        ring = RingImage(place.path, owned=True)
     except (DamagedFileError, OSError):
         return None
     with ring:
+        if ring.inode != place.inode:
+            return None
         head = _head(ring)
         records = ring.read_stable(max(head - NEAR, 0), head)
         mine = records[
@@ -203,10 +213,10 @@ def _call(ring: RingImage, record: Any, seq: int) -> Call:
     )
 
 
-def _read(path: Path, key: str) -> tuple[int, RingLog] | None:
+def _read(place: Place, key: str) -> tuple[int, RingLog] | None:
     try:
-        ring = RingFile(path)
-        log = _log(ring, key)
+        ring = RingFile(place.path, owned=True)
+        log = _log(ring, key) if ring.inode == place.inode else None
     except (DamagedFileError, OSError):
         return None
     rank = integer(ring.about.get("rank"))
@@ -215,15 +225,15 @@ def _read(path: Path, key: str) -> tuple[int, RingLog] | None:
 
 def rehearse(own: Place, other: Place, comm: Comm) -> None:
     """Does all that judging does, to no end but that it is quick when it matters."""
-    judge(own.path, other.path, comm.key, 1, lambda _: {})
+    judge(own, other, comm.key, 1, lambda _: {})
     judge_newest(own, other, comm, comm.channel.seq, lambda _: {})
 
 
-def hashes(path: Path, key: str, seq: int, count: int) -> dict[int, int]:
+def hashes(place: Place, key: str, seq: int, count: int) -> dict[int, int]:
     """Returns running hashes of calls ``seq`` to ``seq + count - 1``, as far as they are kept."""
     try:
-        ring = RingFile(path)
-        log = _log(ring, key)
+        ring = RingFile(place.path, owned=True)
+        log = _log(ring, key) if ring.inode == place.inode else None
         if log is None:
             return {}
         numbers = range(max(seq, log.first), min(seq + count, log.calls + 1))

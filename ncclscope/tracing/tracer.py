@@ -20,6 +20,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ncclscope import device, signature
+from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Comm", "Template", "Tracer"]
 
 _TEMPLATES_KEPT = 4096
+_READ = 4096
+"""Letters of an error's text that are searched for secrets."""
 
 
 class Template(NamedTuple):
@@ -417,7 +420,8 @@ def _close_all() -> None:
             continue
         try:
             if error is not None and not isinstance(error, SystemExit):
-                tracer.describe(ended_with=f"{type(error).__name__}: {error}"[:500])
+                told = redact_text(f"{type(error).__name__}: {error}"[:_READ])
+                tracer.describe(ended_with=told[:500])
         except Exception:  # an exception that cannot be printed
             tracer.describe(ended_with=type(error).__name__)
         tracer.close()

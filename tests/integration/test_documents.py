@@ -14,7 +14,8 @@ from ncclscope.__main__ import main
 from tests.documents import Session, blocks, differences, sessions
 from tests.programs import ROOT
 
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+_AT_THE_ROOT = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+DOCUMENTS = sorted([*_AT_THE_ROOT, *ROOT.glob("docs/*.md")])
 EVERYTHING = [*DOCUMENTS, *sorted(ROOT.glob("examples/**/README.md"))]
 WITH_SESSIONS = [path for path in DOCUMENTS if sessions(path.read_text("utf-8"))]
 

@@ -92,7 +92,13 @@ def test_neither_has_what_is_nobody_s_business(wheel: Path, sdist: Path) -> None
         *PACKAGES,
         f"ncclscope-{VERSION}.dist-info",
     }
-    assert {"docs/operators.md", "tests/conftest.py", "examples/README.md", ".ci/run"} <= packed
+    assert {
+        "docs/operators.md",
+        "tests/conftest.py",
+        "examples/README.md",
+        ".ci/run",
+        "SECURITY.md",
+    } <= packed
     for name in names | packed:
         assert not re.search(r"__pycache__|\.pyc$|\.egg-info|(^|/)(kit|\.venv|\..*_cache)/", name)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -135,6 +137,37 @@ def test_without_pyarrow_one_line_says_so(
     assert status == 2
     assert "pip install 'ncclscope[export]'" in line
     assert main(["export", str(tmp_path / "rings"), "--format", "csv", "-o", target]) == 0
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
+def test_text_in_csv_is_no_formula(tmp_path: Path, begin: str) -> None:
+    label = f'{begin}HYPERLINK("http://x",1)'
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.history(label)
+    run = cluster.run()
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "parquet").mkdir()
+
+    write_csv(run, tmp_path / "csv")
+    write_parquet(run, tmp_path / "parquet")
+
+    for name in ("calls", "communicators", "members"):
+        with open(tmp_path / "csv" / f"{name}.csv", encoding="utf-8", newline="") as file:
+            assert f"'{label}" in {row["label"] for row in csv.DictReader(file)}
+        # Types tell texts and numbers apart there, and nothing is carried out.
+        assert label in set(pd.read_parquet(tmp_path / "parquet" / f"{name}.parquet")["label"])
+
+
+def test_negative_numbers_in_csv_stay_numbers(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.history()
+    run = cluster.run()
+    run = replace(run, ranks=[replace(rank, rank=-7 - rank.rank) for rank in run.ranks])
+
+    write_csv(run, tmp_path)
+
+    frame = pd.read_csv(tmp_path / "ranks.csv")
+    assert frame["rank"].tolist() == [-7, -8]
 
 
 # --- Prometheus ----------------------------------------------------------------------------------

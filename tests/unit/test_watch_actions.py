@@ -71,6 +71,15 @@ def test_a_worker_is_killed(rings: Path, worker: subprocess.Popen[str]) -> None:
     assert kill(words_in(rings)) == ()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_ring_of_another_user_kills_nobody(rings: Path, worker: subprocess.Popen[str]) -> None:
+    (ring,) = rings.glob("*.ring")
+    os.chown(ring, 12345, 12345)
+
+    assert kill(words_in(rings)) == ()
+    assert worker.poll() is None
+
+
 @pytest.mark.parametrize(
     "claimed",
     [

@@ -1,0 +1,96 @@
+"""Takes secrets out of command lines before anything keeps them.
+
+Known forms only: values of options and variables whose names say what they are (``--api-key``,
+``HF_TOKEN=``), passwords in URLs, bearer tokens, and keys that are known by how they begin. A
+secret in any other form stays; so it is better not on a command line at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["redact_text", "redact_words"]
+
+REDACTED = "***"
+
+_NAMES = re.compile(
+    r"(?:api|access|secret|auth)?(?:keys?|token)|secrets?|passwords?|passwd|passphrase|"
+    r"credentials?|authorization",
+    re.IGNORECASE,
+)
+"""Parts of names that say so. Not ``tokens``, as in ``--max-num-batched-tokens``."""
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""Parts of a name, as in ``api-key``, ``HF_TOKEN`` and ``apiKey``."""
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
+_ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_PASSWORD = re.compile(r"(?<=://)([^\s/?#:@]*):[^\s/?#]+(?=@)")
+_SCHEME = re.compile(r"(\bBearer\s+|:\s*Basic\s+)[\w.~+/=-]+", re.IGNORECASE)
+_NAMED = re.compile(
+    # Begins where no name could have begun before: a long word is gone through once.
+    r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)
+        (?P<between>["']?\s?[=:]\s?["']?|\s(?!-))
+        (?P<value>(?!(?:Bearer|Basic)\s)[^\s"'&,;)}\]]+)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_KNOWN = re.compile(
+    r"""(?<![A-Za-z0-9_-])(?:
+        sk-[\w-]{8,}
+      | hf_(?:[A-Za-z]*[0-9][A-Za-z0-9]{7,}|[A-Za-z0-9]{16,})
+      | gh[pousr]_\w{8,} | github_pat_\w{8,} | glpat-[\w-]{8,}
+      | (?:AKIA|ASIA)[A-Z0-9]{12,} | AIza[\w-]{20,}
+      | xox[abeoprs]-[\w-]{8,} | nvapi-[\w-]{8,} | npm_\w{16,} | pypi-[\w-]{16,}
+      | eyJ[\w-]{8,}\.[\w.-]+
+    )""",
+    re.VERBOSE,
+)
+
+
+def redact_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line with secrets replaced by ``***``."""
+    found: list[str] = []
+    follows, first = False, False
+    for word in words:
+        if word.startswith("-"):
+            follows = first = bool(_OPTION.fullmatch(word)) and _is_secret(word)
+            found.append(_redact_word(word))
+        elif follows and (first or not _is_place(word)):
+            # Some options take several keys. What comes after them looks like a file or a model.
+            first = False
+            found.append(REDACTED)
+        else:
+            follows = False
+            found.append(_redact_word(word))
+    return found
+
+
+def redact_text(text: str) -> str:
+    """Return a text with secrets replaced by ``***``."""
+    text = _PASSWORD.sub(rf"\1:{REDACTED}", text)
+    text = _SCHEME.sub(rf"\1{REDACTED}", text)
+    text = _NAMED.sub(_redact_named, text)
+    return _KNOWN.sub(REDACTED, text)
+
+
+def _redact_word(word: str) -> str:
+    # All of the value goes, whatever is in it.
+    assigned = _ASSIGNMENT.fullmatch(word)
+    if assigned and _is_secret(assigned[1]):
+        return f"{assigned[1]}={REDACTED}"
+    return redact_text(word)
+
+
+def _redact_named(match: re.Match[str]) -> str:
+    name, between = match["name"], match["between"]
+    # Behind a blank only an option has a value: "the key to it" is no secret.
+    if not _is_secret(name) or (between.isspace() and not name.startswith("-")):
+        return match[0]
+    return f"{name}{between}{REDACTED}"
+
+
+def _is_secret(name: str) -> bool:
+    return any(map(_NAMES.fullmatch, _PART.findall(name)))
+
+
+def _is_place(word: str) -> bool:
+    return "/" in word or "." in word

@@ -33,7 +33,7 @@ class CudaGraphProbe(Patch):
 
     name = "cuda_graphs"
     target = "torch.cuda.graphs"
-    supports = "torch 2.4 to 2.13"
+    supports = "torch 2.4 to 2.15"
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class DdpNote(Patch):
 
     name = "ddp"
     target = "torch.nn.parallel.distributed"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     records = False
 
     def __init__(self) -> None:

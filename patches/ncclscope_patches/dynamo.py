@@ -20,7 +20,7 @@ class DynamoSkip(Patch):
 
     name = "dynamo"
     target = "torch._dynamo.trace_rules"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     records = False
 
     def install(self, module: Any) -> None:

@@ -89,7 +89,7 @@ def _all_gather_coalesced(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
 
 
 def _gather(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
-    given = args[2] if len(args) > 2 else _named(kwargs, "input_tensors", "input_tensor")
+    given = args[2] if len(args) > 2 else _named(kwargs, "input_tensors", "input_tensor", "input")
     tensor = _one(given)
     return "gather", tensor.shape, tensor.dtype, None, _root(args, kwargs, 3)
 
@@ -259,6 +259,8 @@ READERS: dict[str, Read] = {
     "barrier": _barrier,
     "broadcast": _broadcast,
     "gather": _gather,
+    "gather_into_tensor": _gather,
+    "gather_single": _gather,
     "monitored_barrier": _monitored_barrier,
     "recv": _recv,
     "recv_anysource": _recv_from_any,

@@ -67,7 +67,7 @@ class CoalescedNote(_Note):
 
     name = "broadcast_coalesced"
     target = "torch.distributed"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     kind = "broadcast_coalesced"
     text = "parameters and buffers are broadcast in buckets by C++"
 
@@ -89,7 +89,7 @@ class CompiledNote(_Note):
 
     name = "compiled"
     target = "torch._inductor.codecache"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     kind = "compiled"
     text = "collectives of graphs that are compiled with a C++ wrapper are posted by C++"
     functions = ("CppWrapperCodeCache.load_pybinding_async", "CppWrapperCodeCache.load_pybinding")
@@ -105,7 +105,7 @@ class RpcNote(_Note):
 
     name = "rpc"
     target = "torch.distributed.rpc"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     kind = "rpc"
     text = "remote calls of torch.distributed.rpc are not recorded"
     functions = ("init_rpc",)
@@ -116,7 +116,7 @@ class SymmetricMemoryNote(_Note):
 
     name = "symmetric_memory"
     target = "torch.distributed._symmetric_memory"
-    supports = "torch 2.6 to 2.13"
+    supports = "torch 2.6 to 2.15"
     kind = "symmetric_memory"
     text = "kernels on torch's symmetric memory wait for peers without a collective"
     functions = ("rendezvous",)

@@ -110,6 +110,19 @@ def test_premultiplied_sum_is_told_from_a_sum() -> None:
     assert read("allreduce", [ones(2)], op=redop)["redop"] == "premul_sum"
 
 
+@pytest.mark.parametrize("name", ["gather_single", "gather_into_tensor"])
+def test_gathers_into_one_tensor(name: str) -> None:
+    options = dist.GatherOptions()
+    options.rootRank = 1
+    expected = {"op": "gather", "shape": (3,), "dtype": torch.float32, "root": 1}
+
+    assert read(name, ones(6), ones(3), options) == expected
+    assert read(name, output=ones(6), input=ones(3), opts=options) == expected
+
+
+HOOKS = ("abort", "post", "pre")
+
+
 def test_every_method_of_a_process_group_that_posts_is_read() -> None:
     """Fails when torch gives ProcessGroup a method that nobody here has thought about."""
     known = {
@@ -122,6 +135,12 @@ def test_every_method_of_a_process_group_that_posts_is_read() -> None:
         *("abort", "bound_device_id", "boxed", "get_group_store", "group_desc", "group_name"),
         *("merge_remote_group", "name", "rank", "set_timeout", "shutdown", "size", "split_group"),
         *("unbox", "use_pg_for_symm_mem_rendezvous", "_pybind11_conduit_v1_", "BackendType"),
+        # Since torch 2.15. A window is memory that others write to; new_window posts no collective
+        # of a process group.
+        *("_add_ephemeral_timeout", "get_backend", "get_reconfigure_handle", "new_window"),
+        *("reconfigure", "supports_abort_hooks", "supports_completion_hooks"),
+        *("supports_reconfigure", "supports_window"),
+        *(f"{verb}_{kind}_hook" for verb in ("register", "unregister") for kind in HOOKS),
         *dist.ProcessGroup.BackendType.__members__,
     }
 

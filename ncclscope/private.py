@@ -13,6 +13,8 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from ncclscope.foreign import open_regular
+
 __all__ = ["copy_private", "make_private", "open_private", "private_mode", "write_private"]
 
 _SLICE = 1 << 20
@@ -61,9 +63,11 @@ def copy_private(source: Path, target: Path) -> None:
     """Copy what a file holds, not its mode.
 
     Raises:
-        OSError: One cannot be read, or the other not be written.
+        DamagedFileError: The source is no regular file.
+        OSError: One cannot be read, or the other not be written; the source is a link.
     """
-    with open(source, "rb") as given, open_private(target) as copy:
+    # Others may write where the source is: a link could lead to what only we may read.
+    with open(open_regular(source, follow=False), "rb") as given, open_private(target) as copy:
         shutil.copyfileobj(given, copy, _SLICE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.errors import InputError, NcclscopeError, UsageError
+from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.live.watch import Look
 from ncclscope.live.words import Words
 from ncclscope.private import copy_private, make_private, write_private
@@ -140,8 +141,13 @@ def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> P
     bundle = _new_folder(directory, name)
     make_private(bundle / "rings")
     for words in rings:
-        with contextlib.suppress(FileNotFoundError):  # a worker's own supervisor may clean up
+        try:
             copy_private(words.path, bundle / "rings" / words.path.name)
+        except (FileNotFoundError, DamagedFileError):
+            continue  # a worker's own supervisor may clean up
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a link was put in its place
+                raise
     document = json.dumps(verdict.to_dict(), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
     _look_closer(bundle, sorted({words.pid for words in rings if _is_process_of(words)}), verdict)

@@ -72,6 +72,24 @@ def test_nothing_is_left_of_a_copy_of_what_is_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_only_a_file_is_copied(recorded: Path, tmp_path: Path, planted: str) -> None:
+    """As when somebody who can write where rings are puts something else in the place of one."""
+    look = Watcher(recorded).look()
+    first, second = sorted(recorded.glob("*.ring"))
+    first.unlink()
+    if planted == "link":
+        (tmp_path / "other").write_text("precious")
+        first.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(first)
+
+    done = Actions(bundles=tmp_path / "bundles").act(look)
+
+    assert done.bundle is not None
+    assert [path.name for path in done.bundle.glob("rings/*")] == [second.name]
+
+
 def test_what_exists_keeps_the_mode_that_its_user_gave_it(tmp_path: Path) -> None:
     directory, file = tmp_path / "shared", tmp_path / "shared" / "file"
     directory.mkdir()

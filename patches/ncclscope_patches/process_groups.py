@@ -126,10 +126,13 @@ def _label(group: Any) -> str:
 
 def _port(group: Any) -> int:
     """Returns the port that all members met at; 0 where they met otherwise."""
-    try:
-        store = group.get_group_store()
-    except RuntimeError:  # a backend on its own, without a store
-        return 0
+    if hasattr(group, "get_group_store"):
+        try:
+            store = group.get_group_store()
+        except RuntimeError:  # a backend on its own, without a store
+            return 0
+    else:  # torch 2.6
+        _, store = _torch()._world.pg_map.get(group, ("", None))
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "port", 0)

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_RANKS",
     "integer",
     "integers",
+    "json_memory",
     "number",
     "open_regular",
     "parse",
@@ -67,6 +68,12 @@ def parse(data: str | bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def json_memory(data: bytes) -> int:
+    """Returns about how many bytes the value of a JSON text takes at most, and its parsing."""
+    containers = 80 * data.count(b"[") + 250 * data.count(b"{")
+    return containers + 40 * data.count(b",") + 2 * len(data)
 
 
 def integer(value: Any) -> int | None:

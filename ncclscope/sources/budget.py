@@ -15,10 +15,10 @@ __all__ = ["Budget"]
 
 _PAGE = resource.getpagesize()
 _MEMORY_PER_BYTE = 8
-_MEMORY_FREE = 120 << 20
+_MEMORY_FREE = 150 << 20
 """Of the 200 MB that a file may take whatever its size; the rest is for comparing it."""
 _SECONDS_PER_BYTE = 1e-7
-_SECONDS_FREE = 3.0
+_SECONDS_FREE = 4.0
 """Of 5 s, likewise."""
 
 

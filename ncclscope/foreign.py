@@ -27,8 +27,9 @@ __all__ = [
     "texts",
 ]
 
-MAX_RANKS = 1 << 20
+MAX_RANKS = 1 << 18
 """Larger than any job: a rank or a world size beyond it is a mistake, and is not counted up to."""
+_LARGEST_COUNT = 1 << 20
 
 _LONGEST_TEXT = 1 << 16
 
@@ -83,7 +84,7 @@ def integer(value: Any) -> int | None:
     return value if -(1 << 63) <= value < 1 << 64 else None
 
 
-def number(value: Any, largest: int = MAX_RANKS) -> int:
+def number(value: Any, largest: int = _LARGEST_COUNT) -> int:
     """Returns an integer that counts or numbers something; 0 when it is not plausible."""
     found = integer(value)
     return found if found is not None and 0 <= found <= largest else 0

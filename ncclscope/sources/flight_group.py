@@ -16,7 +16,7 @@ __all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_
 MAX_SEQ = 1 << 62
 _LONGEST_RANKS = 1 << 23
 """Characters: room for every rank of the largest job."""
-_MOST_MEMBERS = 2 * MAX_RANKS
+_MOST_MEMBERS = 4 * MAX_RANKS
 """Members of all groups of a dump together."""
 
 

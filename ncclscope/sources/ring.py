@@ -35,7 +35,7 @@ _LIVELY_NS = 60_000_000_000
 """A process that was heard of less than a minute ago may still write."""
 
 _MOST_PIDS = 1 << 22
-_MOST_MEMBERS = 2 * MAX_RANKS
+_MOST_MEMBERS = 4 * MAX_RANKS
 """Members of all communicators of a ring together: a range of them takes no room in the file."""
 _KEPT = 1 << 9
 

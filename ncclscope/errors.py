@@ -62,7 +62,17 @@ class NothingFoundError(InputError):
 
 
 class DamagedFileError(InputError):
-    """A file that looks like ours but is not consistent."""
+    """A file that looks like ours but is not consistent.
+
+    Args:
+        message: What happened.
+        help: What to do about it.
+        path: The file, where it was found damaged after others had been read.
+    """
+
+    def __init__(self, message: str, help: str = "", *, path: str = "") -> None:
+        super().__init__(message, help)
+        self.path = path
 
 
 class RingError(NcclscopeError):

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_RANKS",
     "integer",
     "integers",
+    "json_memory",
     "number",
     "only_writer",
     "open_regular",
@@ -27,8 +28,9 @@ __all__ = [
     "texts",
 ]
 
-MAX_RANKS = 1 << 20
+MAX_RANKS = 1 << 18
 """Larger than any job: a rank or a world size beyond it is a mistake, and is not counted up to."""
+_LARGEST_COUNT = 1 << 20
 
 _LONGEST_TEXT = 1 << 16
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -82,6 +84,12 @@ def parse(data: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def json_memory(data: bytes) -> int:
+    """Returns about how many bytes the value of a JSON text takes at most, and its parsing."""
+    containers = 80 * data.count(b"[") + 250 * data.count(b"{")
+    return containers + 40 * data.count(b",") + 2 * len(data)
+
+
 def integer(value: Any) -> int | None:
     """Returns a 64-bit integer, signed or not."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -89,7 +97,7 @@ def integer(value: Any) -> int | None:
     return value if -(1 << 63) <= value < 1 << 64 else None
 
 
-def number(value: Any, largest: int = MAX_RANKS) -> int:
+def number(value: Any, largest: int = _LARGEST_COUNT) -> int:
     """Returns an integer that counts or numbers something; 0 when it is not plausible."""
     found = integer(value)
     return found if found is not None and 0 <= found <= largest else 0

@@ -16,6 +16,7 @@ from ncclscope.analysis.agreement import (
 )
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
+from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
 from ncclscope.analysis.device_stands import describe_device, device_notes
 from ncclscope.analysis.engine_steps import describe_steps
@@ -25,6 +26,7 @@ from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
 from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture
+from ncclscope.errors import DamagedFileError
 from ncclscope.foreign import printable
 from ncclscope.model import Call, Communicator, Finding, Run
 from ncclscope.progress import steps
@@ -163,8 +165,21 @@ def diagnose(
 
     Returns:
         The verdict. The same records give the same verdict, in whatever order they are read.
+
+    Raises:
+        DamagedFileError: No ring is left that can be read.
     """
     asked = load_analyzers() if analyzers is None else analyzers
+    while True:
+        try:
+            return _diagnose(run, asked, stall_seconds, live_stall_seconds)
+        except DamagedFileError as error:
+            run = without_damaged(run, error)  # which has at least one rank less
+
+
+def _diagnose(
+    run: Run, asked: Sequence[Analyzer], stall_seconds: float, live_stall_seconds: float
+) -> Verdict:
     case = Case(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
     coverage = survey(case.run)
     found = _ask(case, asked, coverage)

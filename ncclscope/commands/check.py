@@ -69,6 +69,7 @@ class CheckCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, prints; stores where it is asked to."""
+        from ncclscope.analysis.damaged import readable
         from ncclscope.parity.report import check_run
         from ncclscope.render.progress import progress_for
         from ncclscope.sources import open_run
@@ -77,7 +78,7 @@ class CheckCommand:
             raise UsageError("--update needs a file to write", "name it with --baseline FILE")
         with progress_for(json=arguments.json):
             report = check_run(
-                open_run(*arguments.paths),
+                readable(open_run(*arguments.paths)),
                 arguments.baseline,
                 update=arguments.update,
                 shapes=not arguments.ignore_shapes,

@@ -86,6 +86,7 @@ class ExportCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, selects, writes."""
+        from ncclscope.analysis.damaged import readable
         from ncclscope.export.selection import Selection, select
         from ncclscope.render.progress import progress_for
         from ncclscope.sources import open_run
@@ -98,7 +99,11 @@ class ExportCommand:
         _check(target, chosen)
         write = chosen.writer()
         with progress_for(json=target is None):
-            run = select(open_run(*arguments.paths), selection)
+            found = open_run(*arguments.paths)
+            sound = readable(found)
+            for note in sound.notes[len(found.notes) :]:
+                print(f"ncclscope: {note}", file=sys.stderr)
+            run = select(sound, selection)
             if not any(rank.logs or rank.p2p for rank in (*run.ranks, *run.others)):
                 raise UsageError("no calls were recorded there", "stacks alone have no export")
             try:

@@ -53,6 +53,7 @@ class ReportCommand:
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, writes."""
+        from ncclscope.analysis.damaged import readable
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.render.html import FIRST, render_html
         from ncclscope.render.progress import progress_for
@@ -62,7 +63,7 @@ class ReportCommand:
         if target is not None:
             _check(target, FIRST)
         with progress_for(json=target is None):
-            run = open_run(*arguments.paths)
+            run = readable(open_run(*arguments.paths))
             if arguments.redact:
                 from ncclscope.live.bundle import redact_run
 

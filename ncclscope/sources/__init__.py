@@ -70,6 +70,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 notes.append(printable(str(error)))
         except DamagedFileError as error:
             notes.append(printable(str(error)))
+        except (MemoryError, RecursionError):
+            notes.append(printable(f"{path} is too large or nested too deeply, and is left out"))
         except OSError as error:
             notes.append(_cannot(path, error))
     given = tuple(printable(str(path)) for path in paths)

@@ -238,7 +238,7 @@ def _gpu(value: Mapping[str, Any]) -> GpuSample:
 
 def _ras(value: Mapping[str, Any]) -> RasAnswer:
     return RasAnswer(
-        text=str(value.get("text") or ""),
+        text=said if isinstance(said := value.get("text"), str) else "",
         version=_text(value.get("version")),
         comms=_each(value.get("comms"), _ras_comm),
         remarks=_texts(value.get("remarks")),

@@ -45,19 +45,17 @@ class Decoder:
             raise PatternError("no dictionary")
         position += 2
         found = []
+        places: dict[str, int] = {}
+        for place, own in self._strings.items():
+            if isinstance(own, str):
+                places.setdefault(own, place)
         while self._data[position : position + 1] != b"u":
             key, position = self.value(position)
             _, position = self.field(key, position, 1)
             if not isinstance(key, str):
                 raise PatternError("a key is no text")
-            found.append((self._token(key), key))
+            found.append((_token(places.get(key, -1)), key))
         return found
-
-    def _token(self, text: str) -> bytes:
-        place = next((place for place, own in self._strings.items() if own == text), -1)
-        if place < 0:
-            raise PatternError("a key was not kept")
-        return b"h%c" % place if place < 256 else b"j" + struct.pack("<I", place)
 
     def value(self, position: int, depth: int = 0) -> tuple[Any, int]:
         """Returns the value at a place, and where it ends.
@@ -163,3 +161,10 @@ class Decoder:
             strings[int.from_bytes(data[position + 1 : end], "little")] = found
             position = end
         return found, position
+
+
+def _token(place: int) -> bytes:
+    """The instruction that refers to a text by its number."""
+    if place < 0:
+        raise PatternError("a key was not kept")
+    return b"h%c" % place if place < 256 else b"j" + struct.pack("<I", place)

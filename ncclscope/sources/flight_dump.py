@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclscope.foreign import integer
+from ncclscope.foreign import integer, text
 from ncclscope.model import State
+from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_decoder import Strings, number
 from ncclscope.sources.flight_entry import Entry, Posted, posted, together
 from ncclscope.sources.flight_group import (
@@ -42,6 +43,9 @@ _RECORD = RawEntry._fields.index("record_id")
 _TIME = np.dtype([("code", "V2"), ("ns", "<i8")])
 _KEPT_AT_MOST = 1 << 16
 _STAMPS = ("time_discovered_started_ns", "time_discovered_completed_ns")
+_CHECK_EVERY = 16
+"""Entries, each of which can have as many tensors as are read, all the same ones."""
+_MOST_FIELDS = 64
 _LATEST = 64
 """Entries at the end of a dump among which its newest time stamp is looked for."""
 
@@ -76,11 +80,17 @@ class Dump:
 
 
 class DumpBuilder:
-    """Puts a dump together, entry by entry."""
+    """Puts a dump together, entry by entry.
 
-    def __init__(self, header: Mapping[str, Any]) -> None:
+    Args:
+        header: The dump; its entries may be left out.
+        budget: What reading it may take.
+    """
+
+    def __init__(self, header: Mapping[str, Any], budget: Budget) -> None:
         self._header = header
-        self._members = members_of(header.get("pg_config"))
+        self._budget = budget
+        self._members = members_of(header.get("pg_config"), budget)
         self._groups: dict[Group, Held] = {}
         self._numbers: dict[str, str] = {}
         self._newest = 0
@@ -89,7 +99,13 @@ class DumpBuilder:
         self._count = 0
 
     def take(self, entry: Mapping[str, Any], position: int) -> None:
-        """Takes an entry that has been read whole."""
+        """Takes an entry that has been read whole.
+
+        Raises:
+            DamagedFileError: The budget is spent.
+        """
+        if not position % _CHECK_EVERY:
+            self._budget.check(f"{position} calls")
         get = entry.get
         call = posted(
             get("profiling_name"),
@@ -97,7 +113,7 @@ class DumpBuilder:
             get("output_sizes"),
             (get("input_dtypes"), get("output_dtypes")),
             get("is_p2p"),
-            {name: entry[name] for name in entry if SPLITS.match(name)},
+            _splits(entry),
         )
         held = self.held(get("process_group"), call.backend, get("pg_id"))
         self._records[1] = integer(get("record_id"))
@@ -109,7 +125,7 @@ class DumpBuilder:
             for name in ("collective_seq_id", "p2p_seq_id", "time_created_ns", "timeout_ms")
         )
         self.see([created], [integer(get(stamp)) for stamp in _STAMPS])
-        state = _STATES.get(str(get("state")), State.SCHEDULED)
+        state = _STATES.get(text(get("state")) or "", State.SCHEDULED)
         over = get("retired") is True
         time_ns = integer(get("time_created_ns"))
         self.add(
@@ -119,7 +135,7 @@ class DumpBuilder:
     def held(self, where: Any, backend: str, number: Any) -> Held:
         """Where the calls of a group are kept."""
         group = group_of_entry(where, backend, self._members)
-        self._numbers.setdefault(str(number)[:20], group.name)
+        self._numbers.setdefault((text(number) or "?")[:20], group.name)
         return self._groups.setdefault(group, Held())
 
     def see(self, created: Sequence[int], stamps: Sequence[int | None]) -> None:
@@ -150,6 +166,7 @@ class DumpBuilder:
             if isinstance(found, dict):
                 self.take(found, self._count)
             else:
+                self._budget.check(f"{self._count} calls")
                 columns.take(found, self._count)
                 self._count += len(found)
                 self._records[1] = number(found[-1][_RECORD])
@@ -200,6 +217,13 @@ class DumpBuilder:
                 )
             )
         )
+
+
+def _splits(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that say how an all_to_all is split."""
+    if len(entry) > _MOST_FIELDS:
+        return {}
+    return {name: entry[name] for name in entry if isinstance(name, str) and SPLITS.match(name)}
 
 
 class _Memo(dict[Any, Any]):

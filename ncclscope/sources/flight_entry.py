@@ -21,7 +21,9 @@ MAX_DIMENSIONS = 64
 MAX_TENSORS = 1 << 12
 _LONGEST_NAME = 200
 _KNOWN_AT_MOST = 1 << 16
-"""Spellings that are remembered; a hostile dump has a new one in each entry."""
+"""Calls that are remembered; a hostile dump has a new one in each entry."""
+_MOST_NUMBERS = 1 << 10
+"""In the shapes of one that is remembered."""
 
 _ALIASES = {
     "_broadcast_oop": "broadcast",
@@ -107,6 +109,8 @@ class Entry(NamedTuple):
     frames: Any
 
 
+_Shapes = tuple[tuple[int, ...], ...]
+_Splits = tuple[tuple[str, tuple[int, ...]], ...]
 _known: dict[tuple[Any, ...], Posted] = {}
 
 
@@ -123,25 +127,41 @@ def posted(
         is_p2p: The entry's flag.
         splits: Elements to and from each member, by the names of their fields.
     """
-    key = (name, repr(inputs), repr(outputs), repr(dtypes), bool(is_p2p), repr(splits or None))
-    try:
-        found = _known.get(key)
-    except TypeError:  # the name is no text
-        return _posted("?", inputs, outputs, dtypes, is_p2p, splits)
+    # Nothing is spelled or compared as it was written: a few bytes of a pickle can stand for more
+    # than any memory holds. From here on there are numbers and short texts.
+    return _make(
+        (text(name) or "?")[:_LONGEST_NAME],
+        _shapes(inputs),
+        _shapes(outputs),
+        _dtype(dtypes),
+        is_p2p is True,
+        _lists(splits),
+    )
+
+
+def _make(
+    name: str, ins: _Shapes, outs: _Shapes, dtype: str | None, is_p2p: bool, splits: _Splits
+) -> Posted:
+    key = (name, ins, outs, dtype, is_p2p, splits)
+    found = _known.get(key)
     if found is None:
+        found = _posted(*key)
+        if sum(map(len, (ins, outs, *ins, *outs, *(own for _, own in splits)))) > _MOST_NUMBERS:
+            return found
         if len(_known) >= _KNOWN_AT_MOST:
             _known.clear()
-        found = _known[key] = _posted(text(name) or "?", inputs, outputs, dtypes, is_p2p, splits)
+        _known[key] = found
     return found
 
 
-def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any) -> Posted:
-    title, _, pair = name[:_LONGEST_NAME].partition(" ")
+def _posted(
+    name: str, ins: _Shapes, outs: _Shapes, dtype: str | None, is_p2p: bool, splits: _Splits
+) -> Posted:
+    title, _, pair = name.partition(" ")
     backend, _, op = title.rpartition(":")
     op = canonical_op(op.strip("_") if op.endswith("_") else op)
     op = _ALIASES.get(op, op)
-    p2p = bool(is_p2p) or op in P2P_OPS
-    ins, outs = _shapes(inputs), _shapes(outputs)
+    p2p = is_p2p or op in P2P_OPS
     if op == "recv" and not ins:
         ins = outs  # as torch 2.15 records it
     numel = sum(map(prod, ins)) if ins else None
@@ -155,7 +175,6 @@ def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, spli
     out_sizes = None
     if op == "all_to_all":
         sizes, out_sizes = _splits(splits, ins, outs)
-    dtype = _dtype(dtypes)
     signature = 0
     if not p2p:
         signature = sign(
@@ -188,18 +207,14 @@ def _posted(name: str, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, spli
 
 
 def _splits(
-    value: Any, ins: Sequence[tuple[int, ...]], outs: Sequence[tuple[int, ...]]
+    value: _Splits, ins: _Shapes, outs: _Shapes
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """The elements that go to each member and that come from each, or neither.
 
     From format 2.11 on dumps have them. Before, they are known where there is a tensor for
     each member; a single tensor may be split in any way, and even splits are not written.
     """
-    lists = {}
-    for name, given in value.items() if isinstance(value, dict) else ():
-        own = integers(given, MAX_TENSORS)
-        if own and all(0 <= size < 1 << 62 for size in own):
-            lists[name[:2]] = own
+    lists = dict(value)
     if "in" not in lists and len(ins) > 1:
         lists["in"] = tuple(map(prod, ins))
     if "ou" not in lists and len(outs) > 1:
@@ -207,6 +222,16 @@ def _splits(
     if len(lists) < 2 or len(lists["in"]) != len(lists["ou"]):
         return None, None
     return lists["in"], lists["ou"]
+
+
+def _lists(value: Any) -> _Splits:
+    """The splits that were written: ``in`` and ``ou``, and a size for each member."""
+    found = []
+    for name, given in value.items() if isinstance(value, dict) else ():
+        own = integers(given, MAX_TENSORS)
+        if own and all(0 <= size < 1 << 62 for size in own):
+            found.append((name[:2], own))
+    return tuple(found)
 
 
 def _size(op: str, numel: int | None, total: int | None) -> int:
@@ -234,11 +259,11 @@ def _dtype(value: Any) -> str | None:
     return None
 
 
-def _shapes(value: Any) -> list[tuple[int, ...]]:
+def _shapes(value: Any) -> _Shapes:
     if not isinstance(value, list | tuple):
-        return []
+        return ()
     found = (integers(item, MAX_DIMENSIONS) for item in value[:MAX_TENSORS])
-    return [shape for shape in found if shape is not None and all(size >= 0 for size in shape)]
+    return tuple(shape for shape in found if shape is not None and (not shape or min(shape) >= 0))
 
 
 def together(entries: Sequence[Entry]) -> Entry:

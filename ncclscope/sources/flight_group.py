@@ -8,11 +8,16 @@ from typing import Any, NamedTuple
 
 from ncclscope.foreign import MAX_RANKS, integer, integers, parse, text
 from ncclscope.model import State
+from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_entry import Entry
 
 __all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_of", "tells"]
 
 MAX_SEQ = 1 << 62
+_LONGEST_RANKS = 1 << 23
+"""Characters: room for every rank of the largest job."""
+_MOST_MEMBERS = 4 * MAX_RANKS
+"""Members of all groups of a dump together."""
 
 
 class Group(NamedTuple):
@@ -44,26 +49,35 @@ class Held:
 
 def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Group:
     """Returns the group that an entry names."""
-    parts = list(where) if isinstance(where, list | tuple) else [where]
-    name, desc = [*(text(part) or "" for part in parts[:2]), "", ""][:2]
+    parts = where[:2] if isinstance(where, list | tuple) else [where]
+    name, desc = [*(text(part) or "" for part in parts), "", ""][:2]
     known = members.get(name)
     return Group(name, desc, known.ranks if known else (), backend)
 
 
-def members_of(config: Any) -> dict[str, Group]:
-    """The groups that the dump describes, by name; those without members are left out."""
-    found = {}
+def members_of(config: Any, budget: Budget) -> dict[str, Group]:
+    """The groups that the dump describes, by name; those without members are left out.
+
+    Raises:
+        DamagedFileError: The budget is spent, or they have more members than any job's groups.
+    """
+    found: dict[str, Group] = {}
+    members = 0
     for name, about in config.items() if isinstance(config, dict) else ():
         if not isinstance(name, str) or not isinstance(about, dict):
             continue
         ranks = about.get("ranks")
         if isinstance(ranks, str):
             try:
-                ranks = parse(ranks[: 1 << 24])
+                budget.check()
+                ranks = parse(ranks[:_LONGEST_RANKS])
             except ValueError:
                 continue
         numbers = integers(ranks, MAX_RANKS)
         if numbers and all(0 <= number < MAX_RANKS for number in numbers):
+            members += len(numbers)
+            if members > _MOST_MEMBERS:
+                raise budget.too_large(f"{len(found)} groups with {members} members")
             found[name] = Group(name, text(about.get("desc")) or "", numbers, "")
     return found
 
@@ -83,7 +97,9 @@ def add_status(
     status = value.get("pg_status")
     if not isinstance(status, dict):
         return
-    ids = {str(key)[:20]: about for key, about in status.items() if isinstance(about, dict)}
+    ids = {
+        (text(key) or "?")[:20]: about for key, about in status.items() if isinstance(about, dict)
+    }
     names = dict(numbers)
     if len(ids) == len(members) and all(
         name.isdecimal() and len(name) < 20 for name in (*ids, *members)

@@ -33,10 +33,11 @@ _INT = rb"(?:K.|M..|J....|\x8a\x08........)"
 _TEXT = rb"(?:h.|j....)"
 _FLAG = rb"[\x88\x89]"
 _MAYBE = rb"(?:N|" + _INT + rb")"
-_SHAPES = rb"\]\((?:\]\((?:K.|M..|J....|\x8a\x08........)*e)*e"
-_NAMES = rb"\]\((?:h.|j....)*e"
-_STACK = rb"\]\((?:[hK].|[}(u]|M..|[jJ]....)*e"
-_NUMBERS = rb"\]\((?:K.|M..|J....|\x8a\x08........)*e"
+_MANY = rb"{0,16384}"  # the engine remembers each, in a hundred times its size
+_SHAPES = rb"\]\((?:\]\((?:K.|M..|J....|\x8a\x08........)" + _MANY + rb"e)" + _MANY + rb"e"
+_NAMES = rb"\]\((?:h.|j....)" + _MANY + rb"e"
+_STACK = rb"\]\((?:[hK].|[}(u]|M..|[jJ]....)" + _MANY + rb"e"
+_NUMBERS = rb"\]\((?:K.|M..|J....|\x8a\x08........)" + _MANY + rb"e"
 _ANY = rb"(?:N|G........|" + _FLAG + rb"|" + _INT + rb"|" + _TEXT + rb"|" + _NUMBERS + rb")"
 _VALUES = {
     "frames": _STACK,
@@ -62,6 +63,9 @@ SPLITS = re.compile(r"(in|out)(?:put)?_splits?(?:_sizes|_numels|_counts)?\Z")
 """Names of the splits of an all_to_all, which came with format 2.11."""
 _LIST = re.compile(rb"X\x07\x00\x00\x00entries(?:q.|r..\x00\x00)\]\(", re.DOTALL)
 _TAIL = re.compile(rb"eu(?:q.|r....)?\.\Z", re.DOTALL)
+_MOST_ROWS = 1 << 14
+"""Entries that are handed over together."""
+_MOST_FIELDS = 64
 _MOST_STRANGE = 64
 """Entries in a row that are read one by one before the dump is given to another reader."""
 _MOST_PATTERNS = 8
@@ -151,7 +155,7 @@ def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
     while position < end:
         rows: list[tuple[bytes, ...]] = []
         for match in patterns.values():
-            while (found := match(data, position)) is not None:
+            while len(rows) < _MOST_ROWS and (found := match(data, position)) is not None:
                 rows.append(found.groups())
                 position = found.end()
             if rows:
@@ -168,6 +172,8 @@ def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
             raise PatternError("an entry is no dictionary")
         yield entry
         names = tuple(entry)
+        if len(names) > _MOST_FIELDS:
+            raise PatternError("more fields than torch writes")
         if names not in patterns and len(patterns) < _MOST_PATTERNS:
             patterns[names] = _pattern(tuple(decoder.keys(position))).match
         position = after
@@ -248,7 +254,9 @@ def _fields(first: str, part: bytes, strings: Strings) -> dict[str, Any]:
     found = {first: value}
     while position < len(part):
         key, position = decoder.value(position)
-        found[str(key)], position = decoder.field(key, position)
+        if not isinstance(key, str):
+            raise PatternError("a key is no text")
+        found[key], position = decoder.field(key, position)
     return found
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import MAX_RANKS, integer, open_regular, parse, text
+from ncclscope.foreign import MAX_RANKS, integer, json_memory, open_regular, parse, text
 from ncclscope.model import Rank
+from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_decoder import PatternError, Strings
 from ncclscope.sources.flight_dump import Dump, DumpBuilder
 from ncclscope.sources.flight_pattern import head_and_entries
@@ -73,12 +74,13 @@ def read_dump(path: Path) -> Rank:
         status = os.fstat(file.fileno())
         if status.st_size > MAX_SIZE:
             raise DamagedFileError(f"{path} is larger than any dump, {MAX_SIZE >> 20} MB")
+        budget = Budget(str(path), status.st_size)
         data = file.read(MAX_SIZE)
     with without_collection():
         try:
-            value, dump = _quickly(data, str(path))
+            value, dump = _quickly(data, str(path), budget)
         except PatternError:
-            value, dump = _whole(data, path)
+            value, dump = _whole(data, path, budget)
     own = integer(value.get("rank"))
     rank = own if own is not None and 0 <= own < MAX_RANKS else rank_of(path)
     if rank is None:
@@ -100,7 +102,7 @@ def read_dump(path: Path) -> Rank:
     )
 
 
-def _quickly(data: bytes, name: str) -> tuple[Any, Dump]:
+def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
     """Reads a dump that torch has pickled.
 
     Raises:
@@ -109,21 +111,25 @@ def _quickly(data: bytes, name: str) -> tuple[Any, Dump]:
     head, start = head_and_entries(data)
     strings = Strings()
     try:
-        header = load_plain(head, name, strings)
+        header = load_plain(head, name, strings, budget)
     except DamagedFileError:
         raise PatternError("no header") from None
     if not isinstance(header, dict):
         raise PatternError("no header")
-    builder = DumpBuilder(header)
-    builder.take_raw(data, start, strings)
+    builder = DumpBuilder(header, budget)
+    try:
+        builder.take_raw(data, start, strings)
+    except (LookupError, TypeError, ValueError):  # texts that were numbered anew, or no texts
+        raise PatternError("not as torch writes it") from None
     return header, builder.finish()
 
 
-def _whole(data: bytes, path: Path) -> tuple[Any, Dump]:
+def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
     """Reads a dump in any of its forms."""
     if data[:1] == b"\x80":
-        value = load_plain(data, str(path))
+        value = load_plain(data, str(path), budget=budget)
     else:
+        budget.check_estimate(json_memory(data))
         try:
             value = parse(data)
         except ValueError as error:
@@ -132,7 +138,7 @@ def _whole(data: bytes, path: Path) -> tuple[Any, Dump]:
         isinstance(value.get("entries"), list) or isinstance(value.get("pg_status"), dict)
     ):
         raise NoDumpError(f"{path} is no Flight Recorder dump")
-    builder = DumpBuilder(value)
+    builder = DumpBuilder(value, budget)
     entries = value.get("entries")
     for position, entry in enumerate(entries if isinstance(entries, list) else ()):
         if isinstance(entry, dict):

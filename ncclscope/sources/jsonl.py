@@ -32,6 +32,7 @@ from ncclscope.private import open_private
 from ncclscope.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
 from ncclscope.sites import read as read_sites
 from ncclscope.sources import jsonl_graphs, jsonl_transfers
+from ncclscope.sources.budget import Budget
 from ncclscope.sources.memory import ListLog
 from ncclscope.sources.told import read_told, telling
 from ncclscope.sources.unpacked import Unpacked
@@ -46,6 +47,8 @@ MAX_UNPACKED = 1 << 30
 MAX_DIMENSIONS = 64
 MAX_ACTIVITIES = 64
 MAX_SEQ = 1 << 62
+_CHECK_EVERY = 256
+_CHECK_EVERY_BYTES = 1 << 20
 
 _STATES = {state.word: state for state in State}
 
@@ -59,10 +62,12 @@ def read_trace(path: Path) -> Rank:
     """Reads one process's trace.
 
     Raises:
-        DamagedFileError: The header is missing or of another version, or a line is no JSON.
+        DamagedFileError: The header is missing or of another version, a line is no JSON, or the
+            file is too large.
         OSError: The file cannot be read.
     """
-    lines = _lines(path)
+    budget = Budget(str(path), path.stat().st_size)
+    lines = _lines(path, budget)
     header = next(lines, None)
     if header is None or "ncclscope_trace" not in header:
         raise DamagedFileError(
@@ -106,11 +111,14 @@ def read_trace(path: Path) -> Rank:
     window = bool(header.get("window"))
     logs = {}
     lost = 0
-    for key in {**communicators, **calls}:
+    for place, key in enumerate({**communicators, **calls}):
+        if not place % _CHECK_EVERY:
+            budget.check(f"{position} calls")
         communicator = communicators.get(key) or Communicator(key)
         own = _renumber(calls.get(key, []), p2p.get(key, []))
         logs[key] = ListLog(communicator, own, anchored=not window, made=made.get(key, 0))
         lost += logs[key].first - 1
+    budget.check(f"{position} calls")
     rank = integer(header.get("rank"))
     return Rank(
         rank=rank if rank is not None and 0 <= rank < MAX_RANKS else -1,
@@ -261,15 +269,18 @@ def _open(path: Path) -> Iterator[IO[str]]:
         yield stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
     """Yields the objects of a file; a torn last line is left out."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
         data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
-        read = count = 0
+        read = checked = count = 0
         while line := data.readline(MAX_LINE):
             count += 1
             read += len(line)
+            if not count % _CHECK_EVERY or read - checked > _CHECK_EVERY_BYTES:
+                checked = read
+                budget.check(f"{count} lines")
             if len(line) >= MAX_LINE and not line.endswith(b"\n"):
                 raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
             if packed and read > MAX_UNPACKED:
@@ -302,7 +313,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
     shape = integers(line.get("shape"), MAX_DIMENSIONS)
     numel = integer(line.get("numel"))
     if numel is None and shape is not None:
-        numel = prod(shape)
+        numel = integer(prod(shape))
     seq = integer(line.get("seq")) or 0
     places = read_sites(text(line.get("site")), text(line.get("user_site")))
     call = Call(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import integer, open_regular, parse, printable
+from ncclscope.foreign import integer, open_regular, parse, printable, text
 from ncclscope.model import Rank
 from ncclscope.ring.reader import RingFile
 from ncclscope.sources.ring import is_alive
@@ -41,7 +41,7 @@ def describe_ring(path: Path) -> dict[str, Any]:
         with RingFile(path) as ring:
             about = ring.about
             pid = integer(about.get("pid")) or 0
-            alive = is_alive(about, str(about.get("host") or ""), pid)
+            alive = is_alive(about, text(about.get("host")) or "", pid)
             beats = abs(time.time_ns() - ring.heartbeat_ns) < _BEATS_NS
     except (DamagedFileError, OSError):
         return {}

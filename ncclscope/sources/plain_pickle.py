@@ -1,9 +1,14 @@
 """Pickles that hold plain containers, read without giving their writer anything to run.
 
 A pickle is a program. The one that this module runs may only build numbers, texts, lists,
-tuples and dictionaries: its instructions are looked through before the first is carried
-out, and one that could name a class, call something or reserve memory out of proportion
-is refused. What is left of the language is carried out by the interpreter's own reader.
+dictionaries and pairs of texts: its instructions are looked through before the first is carried
+out, and one that could name a class, call something or reserve memory out of proportion is
+refused. So is a tuple of anything but two texts, which could be the key of a dictionary: to hash
+it, the interpreter goes down to the last of what it holds, however often that is shared. What is
+left of the language is carried out by the interpreter's own reader, piece by piece and within
+the budget of the file.
+
+What comes of it may share and nest containers: never spell one, compare one or walk down one.
 """
 
 from __future__ import annotations
@@ -15,27 +20,54 @@ from typing import Any, NoReturn
 
 from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError
+from ncclscope.sources.budget import Budget
 
 __all__ = ["load_plain"]
 
-_PLAIN = re.compile(
-    rb"(?:"
-    rb"[hqK]."  # BINGET BINPUT BININT1
-    rb"|[\](}eausNt)0\x88\x89\x85\x86\x87\x94]"  # containers, marks, constants, MEMOIZE
-    rb"|M.."  # BININT2
-    rb"|J...."  # BININT
-    rb"|r..[\x00-\x3f]\x00"  # LONG_BINPUT, its index kept below four million
-    rb"|j...."  # LONG_BINGET
-    rb"|G........"  # BINFLOAT
-    rb"|\x8a\x08........"  # LONG1 of eight bytes, as torch writes them
-    rb"|\x95........"  # FRAME
-    rb")*",
+_PUT = rb"(?:q.|r..[\x00-\x3f]\x00)"  # BINPUT LONG_BINPUT, its index kept below four million
+_MEMOIZE = rb"\x94"
+_TUPLE_PART = rb"(?!\x86|h.\x86|j....\x86|[X\x8c\x8d])"
+"""Not before what may come of this and another text; that is looked at more closely."""
+
+
+def _plain(put: bytes) -> re.Pattern[bytes]:
+    """Returns what matches any number of instructions, but for texts and pairs.
+
+    Something is only numbered where it is certain to be no pair: right after it was made, and
+    after something was added to it. To add nothing would also work with a pair.
+    """
+    return re.compile(
+        rb"(?:"
+        rb"h." + _TUPLE_PART + rb"|j...." + _TUPLE_PART + rb"|K."  # BINGET LONG_BINGET BININT1
+        rb"|[N)\x88\x89as]"  # constants, APPEND SETITEM
+        rb"|[\]}]" + put + rb"?(?:\([eu]" + put + rb"?)?"  # EMPTY_LIST EMPTY_DICT, filled with none
+        rb"|\((?![eu])"  # MARK
+        rb"|[eu]" + put + rb"?"  # APPENDS SETITEMS
+        rb"|M.."  # BININT2
+        rb"|J...."  # BININT
+        rb"|G........"  # BINFLOAT
+        rb"|\x8a\x08........"  # LONG1 of eight bytes, as torch writes them
+        + (rb"|\x95..[\x00-\x0f]\x00{5}" if put == _MEMOIZE else b"")  # FRAME, up to 1 MB
+        + rb"){0,4096}",  # the engine remembers each, in a hundred times its size
+        re.DOTALL,
+    )
+
+
+_PLAIN = _plain(_PUT)
+_PLAIN_4 = _plain(_MEMOIZE)
+"""From protocol 4 on."""
+_MEMOIZED = re.compile(
+    rb"(?:[hK].|[N)\x88\x89as\]}(eu]|M..|[Jj]....|G........|\x8a\x08........|\x95........)*"
+    rb"(\x94?)",
     re.DOTALL,
 )
-_STOP, _LONG = ord("."), 0x8A
+"""Instructions up to the next MEMOIZE or the end."""
+_STOP, _LONG, _PAIR, _BINGET, _LONG_BINGET = ord("."), 0x8A, 0x86, ord("h"), ord("j")
 _PREFIXES = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # BINUNICODE, its short and its long form
 _LONGEST_NUMBER = 9
 """Bytes of an integer: what is counted in a dump has eight, and a sign."""
+_PIECE = 1 << 16
+_CHECK_EVERY = 1 << 12
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -48,54 +80,143 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference to elsewhere is no plain value")
 
 
-def load_plain(data: bytes, name: str, strings: dict[int, Any] | None = None) -> Any:
+class _Pieces(io.RawIOBase):
+    """Hands out a pickle piece by piece, as long as its budget lasts."""
+
+    def __init__(self, data: bytes, budget: Budget) -> None:
+        self._data = memoryview(data)
+        self._position = 0
+        self._budget = budget
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Hands out the next piece."""
+        self._budget.check()
+        found = self._data[self._position : self._position + len(buffer)]
+        buffer[: len(found)] = found
+        self._position += len(found)
+        return len(found)
+
+
+def load_plain(
+    data: bytes,
+    name: str,
+    strings: dict[int, Any] | None = None,
+    budget: Budget | None = None,
+) -> Any:
     """Returns the value of a pickle of plain containers.
 
     Args:
         data: The whole pickle.
         name: What to call it in an error.
         strings: Where to put the values that the pickle has numbered.
+        budget: What reading may take; without one, as the size of the pickle allows.
 
     Raises:
-        DamagedFileError: It is torn, or holds anything else.
+        DamagedFileError: It is torn, too large, or holds anything else.
     """
-    _look_through(data, name)
+    budget = Budget(name, len(data)) if budget is None else budget
+    _Check(data, name, budget).run()
     try:
         with without_collection():
-            reader = _PlainUnpickler(io.BufferedReader(io.BytesIO(data)))  # it reads ahead
+            reader = _PlainUnpickler(io.BufferedReader(_Pieces(data, budget), _PIECE))
             value = reader.load()
             if strings is not None:
                 strings.update(dict(reader.memo.copy()))
             return value
+    except DamagedFileError:
+        raise
     except Exception as error:  # a torn or twisted stream can fail in any way
         raise DamagedFileError(f"{name} is no whole pickle: {error}"[:300]) from None
 
 
-def _look_through(data: bytes, name: str) -> None:
-    """Refuses a stream with instructions that no pickle of plain containers has."""
-    end = len(data)
-    if not b"\x80\x02" <= data[:2] <= b"\x80\x05":
-        raise DamagedFileError(f"{name} is no pickle of protocol 2 to 5")
-    position = 2
-    match = _PLAIN.match
-    while True:
-        found = match(data, position)  # always matches, if only nothing
-        position = found.end() if found else position
-        if position >= end:
-            raise DamagedFileError(f"{name} is torn: the pickle has no end")
-        code = data[position]
-        if code == _STOP:
-            return
-        width = _PREFIXES.get(code, 0)
-        if width:
-            start = position + 1 + width
-            position = start + int.from_bytes(data[position + 1 : start], "little")
-            if position > end:
-                raise DamagedFileError(f"{name} is torn: the pickle has no end")
-        elif code == _LONG and data[position + 1 : position + 2] <= bytes([_LONGEST_NUMBER]):
-            position += 2 + int.from_bytes(data[position + 1 : position + 2], "little")
-        else:
-            raise DamagedFileError(
-                f"{name} is a pickle that would do more than hold plain values "
-                f"(instruction {data[position : position + 1]!r} at byte {position}), refused"
-            )
+class _Check:
+    """Refuses a stream with instructions that no pickle of plain containers has.
+
+    Args:
+        data: The stream.
+        name: What to call it in an error.
+        budget: What this may take.
+    """
+
+    def __init__(self, data: bytes, name: str, budget: Budget) -> None:
+        if not b"\x80\x02" <= data[:2] <= b"\x80\x05":
+            raise DamagedFileError(f"{name} is no pickle of protocol 2 to 5")
+        self._data = data
+        self._name = name
+        self._budget = budget
+        self._memoizes = data[1] >= 4
+        self._memoized = 0
+        self._texts: set[int] = set()
+
+    def run(self) -> None:
+        """Goes through the stream, and stops at texts and pairs."""
+        data, end = self._data, len(self._data)
+        match = (_PLAIN_4 if self._memoizes else _PLAIN).match
+        position, texts, texts_end, steps = 2, 0, 0, 0
+        while True:
+            found = match(data, position)  # always matches, if only nothing
+            start, position = position, found.end() if found else position
+            if self._memoizes and data.find(b"\x94", start, position) >= 0:
+                self._memoized += _MEMOIZED.findall(data, start, position).count(b"\x94")
+            if position >= end:
+                raise self._torn()
+            code = data[position]
+            if code == _STOP:
+                return
+            steps += 1
+            if not steps % _CHECK_EVERY:
+                self._budget.check()
+            texts = texts if texts_end == position else 0
+            width = _PREFIXES.get(code, 0)
+            if width:
+                start = position + 1 + width
+                position = start + int.from_bytes(data[position + 1 : start], "little")
+                if position > end:
+                    raise self._torn()
+                position, place = self._put(position)
+                self._texts.add(place)
+                texts, texts_end = texts + 1, position
+            elif code in (_BINGET, _LONG_BINGET):
+                width = 1 if code == _BINGET else 4
+                start, position = position + 1, position + 1 + width
+                texts += 1
+                if int.from_bytes(data[start:position], "little") not in self._texts:
+                    texts = 0
+                texts_end = position
+            elif position > start and code not in (_PAIR, _LONG):
+                pass  # as many as are matched at once
+            elif code == _PAIR and texts >= 2:
+                position, place = self._put(position + 1)
+                self._texts.discard(place)
+            elif code == _LONG and data[position + 1 : position + 2] <= bytes([_LONGEST_NUMBER]):
+                position += 2 + int.from_bytes(data[position + 1 : position + 2], "little")
+            else:
+                raise DamagedFileError(
+                    f"{self._name} is a pickle that would do more than hold plain values "
+                    f"(instruction {data[position : position + 1]!r} at byte {position}), refused"
+                )
+
+    def _put(self, position: int) -> tuple[int, int]:
+        """Returns where an instruction ends that numbers the last value, and the number; or -1."""
+        data = self._data
+        code = data[position : position + 1]
+        if self._memoizes and code == b"\x94":
+            self._memoized += 1
+            return position + 1, self._memoized - 1
+        if not self._memoizes and code == b"q":
+            return position + 2, int.from_bytes(data[position + 1 : position + 2], "little")
+        if not self._memoizes and code == b"r":
+            place = int.from_bytes(data[position + 1 : position + 5], "little")
+            if place >= 1 << 22:
+                raise DamagedFileError(
+                    f"{self._name} numbers more values than it can hold, refused"
+                )
+            return position + 5, place
+        return position, -1
+
+    def _torn(self) -> DamagedFileError:
+        return DamagedFileError(f"{self._name} is torn: the pickle has no end")

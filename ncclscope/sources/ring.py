@@ -26,7 +26,7 @@ from ncclscope.sources.ring_device import stands, with_states
 from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
-from ncclscope.sources.told import DAMAGED, read_uses, without_uses
+from ncclscope.sources.told import DAMAGED, read_about
 from ncclscope.tracing import identity
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
@@ -35,6 +35,9 @@ _LIVELY_NS = 60_000_000_000
 """A process that was heard of less than a minute ago may still write."""
 
 _MOST_PIDS = 1 << 22
+_MOST_MEMBERS = 4 * MAX_RANKS
+"""Members of all communicators of a ring together: a range of them takes no room in the file."""
+_KEPT = 1 << 9
 
 
 def read_ring(path: Path) -> Rank:
@@ -51,7 +54,11 @@ def read_ring(path: Path) -> Rank:
     exited = ring.exited_ns > 0
     age = abs(time.time_ns() - ring.heartbeat_ns)
     ring.live = alive is not False and not exited and age < _LIVELY_NS
-    found = communicators(ring)
+    try:
+        found = communicators(ring)
+    except DamagedFileError:
+        ring.close()
+        raise
     device = stands(ring)
     return Rank(
         rank=_rank(about.get("rank")),
@@ -77,7 +84,7 @@ def read_ring(path: Path) -> Rank:
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         device={found[index].key: stand for index, stand in device.items() if index in found},
         source=str(path),
-        details=_with_damage({**without_uses(about), **read_uses(about)}, ring, found),
+        details=_with_damage(read_about(about), ring, found),
     )
 
 
@@ -278,7 +285,8 @@ class RingLog:
             ):
                 raise DamagedFileError(
                     f"{self._ring.path} is damaged: call {seq} of "
-                    f"{self.communicator.label or self.communicator.key} is not in its place"
+                    f"{self.communicator.label or self.communicator.key} is not in its place",
+                    path=str(self._ring.path),
                 )
             parts.append(found[low:high])
             seq = int(lasts[high - 1]) + 1
@@ -286,18 +294,31 @@ class RingLog:
 
 
 def communicators(ring: RingFile) -> dict[int, Communicator]:
-    """By their number in the file; what cannot be understood is left out."""
+    """By their number in the file; what cannot be understood is left out.
+
+    Raises:
+        DamagedFileError: They have more members together than any job's.
+    """
     changes: dict[int, list[str]] = {}
     for spelled in ring.texts.get(layout.KIND_COMM_UPDATE, []):
         changes.setdefault(number(_object(spelled).get("comm")), []).append(spelled)
-    found = {
-        index: _communicator(spelled, *changes.get(index, ()))
-        for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1)
-    }
-    return {index: comm for index, comm in found.items() if comm is not None}
+    found: dict[int, Communicator] = {}
+    members = 0
+    for index, spelled in enumerate(ring.texts.get(layout.KIND_COMM, []), 1):
+        comm = _communicator(spelled, *changes.get(index, ()))
+        if comm is None:
+            continue
+        members += len(comm.ranks)
+        if members > _MOST_MEMBERS:
+            raise DamagedFileError(
+                f"{ring.path} is too large, read so far: {len(found)} communicators, of which the "
+                f"next one would make {members} members; its rank is left out"
+            )
+        found[index] = comm
+    return found
 
 
-@lru_cache(maxsize=1 << 9)
+@lru_cache(maxsize=_KEPT)
 def _communicator(spelled: str, *changes: str) -> Communicator | None:
     """Returns what its members describe in the same words, hence once for all of them."""
     about = _object(spelled)

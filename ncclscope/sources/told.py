@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclscope.foreign import integer, number, text, texts
 
-__all__ = ["DAMAGED", "read_told", "read_uses", "telling", "without_uses"]
+__all__ = ["DAMAGED", "read_about", "read_told", "read_uses", "telling"]
 
 DAMAGED = "damaged"
 """Kind of what is not seen because the record of it cannot be read."""
@@ -15,6 +15,11 @@ DAMAGED = "damaged"
 _FLAGS = ("dumped", "splits", "tells")
 _TEXTS = ("ended_with", "probe_failed")
 _USES = ("probes", "unseen")
+_RING_TEXTS = ("device_progress", "run")
+_NOT_OF_RINGS = (
+    *(*_FLAGS, "beating", "dump", "format", "gpu_spins", "idle_s", "numbered", "overdue"),
+    *("stated", "still_seconds", "timed_out", "written_ns"),
+)
 
 
 def telling(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,9 +89,18 @@ def read_uses(about: Mapping[str, Any]) -> dict[str, Any]:
     return uses
 
 
-def without_uses(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a self-description without what :func:`read_uses` takes from it."""
-    return {name: value for name, value in about.items() if name not in _USES}
+def read_about(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details in a ring's self-description, those that anybody asks for validated.
+
+    What only other inputs say, or what is concluded later, is left out: a ring that says it
+    would be believed.
+    """
+    known = (*_USES, *_TEXTS, *_RING_TEXTS, *_NOT_OF_RINGS)
+    details = {name: value for name, value in about.items() if name not in known}
+    for name in (*_TEXTS, *_RING_TEXTS):
+        if (said := text(about.get(name))) is not None:
+            details[name] = said
+    return {**details, **read_uses(about)}
 
 
 def _keys(value: Any) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import State
+from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_decoder import PatternError
 from ncclscope.sources.flight_dump import Dump
 from ncclscope.sources.flight_entry import Entry
@@ -31,7 +32,8 @@ def entries_of(dump: Dump) -> list[tuple[Any, ...]]:
 
 def both(value: dict[str, Any]) -> tuple[Dump, Dump]:
     data = pickled(value)
-    return _quickly(data, "quickly")[1], _whole(data, Path("whole"))[1]
+    budget = Budget("it", len(data))
+    return _quickly(data, "quickly", budget)[1], _whole(data, Path("whole"), budget)[1]
 
 
 def plain(value: dict[str, Any]) -> None:
@@ -132,6 +134,6 @@ def test_a_torn_one_is_not_taken(end: int) -> None:
     data = pickled(job_dump(rank=0, ranks=8, entries=200, wrong=None))
 
     with pytest.raises(PatternError):
-        _quickly(data[:end], "torn")
+        _quickly(data[:end], "torn", Budget("torn", end))
     with pytest.raises(DamagedFileError):
-        _whole(data[:end], Path("torn"))
+        _whole(data[:end], Path("torn"), Budget("torn", end))

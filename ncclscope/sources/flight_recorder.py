@@ -75,7 +75,7 @@ def read_dump(path: Path) -> Rank:
         if status.st_size > MAX_SIZE:
             raise DamagedFileError(f"{path} is larger than any dump, {MAX_SIZE >> 20} MB")
         budget = Budget(str(path), status.st_size)
-        data = file.read(MAX_SIZE)
+        data = file.read(status.st_size)  # no more: the room for all that is asked for is taken
     with without_collection():
         try:
             value, dump = _quickly(data, str(path), budget)

@@ -173,6 +173,8 @@ class _Members:
         if touched == [True, False]:
             yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
             return
+        if not self._case.timeless and self._case.longest_common_quiet(self._logs) is None:
+            return  # while both go on, one may have its own order among communicators
         broke, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
         if broke[0] == broke[1]:
             broke, basis = self._by_steps(on[0], off[0], shift.seq), "steps"

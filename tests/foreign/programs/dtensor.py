@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from tests.foreign.programs.pace import pause
 
@@ -20,8 +20,8 @@ for step in range(24):
     assert product.full_tensor().shape == (6, 6)
     both = distribute_tensor(torch.randn(8, 8), square, [Shard(0), Shard(1)])
     both.redistribute(placements=[Shard(1), Shard(0)]).sum().full_tensor()
-    local = both.redistribute(placements=[Replicate(), Partial()])
-    local.redistribute(placements=[Shard(0), Replicate()])
+    partial = DTensor.from_local(torch.randn(8, 8), square, [Replicate(), Partial()])
+    partial.redistribute(placements=[Shard(0), Replicate()])
     if step % 6 == 0:  # each column of the mesh has its own tensor
         own = square["columns"]
         distribute_tensor(torch.randn(5), own, [Shard(0)]).full_tensor()

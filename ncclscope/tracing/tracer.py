@@ -32,7 +32,7 @@ from ncclscope.tracing.guard import Guard
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Comm", "Template", "Tracer"]
+__all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
 _TEMPLATES_KEPT = 4096
 _READ = 4096
@@ -40,18 +40,14 @@ _READ = 4096
 
 
 class Template(NamedTuple):
-    """What repeats from call to call with the same parameters.
-
-    Attributes:
-        fixed: As a record has it.
-        signature: Of the call; 0 for a send or receive.
-        whole: Whether all its texts could be written. Where a signal handler records while a text
-            is being written, they could not.
-    """
+    """What repeats from call to call with the same parameters."""
 
     fixed: bytes
     signature: int
-    whole: bool = True
+
+
+class NamelessTemplate(Template):
+    """One to be used once: a signal handler came in while a text of it was being written."""
 
 
 class Comm:
@@ -345,7 +341,8 @@ class Tracer:
             site=site or None,
             p2p=op in signature.P2P_OPS,
         )
-        return Template(fixed, signed, self.ring.refused == refused)
+        made = Template if self.ring.refused == refused else NamelessTemplate
+        return made(fixed, signed)
 
     def start(self, position: int) -> None:
         """Notes that the call at a position has started."""
@@ -395,7 +392,7 @@ class Tracer:
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:
     """Keeps a template for the next call, and the table from growing without end."""
-    if not template.whole:
+    if isinstance(template, NamelessTemplate):
         return  # the next call with these parameters will have its name
     if len(comm.templates) >= _TEMPLATES_KEPT:
         comm.templates.clear()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope, session
+from ncclscope.tracing.tracer import NamelessTemplate
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -202,14 +203,14 @@ def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, 
     dtype = fields.get("dtype")
     fields["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
     assert handle.comm is not None
-    fixed, signed, whole = handle.tracer.template(
+    made = handle.tracer.template(
         handle.comm,
         op,
         site=None if code is None else callsite.describe(code, instruction),
         **fields,
     )
-    template = fixed, signed, fields.get("sizes") is not None
-    if not whole:
+    template = (*made, fields.get("sizes") is not None)
+    if isinstance(made, NamelessTemplate):
         return template  # a signal handler came in between; the next such call has its name
     if len(handle.templates) >= _TEMPLATES_KEPT:
         handle.templates.clear()

@@ -179,3 +179,18 @@ def test_the_last_step_is_found_behind_many_calls(cluster_of: ClusterOf) -> None
     assert [step.number for step in reversed(steps)] == [3, 2, 1]
     assert [step.number for step in steps] == [1, 2, 3]
     assert _steps(cluster) == ("ranks 0-2 in step 3 (1 token)",)
+
+
+def test_a_rank_with_steps_that_never_created_the_communicator(cluster_of: ClusterOf) -> None:
+    """Ranks 0 and 2 call on a pair's communicator that rank 1, which has steps, does not know."""
+    cluster = cluster_of(3)
+    for rank in cluster.everybody:
+        cluster.tracers[rank].step(1, tokens=2)
+    cluster.post(cluster.everybody, "world")
+    for number in range(3):
+        cluster.post([0, 2], "ep:0", shape=(number + 1,), done=False)
+
+    cause = cluster.verdict(quiet=60.5).cause
+
+    assert cause is not None
+    assert any("in step 1 (2 tokens)" in fact for fact in cause.evidence)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
+from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.engine_steps import is_idle
 from ncclscope.analysis.judgement import HANG_SECONDS
 from ncclscope.analysis.stances import take_stances
@@ -77,6 +78,8 @@ def judge_agreement(
             f"Some records of {ranks_text(damaged)} are damaged and cannot be read. The others "
             f"agree as far as they go.",
         )
+    if case.uncompared and not all(rank.exited for rank in run.ranks):
+        return Agreement("unknown", _uncompared(case.uncompared[0]))
     capture = run.capture
     if not waiting and capture is not None and (posted := _posted_since(run, capture)):
         return Agreement(
@@ -110,6 +113,14 @@ def shortly_waiting(
         for one in findings
         if one.role == "cause"
     ]
+
+
+def _uncompared(difference: Difference) -> str:
+    name = difference.comm.label or difference.comm.key[:12]
+    return (
+        f"On {name} the ranks differ from call {difference.seq} on and completed calls after it. "
+        f"What they posted later cannot be compared."
+    )
 
 
 def _calls(run: Run) -> int:

@@ -60,8 +60,12 @@ class Case:
         self.live_stall_seconds = live_stall_seconds
         self.survived: tuple[Difference, ...] = ()
         """Differences after which all members completed calls; they are no cause of a hang."""
+        self.uncompared: tuple[Difference, ...] = ()
+        """Those of them after which the members' calls cannot be numbered alike."""
         if survived := find_survived(run):
             self.survived = tuple(self._survived(survived))
+            without = {each.parting.comm.key for each in survived if not each.logs}
+            self.uncompared = tuple(each for each in self.survived if each.comm.key in without)
             self.run = after_survived(run, survived)
             self._logs.clear()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ncclscope.analysis.align import side_by_side
 from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.judgement import HANG_SECONDS
 from ncclscope.analysis.shifts import (
     Shift,
     expected,
@@ -17,6 +18,7 @@ from ncclscope.analysis.shifts import (
     first_other_line,
     tracks_of,
 )
+from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.step_rhythm import broke_rhythm, steps_apart
 from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
@@ -173,7 +175,7 @@ class _Members:
         if touched == [True, False]:
             yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
             return
-        if not self._case.timeless and self._case.longest_common_quiet(self._logs) is None:
+        if not self._stand_still:
             return  # while both go on, one may have its own order among communicators
         broke, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
         if broke[0] == broke[1]:
@@ -185,6 +187,18 @@ class _Members:
         for difference in found:
             everybody = tuple(sorted(self._logs))
             yield replace(difference, odd=(), peers=everybody, suspect=suspect)
+
+    @cached_property
+    def _stand_still(self) -> bool:
+        """Whether no member goes on, by the records or by what was seen of the processes."""
+        case = self._case
+        if case.timeless or case.longest_common_quiet(self._logs) is not None:
+            return True
+        capture = case.run.capture
+        if capture is None or capture.gap < HANG_SECONDS:
+            return False
+        stances = take_stances(capture)
+        return all(rank in stances and stances[rank].condition != "moving" for rank in self._logs)
 
     @cached_property
     def _off(self) -> tuple[int, dict[Shift, list[int]]]:

@@ -108,7 +108,8 @@ def stuck_transfers(case: Case) -> list[Transfer]:
 def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
     """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
 
-    At least two ranks wait for it. Either it waits in no transfer itself, or, where all chains
+    Where at least two ranks wait for it, it is the one that waits in no transfer itself. Where
+    one does, all the others have come to the transfer of which it lacks its half. Where all chains
     run into a cycle, it has come to another number of transfers than all the others, which have
     come to the same.
 
@@ -123,7 +124,9 @@ def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
     both_sides = {rank for rank, by in awaited.items() if len(by) > 1}
     if len(ends) == 1:
         (end,) = ends
-        return (end, "it waits in no transfer itself") if end in both_sides else None
+        if end in both_sides:
+            return end, "it waits in no transfer itself"
+        return _short_of_one(case, next(transfer for transfer in found if transfer.peer == end))
     if ends:
         return None
     reached = _furthest(case, {*waiting, *awaited})
@@ -137,6 +140,20 @@ def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
                 f"all others, which have come to {common}"
             )
     return None
+
+
+def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
+    """Return the rank without its half of a transfer that all others have come to."""
+    pair, rank = transfer.pair, transfer.peer
+    theirs = max(len(pair.sends), len(pair.receives))
+    reached = _furthest(case, set(pair.comm.ranks) - {rank})
+    others = [count for count in reached.values() if count]
+    if len(others) < 2 or set(others) != {theirs}:
+        return None
+    return rank, (
+        f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "
+        f"come to transfer {theirs} with their neighbours"
+    )
 
 
 def waiting_cycle(found: Sequence[Transfer]) -> tuple[int, ...]:

@@ -264,7 +264,7 @@ picture.Picture._calls = None
 sys.exit(main())
 """
     with Emulator([sys.executable, "-c", program, "watch", rings]) as terminal:
-        assert terminal.end() == 1
+        assert terminal.end() == 70
         assert terminal.is_restored
         assert b"\x1b[?1049h" in terminal.received
         assert "TypeError" in terminal.screen

@@ -207,3 +207,17 @@ def test_a_call_that_is_assumed_is_never_shown_as_recorded(cluster_of: ClusterOf
     shown = verdict.neighbourhood.calls
     assert {call.op for call in shown[0].values()} == {"broadcast", "reduce_scatter"}
     assert {call.op for call in shown[2].values()} == {"broadcast", "reduce_scatter"}
+
+
+def test_what_cannot_be_numbered_alike_is_not_called_agreement(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    for number in range(30):
+        without = [2] if number % 3 == 0 else []
+        ranks = [rank for rank in range(4) if rank not in without]
+        cluster.post(ranks, "dp:0", shape=(100 + number, 2), done=number < 29)
+
+    verdict = cluster.verdict()
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "completed calls after it" in verdict.summary

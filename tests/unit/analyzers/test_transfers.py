@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ncclscope.analysis.verdict import diagnose
 from tests.cluster import Cluster
 
@@ -269,6 +271,47 @@ def test_a_stage_that_is_short_towards_both_neighbours_is_named(cluster_of: Clus
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (1,))
     assert verdict.cause.confidence == "likely"
     assert {finding.role for finding in verdict.findings[1:]} <= {"consequence"}
+
+
+def _forgotten_send(cluster: Cluster, odd: int) -> None:
+    """The last microbatch gets lost at one stage, which goes on to the collective at the end."""
+    cluster.history("pp:0")
+    for number in range(4):
+        for rank in range(1, cluster.size):
+            sent = number < 3 or rank - 1 != odd
+            lost = number == 3 and rank - 1 > odd
+            if sent and not lost:
+                _send(cluster, rank - 1, rank)
+            _recv(cluster, rank, rank - 1, done=sent and not lost)
+    cluster.post(range(odd + 1), "pp:0", done=False)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_a_stage_that_forgot_a_send_and_went_on_is_named(cluster_of: ClusterOf, odd: int) -> None:
+    cluster = cluster_of(4)
+    _forgotten_send(cluster, odd)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("p2p_mismatch", (odd,))
+    assert verdict.cause.confidence == "likely"
+
+
+def test_a_receive_that_nobody_else_has_come_to_names_both(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    for _ in range(3):
+        for rank in range(1, 4):
+            _send(cluster, rank - 1, rank)
+            _recv(cluster, rank, rank - 1)
+    _recv(cluster, 2, 1, done=False)
+    cluster.post([0, 1, 3], "pp:0", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (1, 2))
 
 
 def test_a_cycle_of_sends_names_all_its_ranks(cluster_of: ClusterOf) -> None:

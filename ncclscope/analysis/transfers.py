@@ -148,7 +148,7 @@ def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
     theirs = max(len(pair.sends), len(pair.receives))
     reached = _furthest(case, set(pair.comm.ranks) - {rank})
     others = [count for count in reached.values() if count]
-    if len(others) < 2 or set(others) != {theirs}:
+    if transfer.number == 1 or len(others) < 2 or set(others) != {theirs}:
         return None
     return rank, (
         f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "

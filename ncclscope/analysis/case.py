@@ -353,7 +353,10 @@ class Case:
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
         ]
         if quiet is not None and others and min(others) - quiet >= DEAD_SECONDS:
-            return f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
+            how = f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
+            if rank.details.get("stopped"):
+                return f"a signal has stopped its process, {how}"
+            return f"{how}, though its process exists" if rank.alive else how
         return None
 
     def kinds(self) -> Sequence[str]:

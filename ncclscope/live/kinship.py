@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ def is_launcher(words: Sequence[str]) -> bool:
 def meeting_points(words: Sequence[str]) -> str:
     """Returns where a command line says that the ranks of its job meet; empty where it does not."""
     found = []
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option = _MEETING.fullmatch(word)
         if option:
             value = following if option[2] is None else option[2]

@@ -60,6 +60,9 @@ def read_ring(path: Path) -> Rank:
         ring.close()
         raise
     device = stands(ring)
+    details = _with_damage(read_about(about), ring, found)
+    if alive and identity.is_stopped(pid):
+        details["stopped"] = True
     return Rank(
         rank=_rank(about.get("rank")),
         world_size=number(about.get("world_size")),
@@ -84,7 +87,7 @@ def read_ring(path: Path) -> Rank:
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         device={found[index].key: stand for index, stand in device.items() if index in found},
         source=str(path),
-        details=_with_damage(read_about(about), ring, found),
+        details=details,
     )
 
 

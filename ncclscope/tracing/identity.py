@@ -79,6 +79,15 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal or a debugger has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
 def pid_namespace() -> int:
     """Returns which numbering of processes this one's pid belongs to; 0 when not known."""
     try:

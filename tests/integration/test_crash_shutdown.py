@@ -317,6 +317,7 @@ sys.stdin.read()
 
             (rank,) = open_run(rings).others
             assert rank.alive is (end == signal.SIGSTOP)
+            assert rank.details.get("stopped", False) is (end == signal.SIGSTOP)
             assert not rank.exited
             assert rank.last_seen_ns is not None
             assert before - 10_000_000_000 < rank.last_seen_ns <= after

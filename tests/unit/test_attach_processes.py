@@ -189,6 +189,10 @@ def test_servers_that_name_one_meeting_point_are_one_job() -> None:
         chosen(*four, server(15, *words[:-1], "13346"))
 
 
+def test_a_command_line_of_no_words_names_no_meeting_point() -> None:
+    assert meeting_points([]) == ""
+
+
 def test_workers_that_share_a_communicator_are_one_job(tmp_path: Path) -> None:
     both, others = (
         [

@@ -3,7 +3,8 @@
 The file that NCCLSCOPE_TEST_FAULT names holds the fault. As soon as it is there, rank 1 takes
 it away and does that to its next collective. ``skip`` and ``replace`` are done to an all_reduce
 of tensor parallelism on the CPU, to a reduce_scatter of expert parallelism on GPUs; ``uneven``
-takes the path of unequal sizes in a dispatch of expert parallelism, where all are equal, and
+takes the path of unequal sizes in a dispatch of expert parallelism, where all are equal;
+``swap`` posts the reduce_scatter that comes after a dispatch before it; and
 ``skip_all_reduce`` leaves out one of tensor parallelism on GPUs. It sits above the probes, so
 that what is recorded is what is posted.
 """
@@ -40,7 +41,9 @@ def register() -> None:
         from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
         _replace(CudaCommunicator, "reduce_scatterv", _on_gpu, Path(order))
-        _replace(CudaCommunicator, "all_gatherv", _gpu_unevenly, Path(order), ("uneven",), _is_even)
+        _replace(
+            CudaCommunicator, "all_gatherv", _dispatch, Path(order), ("uneven", "swap"), _is_even
+        )
         _replace(
             CudaCommunicator, "all_reduce", _without, Path(order), ("skip_all_reduce",), _is_tp
         )
@@ -86,6 +89,27 @@ def _is_tp(communicator: Any, *_: Any) -> bool:
 
 def _without(fault: str, communicator: Any, input_: Any) -> Any:
     return input_.clone()
+
+
+def _dispatch(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:
+    usual = _gpu_unevenly if fault == "uneven" else _swapped
+    return usual(fault, communicator, input_, dim, sizes)
+
+
+def _swapped(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:
+    """The reduce_scatter comes first, and is left out where it belongs: counts stay equal."""
+    hidden = input_[0] if isinstance(input_, list) else input_
+    early = communicator.reduce_scatterv(
+        hidden.new_zeros((sum(sizes), *hidden.shape[1:])), 0, sizes=sizes
+    )
+
+    def once(*_: Any, **__: Any) -> Any:
+        del communicator.reduce_scatterv
+        return early
+
+    gathered = communicator.all_gatherv(input_, dim, sizes)
+    communicator.reduce_scatterv = once
+    return gathered
 
 
 def _gpu_unevenly(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:

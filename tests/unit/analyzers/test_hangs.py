@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from ncclscope.analysis.verdict import diagnose
 from tests.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -67,6 +69,28 @@ def test_dead_rank_is_told_by_its_signs_of_life(cluster_of: ClusterOf) -> None:
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
     assert verdict.cause.confidence == "likely"
+
+
+@pytest.mark.parametrize("entered", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_that_exists_is_not_called_dead(
+    cluster_of: ClusterOf, entered: bool, stopped: bool
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0, 1, 3, *([2] if entered else [])], "tp:0", "all_gather", done=False)
+    run = cluster.run(quiet={2: 0.3})
+    ranks = tuple(replace(rank, alive=True) for rank in run.ranks)
+    if stopped:
+        ranks[2].details["stopped"] = True
+
+    cause = diagnose(replace(run, ranks=ranks)).cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (2,))
+    assert "dead or" not in cause.summary
+    assert ("stopped or stuck" in cause.summary) is not stopped
+    assert ("a signal" in " ".join((cause.summary, *cause.evidence))) is stopped
 
 
 def test_dead_rank_that_left_no_record(cluster_of: ClusterOf) -> None:

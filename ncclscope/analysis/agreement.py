@@ -79,13 +79,14 @@ def judge_agreement(
             f"agree as far as they go.",
         )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
-        return Agreement("unknown", _uncompared(case.uncompared[0]))
+        differ = _differ(case.uncompared[0])
+        return Agreement("unknown", f"{differ} What they posted later cannot be compared.")
     capture = run.capture
     if not waiting and capture is not None and (posted := _posted_since(run, capture)):
         return Agreement(
             "ok",
             f"The job moves: {ranks_text(posted)} posted calls while it was watched for "
-            f"{capture.gap:.0f} s. {_agree(run)}",
+            f"{capture.gap:.0f} s. {_agree(case)}",
         )
     if late := waiting or seen:
         return Agreement("unknown", " ".join(dict.fromkeys(one.summary for one in late[:3])))
@@ -115,20 +116,20 @@ def shortly_waiting(
     ]
 
 
-def _uncompared(difference: Difference) -> str:
-    name = difference.comm.label or difference.comm.key[:12]
-    return (
-        f"On {name} the ranks differ from call {difference.seq} on and completed calls after it. "
-        f"What they posted later cannot be compared."
-    )
-
-
 def _calls(run: Run) -> int:
     return max((log.calls for rank in run.ranks for log in rank.logs.values()), default=0)
 
 
-def _agree(run: Run) -> str:
-    return _AGREE if _calls(run) else "No collective was recorded."
+def _agree(case: Case) -> str:
+    if case.survived:
+        first = case.survived[0]
+        return f"{_differ(first)} All other recorded calls agree, as far as the ranks have come."
+    return _AGREE if _calls(case.run) else "No collective was recorded."
+
+
+def _differ(difference: Difference) -> str:
+    name = difference.comm.label or difference.comm.key[:12]
+    return f"On {name} the ranks differ in call {difference.seq} and completed calls after it."
 
 
 def _unseen(coverage: Coverage) -> str:
@@ -152,7 +153,7 @@ def _seen(case: Case, capture: Capture, coverage: Coverage) -> Agreement:
         or ((rank := run.by_rank.get(number)) is not None and (is_idle(rank) or rank.exited))
     ]
     traced = any(rank.logs for rank in run.ranks)
-    agree = f" {_agree(run)}" if traced else ""
+    agree = f" {_agree(case)}" if traced else ""
     if len(stances) == 1 and len(run.ranks) == 1:
         return Agreement(
             "unknown", "One process only: there is no other to compare it with." + agree
@@ -198,16 +199,16 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
     living = [rank for rank in run.ranks if rank.alive]
     awake = [rank for rank in living if not is_idle(rank)]
     if not awake:
-        return Agreement("ok", f"All ranks wait for work, none for another. {_agree(run)}")
+        return Agreement("ok", f"All ranks wait for work, none for another. {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
     if quiet and min(quiet) < case.live_stall_seconds and _calls(run):
-        return Agreement("ok", _agree(run))
+        return Agreement("ok", _agree(case))
     if not quiet:
-        return Agreement("ok" if coverage.complete else "unknown", _agree(run) + _unseen(coverage))
+        return Agreement("ok" if coverage.complete else "unknown", _agree(case) + _unseen(coverage))
     return Agreement(
         "unknown",
         f"No rank has posted a call for {min(quiet):.0f} s, and nothing recorded says whether "
-        f"the job rests or hangs. {_agree(run)}{_unseen(coverage)}",
+        f"the job rests or hangs. {_agree(case)}{_unseen(coverage)}",
     )
 
 
@@ -221,10 +222,10 @@ def _past(case: Case, coverage: Coverage) -> Agreement:
     """Judge records of processes that have ended, or of which nobody knows whether they run."""
     run = case.run
     if all(rank.exited for rank in run.ranks):
-        return Agreement("ok", f"All processes ended in order. {_agree(run)}")
+        return Agreement("ok", f"All processes ended in order. {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",
-            f"{_agree(run)} But not all that the job does is recorded.{_unseen(coverage)}",
+            f"{_agree(case)} But not all that the job does is recorded.{_unseen(coverage)}",
         )
-    return Agreement("ok", _agree(run))
+    return Agreement("ok", _agree(case))

@@ -142,6 +142,12 @@ def from_difference(
                 "no cause of a hang: the job went on, so that the record has a hole there, or the "
                 "members may differ in this call"
             )
+        elif difference.order is not None:
+            confidence = "likely"
+            thoughts.append(
+                "that these calls met each other and left wrong data: they completed, as small "
+                "ones of equal size do"
+            )
     elif decided and (ahead := _posted_after(case, difference)) >= MANY:
         confidence = "likely"
         thoughts.append(
@@ -178,9 +184,12 @@ def _recorded(call: Call | None) -> Call | None:
 def _is_hole(difference: Difference) -> bool:
     """Whether a difference that was survived cannot have happened as it is recorded.
 
-    Calls of one operation with other parameters may complete, with wrong data. Another operation,
-    a call more or a call less does not.
+    Calls of one operation with other parameters may complete, with wrong data, and over NCCL an
+    all_gather and a reduce_scatter the other way round do, too. A record that lacks neither of the
+    two has no hole. Another operation, a call more or a call less does not complete.
     """
+    if difference.order is not None and len(difference.edits) == 1 and not difference.surplus:
+        return False
     same = difference.odd_call.op == difference.peer_call.op
     return not same or not difference.replaced or bool(difference.surplus)
 

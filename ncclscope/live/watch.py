@@ -342,8 +342,9 @@ class Watcher:
                 more: dict[str, object] = {"still_seconds": max(0.0, now - words.moved_at)}
                 if self._spins:
                     more["gpu_spins"] = True
-                # Seen just now.
-                rank = replace(rank, last_seen_ns=wall_ns, details={**rank.details, **more})
+                rank = replace(rank, details={**rank.details, **more})
+                if not rank.details.get("stopped"):
+                    rank = replace(rank, last_seen_ns=wall_ns)  # seen just now
             if rank is not None:
                 ranks.append(rank)
         return ranks

@@ -102,6 +102,7 @@ def options(
     large: bool = False,
     layers: int | None = None,
     environment: Mapping[str, str] | None = None,
+    shared: bool = False,
 ) -> dict[str, Any]:
     """Returns options for a server with expert parallelism.
 
@@ -112,11 +113,12 @@ def options(
         large: A model of a size that is served, on GPUs.
         layers: How many of its layers; None for all.
         environment: Further variables.
+        shared: One GPU is enough.
     """
     own = dict(environment or {})
     arguments = ["--enable-expert-parallel", "--all2all-backend", "allgather_reducescatter"]
     given = {"tensor_parallel_size": shape[0], "data_parallel_size": shape[1]}
-    if not on_gpus():
+    if not (torch.cuda.is_available() if shared else on_gpus()):
         return given | {
             "environment": {"NCCLSCOPE_VLLM_CPU_MOE": "1"} | own,
             "arguments": arguments,

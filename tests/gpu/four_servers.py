@@ -50,7 +50,7 @@ class Servers:
         self.rings = rings
         on_gpu = torch.cuda.is_available()
         self.ranks = range(4 if on_gpu else 2)
-        given = options(eager=True, shape=(1, 1), memory=0.2)
+        given = options(eager=True, shape=(1, 1), memory=0.15, shared=True)
         port = 13345 + os.getpid() % 1000
         self.traced = []
         for rank in self.ranks:

@@ -221,3 +221,34 @@ def test_what_cannot_be_numbered_alike_is_not_called_agreement(cluster_of: Clust
 
     assert (verdict.status, verdict.cause) == ("unknown", None)
     assert "completed calls after it" in verdict.summary
+
+
+def test_an_order_that_the_job_survived_left_wrong_data(cluster_of: ClusterOf) -> None:
+    """Seen in vLLM with four NCCL ranks: the service went on, as if nothing had been."""
+    cluster = cluster_of(4)
+    cluster.history("dp:0", backend="nccl", done=False)
+    for layer in range(6):
+        for rank in cluster.everybody:
+            ops = ["all_gather", "reduce_scatter"]
+            for op in ops[::-1] if (rank, layer) == (1, 2) else ops:
+                cluster.post([rank], "dp:0", op, backend="nccl")
+
+    verdict = cluster.verdict()
+
+    assert verdict.status == "diverged"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("op_mismatch", (1,))
+    assert verdict.cause.confidence == "likely"
+    assert "opposite order" in verdict.cause.summary
+
+
+def test_agreement_is_not_claimed_of_a_call_in_which_ranks_differ(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history("dp:0")
+    _layers(cluster, 8, without=[2])
+
+    verdict = cluster.verdict()
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "the ranks differ in call 6" in verdict.summary
+    assert "All ranks agree" not in verdict.summary

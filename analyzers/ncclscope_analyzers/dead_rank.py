@@ -174,13 +174,13 @@ class DeadRank:
     ) -> Finding:
         rank = case.run.by_rank[number]
         how = f"its signs of life end {seconds:.0f} s before its peers'"
-        state = "dead, gone or stopped"
+        kind, state = self.name, "dead, gone or stopped"
+        if rank.alive:
+            kind, state = "stalled", "stopped or stuck"
         if rank.details.get("stopped"):
             state = "stopped by a signal"
-        elif rank.alive:
-            state = "stopped or stuck"
         return Finding(
-            kind=self.name,
+            kind=kind,
             summary=(
                 f"{sentence(rank_text(case.run, number))} is {state} ({how}), in "
                 f"call {call.seq} on {comm_text(comm)}, {call_text(call)}, which all have posted "
@@ -252,8 +252,6 @@ class DeadRank:
                 )
         undumped = rank is None and how != NO_RECORD
         state = "dead, gone or stuck" if undumped else "dead or gone"
-        if rank is not None and rank.alive:
-            state = "stopped" if rank.details.get("stopped") else "stopped or stuck"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
         # Which of several somebody waits for depends on who else could not be asked.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]

@@ -155,7 +155,9 @@ class NotJoined:
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
                 what = (
-                    "stands on its device behind something that is no recorded call"
+                    "is stopped by a signal or a debugger (state T): kill -CONT lets it go on"
+                    if rank.details.get("stopped")
+                    else "stands on its device behind something that is no recorded call"
                     if case.waits.is_outside(rank.rank)
                     else "waits to be asked for something: see its engine"
                     if is_idle(rank)
@@ -166,7 +168,9 @@ class NotJoined:
             inferred.append("that nothing moves: the input does not say how long anybody waits")
         was = ""
         last = ranks[0].last_call()
-        if all(is_idle(rank) for rank in ranks):
+        if all(rank.details.get("stopped") for rank in ranks):
+            was = f"; a signal has stopped {'its process' if one else 'their processes'}"
+        elif all(is_idle(rank) for rank in ranks):
             was = f"; {'it is' if one else 'they are'} idle, in dequeue"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label

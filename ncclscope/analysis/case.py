@@ -343,8 +343,8 @@ class Case:
             return "it ended in order"
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
-        if rank.details.get("beating"):
-            return None  # it lived when it was copied, which may have been before its peers
+        if rank.alive or rank.details.get("beating"):
+            return None  # stopped or stuck; or it was copied before its peers, and lived then
         quiet = self.quiet_seconds(rank)
         others = [
             seconds
@@ -353,10 +353,7 @@ class Case:
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
         ]
         if quiet is not None and others and min(others) - quiet >= DEAD_SECONDS:
-            how = f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
-            if rank.details.get("stopped"):
-                return f"a signal has stopped its process, {how}"
-            return f"{how}, though its process exists" if rank.alive else how
+            return f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
         return None
 
     def kinds(self) -> Sequence[str]:

@@ -29,6 +29,8 @@ def is_as_slow_as_ever(case: Case, number: int, key: str) -> bool:
     quiet = None if rank is None else case.quiet_seconds(rank)
     if log is None or quiet is None:
         return False
+    if rank is not None and rank.alive and case.quiet is not None:
+        quiet = max(quiet, case.quiet)  # one that is stopped shows no life meanwhile
     calls = log.span(max(log.first, log.calls - _CALLS + 1), log.calls + 1)
     times = [call.time_ns for call in calls if call.time_ns and call.replay is None]
     gaps = [(later - earlier) / 1e9 for earlier, later in pairwise(times)]

@@ -36,4 +36,4 @@ def test_a_call_that_was_posted_and_cannot_happen_is_a_hang(rings: Path) -> None
     assert (outcome.ending, outcome.waiting) == ("stalled", [0])
     cause = diagnose(open_run(rings), stall_seconds=3.0).cause
     assert cause is not None
-    assert (cause.diverging_ranks, cause.seq) == ((1,), 4)
+    assert (cause.diverging_ranks, cause.candidate_ranks, cause.seq) == ((), (0, 1), 4)

@@ -11,8 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.positions import Position, is_inside_unrecorded
-from ncclscope.analysis.wording import rank_text, ranks_text, sentence, verb
+from ncclscope.analysis.wording import (
+    call_text,
+    comm_text,
+    rank_text,
+    ranks_text,
+    sentence,
+    site_text,
+    verb,
+)
 from ncclscope.foreign import printable
 from ncclscope.model import Finding
 
@@ -107,7 +116,9 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
 def lost_connections(case: Case) -> Iterator[Finding]:
     """Yield ranks that had ended when their peers lost the connection to them.
 
-    Only where no recorded call waits: else the records say who is missed, and in which call.
+    Only where none of the others waits in a recorded call: else the records say who is missed, and
+    in which call. Who alone waited in one and ended there met a call of its peers that is not
+    recorded: a library ends a process that is sent data of another size.
     """
     said = {
         rank.rank: printable(str(rank.details["ended_with"]))
@@ -116,9 +127,14 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     }
     lost = tuple(sorted(rank for rank, text in said.items() if _LOST.search(text)))
     first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
-    if not lost or case.waits.stands or len(lost) + len(first) < len(case.run.ranks):
+    if not lost or len(lost) + len(first) < len(case.run.ranks):
         return
     alone = 0 < len(first) < len(lost)
+    if case.waits.stands:
+        hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
+        if alone and hidden and set(case.waits.stands) == set(first):
+            yield _alone_in_a_call(case, first, hidden, said)
+        return
     how = "; ".join(f"{rank_text(case.run, rank)} {_ending(said.get(rank))}" for rank in first[:4])
     yield Finding(
         kind="dead_rank",
@@ -135,6 +151,35 @@ def lost_connections(case: Case) -> Iterator[Finding]:
         analyzer=ANALYZER,
         evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in said.items()),
         inferred=("that the connection was lost in a call which is not recorded",),
+    )
+
+
+def _alone_in_a_call(
+    case: Case, alone: tuple[int, ...], hidden: Sequence[int], said: Mapping[int, str]
+) -> Finding:
+    stand = case.waits.stands[alone[0]]
+    where = f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
+    return Finding(
+        kind="extra_call",
+        summary=(
+            f"{sentence(_who(case, alone))} alone posted {where}{site_text(stand.call)}, and ended "
+            f"in it; the others then lost the connection."
+        ),
+        comm=stand.comm,
+        seq=stand.call.seq,
+        diverging_ranks=alone,
+        odd=stand.call,
+        confidence="likely",
+        analyzer=ANALYZER,
+        evidence=(
+            f"{ranks_text(alone)} posted {where}, and its peers did not",
+            *(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in sorted(said.items())),
+        ),
+        inferred=(
+            f"that it met a collective of {ranks_text(hidden)} that is not recorded, and that the "
+            f"library ended the process for it",
+        ),
+        extent=1,
     )
 
 

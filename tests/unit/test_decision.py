@@ -193,6 +193,22 @@ def test_a_rank_that_ended_before_its_peers_lost_the_connection_is_named(tmp_pat
     assert singled_out(verdict) == ("dead_rank", (3,), "likely")
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_ended_in_a_call_of_its_own_is_named_without_a_wait(tmp_path: Path, first: int) -> None:
+    """A library ends the process that gets another size; any process may be killed as well."""
+    cluster = with_ddp(tmp_path, (0,))
+    for rank, tracer in enumerate(cluster.tracers):
+        if rank != first:
+            tracer.describe(ended_with="RuntimeError: [gloo] Connection reset by peer")
+
+    verdict = cluster.verdict(quiet=0.1)
+
+    if first == 0:
+        assert singled_out(verdict) == ("extra_call", (0,), "likely")
+    else:
+        assert verdict.status == "unknown"
+
+
 def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path: Path) -> None:
     """Of another size than rank 0's call, their all_reduce ends with an error of gloo's."""
     cluster = with_ddp(tmp_path, (0,))

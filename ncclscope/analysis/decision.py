@@ -25,7 +25,12 @@ from ncclscope.analysis.reservations import (
     unless_moving,
     unless_slow,
 )
-from ncclscope.analysis.unrecorded import ANALYZER, lost_connections, waiting_unrecorded
+from ncclscope.analysis.unrecorded import (
+    ANALYZER,
+    left_inside,
+    lost_connections,
+    waiting_unrecorded,
+)
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -69,7 +74,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     else:
         seen = [unless_moving(case, one) for one in seen]
         if not any(one.role == "cause" for one in seen):
-            seen += waiting_unrecorded(case, positions)
+            seen += [*waiting_unrecorded(case, positions), *left_inside(case, positions)]
         if not any(one.role == "cause" for one in seen):
             seen += lost_connections(case)
         if not any(one.role == "cause" for one in seen):

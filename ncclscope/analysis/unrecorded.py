@@ -23,9 +23,9 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.foreign import printable
-from ncclscope.model import Finding
+from ncclscope.model import Finding, Rank
 
-__all__ = ["ANALYZER", "lost_connections", "waiting_unrecorded"]
+__all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
 
 ANALYZER = "decision"
 
@@ -49,9 +49,7 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
     hidden = [
         one
         for one in positions.values()
-        if one.is_unrecorded
-        and one.seconds is not None
-        and _is_stalled(case, one.rank, one.seconds)
+        if one.is_unrecorded and _is_stalled(case, one.rank, one.seconds)
     ]
     if not hidden or case.waits.stands:
         return
@@ -113,6 +111,51 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         yield base
 
 
+def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
+    """Yield few that wait in what is not recorded, where all others failed in a recorded call.
+
+    Had these few made the same calls, they would have come to that call, and failed in it, too.
+    """
+    stands = list(case.waits.stands.values())
+    comm = stands[0].comm if stands else None
+    if comm is None or len({(one.comm.key, one.call.seq) for one in stands}) != 1:
+        return
+    failed = tuple(sorted(one.rank for one in stands))
+    absent = tuple(rank for rank in comm.ranks if rank not in failed)
+    inside = [positions[rank] for rank in absent if rank in positions]
+    ranks = [case.run.by_rank[number] for number in failed]
+    if not 0 < len(inside) == len(absent) < len(failed):
+        return
+    if not all(rank.alive is False or rank.details.get("ended_with") for rank in ranks):
+        return
+    if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
+        return
+    where = f"call {stands[0].call.seq} on {comm_text(comm)}, {call_text(stands[0].call)}"
+    yield Finding(
+        kind="not_joined",
+        summary=(
+            f"{sentence(ranks_text(failed))} posted {where}{site_text(stands[0].call)}, and ended "
+            f"in it; {_who(case, absent)} {verb(absent, 'wait')} in {inside[0].text}, which is not "
+            f"recorded."
+        ),
+        comm=comm,
+        seq=stands[0].call.seq,
+        diverging_ranks=absent,
+        peers=stands[0].call,
+        confidence="likely",
+        analyzer=ANALYZER,
+        evidence=(
+            f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
+            *(f"rank {rank.rank} {_ending(_said(rank))}" for rank in ranks),
+            *(f"rank {one.rank} is in {one.text}" for one in inside),
+        ),
+        inferred=(
+            f"that {ranks_text(absent)} left the common sequence, and not all the others: their "
+            f"call met a collective that is not recorded",
+        ),
+    )
+
+
 def lost_connections(case: Case) -> Iterator[Finding]:
     """Yield ranks that had ended when their peers lost the connection to them.
 
@@ -120,11 +163,7 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     in which call. Who alone waited in one and ended there met a call of its peers that is not
     recorded: a library ends a process that is sent data of another size.
     """
-    said = {
-        rank.rank: printable(str(rank.details["ended_with"]))
-        for rank in case.run.ranks
-        if rank.details.get("ended_with")
-    }
+    said = {rank.rank: text for rank in case.run.ranks if (text := _said(rank))}
     lost = tuple(sorted(rank for rank, text in said.items() if _LOST.search(text)))
     first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
     if not lost or len(lost) + len(first) < len(case.run.ranks):
@@ -183,13 +222,19 @@ def _alone_in_a_call(
     )
 
 
+def _said(rank: Rank) -> str:
+    return printable(str(rank.details.get("ended_with") or ""))
+
+
 def _ending(said: str | None) -> str:
     return f"ended with {said[:_SHOWN].rstrip(': ')}" if said else "ended"
 
 
-def _is_stalled(case: Case, number: int, seconds: float) -> bool:
+def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:
     rank = case.run.by_rank[number]
-    return seconds >= (case.live_stall_seconds if rank.alive else case.stall_seconds)
+    return seconds is not None and seconds >= (
+        case.live_stall_seconds if rank.alive else case.stall_seconds
+    )
 
 
 def _who(case: Case, ranks: Sequence[int]) -> str:

@@ -19,6 +19,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from ncclscope.model import Call, Rank, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 2
+TORCH = tuple(map(int, version("torch").split(".")[:2])) if find_spec("torch") else ()
+"""Of torch 2.6, the oldest that is supported, gloo and the fake group lack some calls."""
 
 
 def run_ranks(

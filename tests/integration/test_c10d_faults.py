@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.c10d_ranks import start
+from tests.integration.c10d_ranks import TORCH, start
 
 pytest.importorskip("torch")
 
@@ -205,18 +205,19 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
         lambda: operators().wait_tensor(result),
     )
     yield "allreduce", "expect", broken(works, "_prune"), lambda: overflow(group)
-    yield (
-        "_start_coalescing",
-        "enter_group",
-        broken(scope, "enter_group"),
-        lambda: group._start_coalescing(device),
-    )
-    yield (
-        "_end_coalescing",
-        "leave_group",
-        broken(scope, "leave_group"),
-        lambda: group._end_coalescing(device),
-    )
+    if TORCH >= (2, 7):
+        yield (
+            "_start_coalescing",
+            "enter_group",
+            broken(scope, "enter_group"),
+            lambda: group._start_coalescing(device),
+        )
+        yield (
+            "_end_coalescing",
+            "leave_group",
+            broken(scope, "leave_group"),
+            lambda: group._end_coalescing(device),
+        )
     for name in ("begin", "end"):
         yield (
             "new_group",

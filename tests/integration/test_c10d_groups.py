@@ -13,7 +13,16 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.model import Run
-from tests.integration.c10d_ranks import calls, fields, join, main, messages, run_ranks, start
+from tests.integration.c10d_ranks import (
+    TORCH,
+    calls,
+    fields,
+    join,
+    main,
+    messages,
+    run_ranks,
+    start,
+)
 
 pytest.importorskip("torch")
 
@@ -172,6 +181,7 @@ def post_groups(rank: int) -> None:
     dist.all_reduce(ones(5))
 
 
+@pytest.mark.skipif(TORCH < (2, 7), reason="the fake group has no coalescing")
 def test_calls_between_start_and_end_of_coalescing_share_a_group_number(rings: Path) -> None:
     run = run_alone("post_groups", rings)
 

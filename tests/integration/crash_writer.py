@@ -27,7 +27,7 @@ from typing import Any
 
 from ncclscope import Tracer
 
-THREADS = 3
+THREADS = int(os.environ.get("NCCLSCOPE_TEST_THREADS", "3"))
 COMMS = ("tp", "dp", "ep")
 ACKNOWLEDGEMENT = struct.Struct("<II")  # thread, counter: far below PIPE_BUF, so never torn
 DTYPES = ("float32", "bfloat16", "int32")

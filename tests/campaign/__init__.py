@@ -1,0 +1,1 @@
+"""Long campaigns against the recorder and its readers."""

@@ -11,6 +11,7 @@ from ncclscope.live.words import Words
 from ncclscope.model import Run
 from ncclscope.ring import layout
 from ncclscope.sources import follow_pointer, open_run
+from ncclscope.sources.crowd import without_long_over
 
 __all__ = ["Rings", "current", "ring_files"]
 
@@ -42,6 +43,8 @@ class Rings:
         self.directory = directory
         self.words: dict[Path, Words] = {}
         self.notes: dict[Path, str] = {}
+        self._old: set[Path] = set()
+        """Rings of jobs that were over long before; they are not opened."""
         self._scanned_at = -1.0
 
     def run(self) -> Run:
@@ -58,7 +61,10 @@ class Rings:
             return
         self._scanned_at = now
         here = set(ring_files(self.directory))
-        for path in here - self.words.keys():
+        new = sorted(here - self.words.keys() - self._old)
+        wanted = without_long_over(new, [])
+        self._old.update({*new} - {*wanted})
+        for path in wanted:
             try:
                 self.words[path] = Words(path, now, wall_ns)
                 self.notes.pop(path, None)

@@ -17,6 +17,7 @@ from ncclscope.progress import steps
 from ncclscope.ring import layout
 from ncclscope.sources.bundle import is_capture, read_capture, with_capture
 from ncclscope.sources.captures import together
+from ncclscope.sources.crowd import without_long_over
 from ncclscope.sources.flight_job import settle
 from ncclscope.sources.flight_recorder import NoDumpError, is_dump, read_dump
 from ncclscope.sources.jsonl import is_trace, read_trace
@@ -52,7 +53,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     seen = set()
     nodes = Nodes()
     given_paths = {Path(path) for path in paths}
-    for path in steps("reading", list(input_files(paths, notes))):
+    files = without_long_over(list(input_files(paths, notes)), notes)
+    for path in steps("reading", files):
         try:
             if is_capture(path):
                 captures.append(replace(read_capture(path), node=nodes.of(path)))

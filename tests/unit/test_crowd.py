@@ -1,0 +1,77 @@
+"""Directories in which the rings of many jobs lie that are over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ncclscope import open_run
+from ncclscope.live.jobs import Rings
+from ncclscope.ring import layout
+from ncclscope.sources import crowd
+from tests.cluster import Cluster
+
+DAY = 86_400 * 10**9
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "MANY", 3)
+
+
+def _job(directory: Path, label: str) -> Cluster:
+    cluster = Cluster(directory, 2)
+    cluster.history(label)
+    for tracer in cluster.tracers:
+        tracer.close()
+    return cluster
+
+
+def _heard(path: str | Path, earlier_ns: int) -> None:
+    """Set when a process was last heard of to so much earlier."""
+    with open(path, "r+b") as file:
+        file.seek(layout.HEADER_HEARTBEAT)
+        heard = int.from_bytes(file.read(8), "little") - earlier_ns
+        file.seek(layout.HEADER_HEARTBEAT)
+        file.write(heard.to_bytes(8, "little"))
+
+
+def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:
+    for tracer in _job(tmp_path / "old", "tp:0").tracers:
+        _heard(tracer.path, DAY)
+    _job(tmp_path / "new", "dp:0")
+
+    run = open_run(tmp_path)
+
+    assert {comm.label for comm in run.communicators.values()} == {"dp:0"}
+    assert "2 rings of jobs that were over before are left out" in run.notes
+    rings = Rings(tmp_path)
+    rings.scan(0.0, 0)
+    assert {path.parent.name for path in rings.words} == {"new"}
+
+
+def test_a_rank_that_ended_while_its_job_ran_is_kept(tmp_path: Path) -> None:
+    for tracer in _job(tmp_path / "old", "tp:0").tracers:
+        _heard(tracer.path, DAY)
+    cluster = _job(tmp_path / "new", "dp:0")
+    _heard(cluster.tracers[1].path, crowd.SLACK_NS // 2)
+
+    assert len(open_run(tmp_path).ranks) == 2
+
+
+def test_a_file_that_is_no_ring_is_still_spoken_of(tmp_path: Path) -> None:
+    _job(tmp_path / "new", "dp:0")
+    _job(tmp_path / "more", "dp:0")
+    (tmp_path / f"torn{layout.SUFFIX}").write_bytes(b"torn")
+
+    assert any("torn" in note for note in open_run(tmp_path).notes)
+
+
+def test_few_rings_are_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "MANY", 4)
+    for tracer in _job(tmp_path / "old", "tp:0").tracers:
+        _heard(tracer.path, DAY)
+    _job(tmp_path / "new", "dp:0")
+
+    assert not any("over before" in note for note in open_run(tmp_path).notes)

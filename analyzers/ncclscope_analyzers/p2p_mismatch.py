@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.transfers import (
+    Pair,
     Transfer,
     pairs,
     short_rank,
@@ -52,6 +53,13 @@ class P2pMismatch:
                     break
         found = stuck_transfers(case)
         if not unfit:
+            misread = [transfer for transfer in found if _unreceived(case, transfer)]
+            if len(misread) == 1:
+                yield self._misdirected(case, misread, misread[0].rank)
+                for transfer in found:
+                    if transfer is not misread[0]:
+                        yield self._missing(case, transfer, "consequence")
+                return
             singled = _singled_out(case, found)
             if singled is not None:
                 yield self._misdirected(case, found, singled)
@@ -168,6 +176,11 @@ class P2pMismatch:
         """One rank's transfers fit nowhere: one error of it explains all that wait."""
         own = sorted(found, key=lambda transfer: transfer.rank != odd)
         first = own[0]
+        unread = [
+            f"rank {pair.sender} has sent it {plural(len(pair.sends), 'time')}, and it has posted "
+            f"{plural(len(pair.receives), 'receive')} from there"
+            for pair in _unreceived(case, first)
+        ]
         halves = "; ".join(
             f"rank {transfer.rank} {_DOES[transfer.call.op]} rank {transfer.peer}, which has "
             f"posted no {_LACKS[transfer.call.op]} for it"
@@ -182,18 +195,25 @@ class P2pMismatch:
             seq=None,
             diverging_ranks=(odd,),
             odd=first.call,
-            peers=own[1].call,
+            peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
             analyzer=self.name,
-            evidence=tuple(
-                f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-                f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before it "
-                f"between the two; {transfer.proof}"
-                for transfer in own
+            evidence=(
+                *(
+                    f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
+                    f"{site_text(transfer.call)}; {plural(transfer.number - 1, 'transfer')} before "
+                    f"it between the two; {transfer.proof}"
+                    for transfer in own
+                ),
+                *unread,
             ),
             inferred=(
-                f"that it is rank {odd}: it is all that the transfers without another half have "
-                f"in common",
+                f"that it is rank {odd}: "
+                + (
+                    f"it has never received from rank {first.peer}, and lacks a receive elsewhere"
+                    if unread
+                    else "it is all that the transfers without another half have in common"
+                ),
             ),
         )
 
@@ -266,6 +286,22 @@ def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
         ):
             return odd
     return None
+
+
+def _unreceived(case: Case, transfer: Transfer) -> list[Pair]:
+    """Return whose sends a rank has not received that waits for its first message of another.
+
+    A backend may complete a send that nobody receives.
+    """
+    if transfer.number > 1 or transfer.call.op != "recv":
+        return []
+    return [
+        pair
+        for pair in pairs(case)
+        if pair.receiver == transfer.rank
+        and pair.comm.key == transfer.pair.comm.key
+        and len(pair.sends) > len(pair.receives) > 0
+    ]
 
 
 def _went_on(case: Case, transfer: Transfer) -> bool:

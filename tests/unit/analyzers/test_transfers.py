@@ -298,6 +298,34 @@ def test_a_stage_that_forgot_a_send_and_went_on_is_named(cluster_of: ClusterOf, 
     assert verdict.cause.confidence == "likely"
 
 
+@pytest.mark.parametrize("unreceived", [True, False])
+def test_a_receive_from_the_wrong_rank_is_singled_out(
+    cluster_of: ClusterOf, unreceived: bool
+) -> None:
+    """The send that was meant for it completes without it, as small ones of gloo's do."""
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    for _ in range(2):
+        _ring_step(cluster)
+    for rank in cluster.everybody:
+        if unreceived or rank:
+            _send(cluster, rank, (rank + 1) % 4)
+        if rank != 1:
+            _recv(cluster, rank, (rank - 1) % 4, done=bool(unreceived or rank))
+    _recv(cluster, 1, 2, done=False)
+    _recv(cluster, 2, 1, done=False)
+    cluster.post([0, 3], "pp:0", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    if unreceived:
+        assert (cause.kind, cause.diverging_ranks) == ("p2p_mismatch", (1,))
+        assert "has sent it 3 times" in " ".join(cause.evidence)
+    else:
+        assert cause.candidate_ranks == (1, 2)
+
+
 def test_a_receive_that_nobody_else_has_come_to_names_both(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("pp:0")

@@ -254,10 +254,11 @@ def test_the_terminal_comes_back(
         assert terminal.received.endswith(b"\n") or status in (129, 143)
 
 
-def test_it_comes_back_when_the_program_fails(rings: Path) -> None:
+def test_it_comes_back_when_the_program_fails(rings: Path, tmp_path: Path) -> None:
     Ranks(rings, 2).post()
-    program = """
-import sys
+    program = f"""
+import sys, tempfile
+tempfile.tempdir = {str(tmp_path)!r}
 from ncclscope.__main__ import main
 from ncclscope.render.tui import picture
 picture.Picture._calls = None
@@ -268,6 +269,8 @@ sys.exit(main())
         assert terminal.is_restored
         assert b"\x1b[?1049h" in terminal.received
         assert "TypeError" in terminal.screen
+    (report,) = tmp_path.glob("ncclscope-error-*")
+    assert "Traceback" in report.read_text()
 
 
 def check_modes(terminal: Emulator) -> None:

@@ -126,8 +126,10 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
     ranks = [case.run.by_rank[number] for number in failed]
     if not 0 < len(inside) == len(absent) < len(failed):
         return
-    if not all(rank.alive is False or rank.details.get("ended_with") for rank in ranks):
+    if not all(rank.alive is False or _said(rank) for rank in ranks):
         return
+    if not any(_LOST.search(_said(rank)) for rank in ranks):
+        return  # somebody may have killed them all
     if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
         return
     where = f"call {stands[0].call.seq} on {comm_text(comm)}, {call_text(stands[0].call)}"

@@ -143,7 +143,7 @@ def from_difference(
                 "members may differ in this call"
             )
         elif difference.order is not None:
-            confidence = "likely"
+            confidence = "likely" if decided else "ambiguous"
             thoughts.append(
                 "that these calls met each other and left wrong data: they completed, as small "
                 "ones of equal size do"

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-from ncclscope.foreign import open_regular
+from ncclscope.untrusted import open_regular
 
 __all__ = ["copy_private", "make_private", "open_private", "private_mode", "write_private"]
 

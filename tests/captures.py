@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.capture import (
+from ncclscope.live.stacks import parse_dump
+from ncclscope.model.snapshot import (
     Capture,
     Frame,
     GpuSample,
@@ -17,7 +18,6 @@ from ncclscope.capture import (
     Thread,
     Worker,
 )
-from ncclscope.live.stacks import parse_dump
 from ncclscope.sources import assemble
 from ncclscope.sources.bundle import with_capture
 

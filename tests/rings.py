@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import Call, Rank, open_run
-from ncclscope.logs import CallLog
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
-from ncclscope.signature import extend, sign
 from ncclscope.tracing.tracer import Comm, Tracer
 
 SMALL = layout.MIN_CAPACITY

@@ -21,7 +21,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Finding, Rank
-from ncclscope.signature import CREATION_OPS
+from ncclscope.model.signature import CREATION_OPS
 
 __all__ = ["OrderCycle"]
 

@@ -9,8 +9,8 @@ from ncclscope.analysis.case import Case, may_hold
 from ncclscope.analysis.findings import subject_of
 from ncclscope.analysis.mismatch import ParameterMismatch
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, shape_text, site_text, verb
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model.log import CallLog
 
 __all__ = ["SizeMismatch"]
 

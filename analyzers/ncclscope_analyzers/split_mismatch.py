@@ -15,8 +15,8 @@ from ncclscope.analysis.wording import (
     sentence,
     site_text,
 )
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Finding
+from ncclscope.model.log import CallLog
 
 __all__ = ["SplitMismatch"]
 

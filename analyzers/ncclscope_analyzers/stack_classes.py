@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope import sites
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.stances import Stance
 from ncclscope.analysis.witnesses import judge_capture
-from ncclscope.capture import Frame
-from ncclscope.model import Call, Finding, State
+from ncclscope.model import Call, Finding, State, sites
+from ncclscope.model.snapshot import Frame
 
 __all__ = ["StackClasses"]
 

@@ -18,9 +18,9 @@ from ncclscope.analysis.engine_steps import is_idle
 from ncclscope.analysis.judgement import HANG_SECONDS
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.wording import plural, ranks_text, sentence
-from ncclscope.capture import Capture
 from ncclscope.model import Finding, Rank, Run
-from ncclscope.sources.told import DAMAGED
+from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.snapshot import Capture
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",

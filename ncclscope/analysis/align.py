@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ncclscope.analysis.edits import Edit, edits
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator
-from ncclscope.signature import stretch
-from ncclscope.sources.memory import ListLog
-from ncclscope.sources.windows import PlacedLog, best_shift
+from ncclscope.model.log import CallLog
+from ncclscope.model.memory import ListLog
+from ncclscope.model.signature import stretch
+from ncclscope.model.windows import PlacedLog, best_shift
 
 __all__ = ["Parting", "align_windows", "first_difference", "part", "side_by_side"]
 

@@ -24,8 +24,8 @@ from ncclscope.analysis.survived import Survived, after_survived, find_survived
 from ncclscope.analysis.swaps import Swap, find_swaps
 from ncclscope.analysis.tie_breaks import suspect_of_pair, usual_group
 from ncclscope.analysis.waits import Stand, Waits
-from ncclscope.logs import CallLog
 from ncclscope.model import Rank, Run, State
+from ncclscope.model.log import CallLog
 
 __all__ = ["Case", "may_hold"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, State
-from ncclscope.signature import BARRIERS
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import BARRIERS
 
 __all__ = ["first_pending", "last_states", "tells_of"]
 

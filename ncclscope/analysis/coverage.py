@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclscope.analysis.wording import comm_text, ranks_text
-from ncclscope.capture import Capture, RasComm
-from ncclscope.foreign import printable
 from ncclscope.model import Communicator, Rank, Run
-from ncclscope.sources.told import DAMAGED
+from ncclscope.model.metadata import DAMAGED
+from ncclscope.model.snapshot import Capture, RasComm
+from ncclscope.untrusted import printable
 
 __all__ = [
     "CommCoverage",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import printable
 from ncclscope.model import Run
+from ncclscope.untrusted import printable
 
 __all__ = ["readable", "without_damaged"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, replay_text
-from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Call, Communicator, Finding, Rank, Run
+from ncclscope.model.device import DeviceStand
 
 __all__ = ["DeviceRow", "describe_device", "device_notes", "device_rows"]
 

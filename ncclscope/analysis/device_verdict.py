@@ -9,7 +9,7 @@ from functools import partial
 
 from ncclscope.analysis.ras_counts import changes, global_rank
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.capture import Capture, GpuSample, RasComm, RasRank, Worker
+from ncclscope.model.snapshot import Capture, GpuSample, RasComm, RasRank, Worker
 
 __all__ = [
     "ALONE_SECONDS",

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from ncclscope.analysis.habit import in_step
 from ncclscope.analysis.step_rhythm import step_of
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
-from ncclscope.logs import CallLog
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
+from ncclscope.model.log import CallLog
 
 __all__ = ["counterpart", "describe_steps", "is_idle"]
 

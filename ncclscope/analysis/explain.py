@@ -9,8 +9,8 @@ from ncclscope.analysis.align import LOOKAHEAD, compare
 from ncclscope.analysis.edits import Edit, block_edits, cost_of, reordered
 from ncclscope.analysis.habit import follows, habit_of, skipped_block
 from ncclscope.analysis.replays import block_at, replay_edits
-from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
+from ncclscope.model.log import CallLog
 
 __all__ = ["Explanation", "explain"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ncclscope.capture import Frame
+from ncclscope.model.snapshot import Frame
 
 __all__ = [
     "COLLECTIVES",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ncclscope.analysis.align import Parting, part
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator
-from ncclscope.sources.memory import Tail
+from ncclscope.model.log import CallLog
+from ncclscope.model.memory import Tail
 
 __all__ = ["GroupSwap", "part_outside_groups"]
 

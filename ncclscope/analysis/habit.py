@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
-from ncclscope.logs import CallLog
 from ncclscope.model import Call
+from ncclscope.model.log import CallLog
 
 __all__ = [
     "IN_STEP",

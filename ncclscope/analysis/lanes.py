@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ncclscope.analysis.align import compare
 from ncclscope.analysis.edits import Edit, edits
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator
+from ncclscope.model.log import CallLog
 
 __all__ = ["Cell", "Lane", "Sheet", "align_lanes", "transfer_lanes"]
 

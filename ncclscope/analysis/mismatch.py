@@ -18,7 +18,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Call, Finding
-from ncclscope.signature import CREATION_OPS, VECTOR_OPS
+from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
 
 __all__ = ["PARAMETERS", "ParameterMismatch", "differing_parameter"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Rank, Run
+from ncclscope.model.log import CallLog
 
 __all__ = ["Moment", "Order", "made_before"]
 

@@ -13,8 +13,8 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.engine_steps import is_idle
 from ncclscope.analysis.stances import Stance, take_stances
 from ncclscope.analysis.wording import call_text, comm_text
-from ncclscope.capture import Frame
 from ncclscope.model import Activity, Call, Rank
+from ncclscope.model.snapshot import Frame
 
 __all__ = ["Position", "Positions", "is_inside_unrecorded"]
 

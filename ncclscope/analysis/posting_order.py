@@ -18,8 +18,8 @@ import numpy as np
 
 from ncclscope.analysis.completion import first_pending, tells_of
 from ncclscope.analysis.waits import Waits
-from ncclscope.logs import newest_of
 from ncclscope.model import Call, Rank
+from ncclscope.model.log import newest_of
 
 __all__ = ["WINDOWS", "PostingOrder", "order_of"]
 

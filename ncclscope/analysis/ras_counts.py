@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ncclscope.capture import Capture, RasComm, RasRank
+from ncclscope.model.snapshot import Capture, RasComm, RasRank
 
 __all__ = ["ShortCount", "changes", "global_rank", "ras_counts", "short_ranks"]
 

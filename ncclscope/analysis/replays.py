@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.edits import Edit
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Rank
+from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case

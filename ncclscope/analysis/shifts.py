@@ -20,8 +20,8 @@ from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import PAST, expected_next
 from ncclscope.analysis.order import made_before
 from ncclscope.analysis.replays import calls_on
-from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model.log import CallLog
 
 __all__ = ["Shift", "Track", "expected", "find_shift", "first_other_line", "tracks_of"]
 

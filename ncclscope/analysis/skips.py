@@ -20,8 +20,8 @@ from ncclscope.analysis.shifts import (
 )
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.step_rhythm import broke_rhythm, steps_apart
-from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank
+from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.stances import Stance
-from ncclscope.capture import Frame
+from ncclscope.model.snapshot import Frame
 
 __all__ = [
     "Node",

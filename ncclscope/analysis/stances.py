@@ -17,7 +17,7 @@ from ncclscope.analysis.frames import (
     wait_of,
     waited_call,
 )
-from ncclscope.capture import Capture, Frame, Stacks, Worker
+from ncclscope.model.snapshot import Capture, Frame, Stacks, Worker
 
 __all__ = ["Stance", "take_stances"]
 

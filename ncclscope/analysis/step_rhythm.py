@@ -15,8 +15,8 @@ import numpy as np
 from ncclscope.analysis.edits import Edit
 from ncclscope.analysis.habit import PAST
 from ncclscope.analysis.shifts import Shift
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Rank, Step
+from ncclscope.model.log import CallLog
 
 __all__ = ["broke_rhythm", "step_of", "steps_apart"]
 

@@ -30,10 +30,10 @@ from ncclscope.analysis.align import Parting
 from ncclscope.analysis.completion import first_pending
 from ncclscope.analysis.groups import part_outside_groups
 from ncclscope.analysis.posting_order import AHEAD, STEPS
-from ncclscope.logs import CallLog, newest_of
 from ncclscope.model import Call, Communicator, Rank, Run
-from ncclscope.sources.memory import ListLog, Tail
-from ncclscope.sources.windows import best_shift
+from ncclscope.model.log import CallLog, newest_of
+from ncclscope.model.memory import ListLog, Tail
+from ncclscope.model.windows import best_shift
 
 __all__ = ["AssumedCall", "Survived", "after_survived", "find_survived"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.habit import PAST, habit_of
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case

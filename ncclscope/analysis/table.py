@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.model.device import DeviceStand
 
 __all__ = ["Cell", "Row", "build_table"]
 

@@ -15,7 +15,7 @@ from ncclscope.analysis.step_rhythm import broke_rhythm
 if TYPE_CHECKING:
     from ncclscope.analysis.align import Parting
     from ncclscope.analysis.case import Case
-    from ncclscope.logs import CallLog
+    from ncclscope.model.log import CallLog
 
 __all__ = ["suspect_of_pair", "usual_group"]
 

@@ -22,8 +22,8 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.foreign import printable
 from ncclscope.model import Finding, Rank
+from ncclscope.untrusted import printable
 
 __all__ = ["ANALYZER", "left_inside", "lost_connections", "waiting_unrecorded"]
 

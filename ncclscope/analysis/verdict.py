@@ -27,10 +27,10 @@ from ncclscope.analysis.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
 from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import printable
 from ncclscope.model import Call, Communicator, Finding, Run
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.progress import steps
-from ncclscope.signature import P2P_OPS
+from ncclscope.untrusted import printable
 
 __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 

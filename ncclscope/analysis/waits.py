@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclscope.analysis.completion import first_pending, tells_of
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
 
 __all__ = ["Stand", "Waits"]
 

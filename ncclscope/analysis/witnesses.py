@@ -11,8 +11,8 @@ from ncclscope.analysis.stack_classes import build_tree, classify
 from ncclscope.analysis.stack_verdict import Judgement, judge_stacks
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.capture import Capture
 from ncclscope.model import Finding, Run
+from ncclscope.model.snapshot import Capture
 
 __all__ = [
     "Witness",

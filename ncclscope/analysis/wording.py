@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ncclscope import sites
-from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run
-from ncclscope.signature import CREATION_OPS
+from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
+from ncclscope.model.signature import CREATION_OPS
 
 __all__ = [
     "call_text",

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import open_regular, printable
 from ncclscope.private import make_private
+from ncclscope.untrusted import open_regular, printable
 
 __all__ = ["Limits", "Packer", "Unpacked", "unpack"]
 

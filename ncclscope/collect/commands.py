@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ncclscope.collect.programs import ProgramNode
 from ncclscope.errors import InputError, NothingFoundError, UsageError
-from ncclscope.foreign import parse, printable
+from ncclscope.untrusted import parse, printable
 
 __all__ = [
     "TARGET_ROOT",

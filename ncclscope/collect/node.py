@@ -25,13 +25,13 @@ from typing import Any, BinaryIO
 from ncclscope.collect.archive import Packer
 from ncclscope.collect.urls import UrlFile, is_url, url_files
 from ncclscope.errors import DamagedFileError, NcclscopeError, NothingFoundError
-from ncclscope.foreign import printable
 from ncclscope.live.session import Look, Options, look
 from ncclscope.ring import layout
 from ncclscope.sources import input_files
 from ncclscope.sources.bundle import CAPTURE_FILE
 from ncclscope.sources.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.tracing import session
+from ncclscope.untrusted import printable
 
 __all__ = ["Wanted", "write_node"]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from ncclscope.errors import InputError, NothingFoundError
-from ncclscope.foreign import printable
+from ncclscope.untrusted import printable
 
 __all__ = ["Member", "RayNode", "connect", "hire", "members", "reason_of"]
 

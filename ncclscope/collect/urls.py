@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from ncclscope.collect.archive import Limits
 from ncclscope.errors import InputError, NothingFoundError, UsageError
-from ncclscope.foreign import printable
+from ncclscope.untrusted import printable
 
 __all__ = ["UrlFile", "check_target", "is_url", "store", "url_files"]
 

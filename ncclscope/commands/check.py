@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.economy import economy
 from ncclscope.errors import UsageError
+from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.parity.report import Report

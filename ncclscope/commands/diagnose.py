@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from ncclscope.commands.options import add_ray_options, add_stall_options
-from ncclscope.economy import economy
 from ncclscope.errors import UsageError
+from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.model import Run

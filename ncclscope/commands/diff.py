@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.economy import economy
 from ncclscope.errors import UsageError
+from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.model import Rank, Run

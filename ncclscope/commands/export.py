@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import make_private
+from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.export.formats import Format

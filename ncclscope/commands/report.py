@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 from ncclscope.commands.options import add_stall_options
-from ncclscope.economy import economy
 from ncclscope.errors import UsageError
 from ncclscope.private import private_mode
+from ncclscope.resources import economy
 
 __all__ = ["ReportCommand"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import write_private
-from ncclscope.signature import P2P_OPS
 
 __all__ = ["PREFIX", "write_json", "write_pickles"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from ncclscope.analysis.wording import call_text
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Call, Rank, Run, State, Step
-from ncclscope.signature import P2P_OPS
+from ncclscope.model.signature import P2P_OPS
 
 __all__ = [
     "LAST_SIGN",

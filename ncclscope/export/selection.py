@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ncclscope.errors import UsageError
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run
-from ncclscope.sources.memory import ListLog
+from ncclscope.model.log import CallLog
+from ncclscope.model.memory import ListLog
 
 __all__ = ["CONTEXT", "Selection", "calls_of", "select"]
 

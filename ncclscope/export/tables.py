@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.errors import UsageError
 from ncclscope.export.selection import calls_of
 from ncclscope.model import Run
+from ncclscope.model.signature import P2P_OPS
 from ncclscope.private import open_private
-from ncclscope.signature import P2P_OPS
 
 if TYPE_CHECKING:
     import pandas as pd

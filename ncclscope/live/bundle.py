@@ -23,16 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope import sites
-from ncclscope.capture import Capture, Frame, Source, Stacks, Thread, Worker
 from ncclscope.errors import DamagedFileError, UsageError
-from ncclscope.foreign import parse
 from ncclscope.live.session import Look
-from ncclscope.model import Run
+from ncclscope.model import Run, sites
+from ncclscope.model.snapshot import Capture, Frame, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.sources.bundle import CAPTURE_FILE
+from ncclscope.untrusted import parse
 
 __all__ = ["check_directory", "redact", "redact_run", "write_bundle"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ncclscope.capture import GpuSample
-from ncclscope.foreign import printable
+from ncclscope.model.snapshot import GpuSample
+from ncclscope.untrusted import printable
 
 __all__ = ["Nvml", "open_nvml"]
 

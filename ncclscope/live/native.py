@@ -15,8 +15,8 @@ import sys
 import tempfile
 from dataclasses import replace
 
-from ncclscope.capture import Stacks, Thread
-from ncclscope.foreign import printable
+from ncclscope.model.snapshot import Stacks, Thread
+from ncclscope.untrusted import printable
 
 __all__ = ["is_installed", "merge_native", "parse_pystack", "read_native"]
 

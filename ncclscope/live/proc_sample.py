@@ -10,9 +10,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from ncclscope.capture import ProcessSample
-from ncclscope.foreign import printable
 from ncclscope.live.blocked import blocked_in
+from ncclscope.model.snapshot import ProcessSample
+from ncclscope.untrusted import printable
 
 __all__ = ["read_sample", "state_of"]
 

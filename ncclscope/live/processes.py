@@ -19,12 +19,12 @@ from pathlib import Path
 import psutil
 
 from ncclscope.errors import UsageError
-from ncclscope.foreign import MAX_RANKS, printable
 from ncclscope.live.kinship import group_jobs, is_launcher, meeting_points, without_relatives
 from ncclscope.live.proc_sample import state_of
 from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
+from ncclscope.untrusted import MAX_RANKS, printable
 
 __all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
 

@@ -20,8 +20,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ncclscope.capture import RasAnswer, RasComm, RasRank
-from ncclscope.foreign import MAX_RANKS, integer, number, parse, printable
+from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
+from ncclscope.untrusted import MAX_RANKS, integer, number, parse, printable
 
 __all__ = ["DEFAULT_ADDRESS", "ask_ras", "parse_address", "parse_answer"]
 

@@ -19,7 +19,6 @@ from ncclscope.analysis.stack_verdict import judge_stacks
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.witnesses import absent_ranks
 from ncclscope.analysis.wording import plural
-from ncclscope.capture import Capture, RasAnswer, Source, Worker
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.live import environment as machine
 from ncclscope.live import flight_pipe, native
@@ -28,6 +27,7 @@ from ncclscope.live.ras import ask_ras, parse_address
 from ncclscope.live.sampling import Reader, Sample, first_error, take_samples
 from ncclscope.live.titles import parse_title
 from ncclscope.model import Run
+from ncclscope.model.snapshot import Capture, RasAnswer, Source, Worker
 from ncclscope.sources import assemble, open_run
 from ncclscope.sources.bundle import with_capture
 from ncclscope.sources.ring import read_ring

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ncclscope.foreign import printable
+from ncclscope.untrusted import printable
 
 __all__ = ["called_names"]
 

@@ -21,10 +21,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ncclscope import sites
-from ncclscope.capture import Frame, Stacks, Thread
-from ncclscope.foreign import number, parse, printable
 from ncclscope.live.source_lines import called_names
+from ncclscope.model import sites
+from ncclscope.model.snapshot import Frame, Stacks, Thread
+from ncclscope.untrusted import number, parse, printable
 
 __all__ = ["PySpy", "find_py_spy", "parse_dump"]
 

@@ -22,7 +22,7 @@ from ncclscope.live.gpu_load import GpuLoad
 from ncclscope.live.jobs import Rings, current
 from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
-from ncclscope.signature import stretch
+from ncclscope.model.signature import stretch
 from ncclscope.sources import assemble
 
 __all__ = ["Look", "Watcher"]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ncclscope.analysis.align import align_windows
-from ncclscope.logs import CallLog
 from ncclscope.model import Call, Communicator, Rank, Run
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import VECTOR_OPS
 from ncclscope.parity.changes import Change, changes
 from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.sequence import Stream, Vocabulary
 from ncclscope.progress import steps
-from ncclscope.signature import VECTOR_OPS
 
 __all__ = ["ACROSS", "Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
 

@@ -27,10 +27,10 @@ from pathlib import Path
 
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.foreign import open_regular, printable
 from ncclscope.parity.folding import Loop, Node
 from ncclscope.parity.sequence import Section, Vocabulary
 from ncclscope.parity.spelling import generalize
+from ncclscope.untrusted import open_regular, printable
 
 __all__ = ["VERSION", "Baseline", "read_baseline", "render_baseline", "write_baseline"]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ncclscope.model import Call, Communicator, Rank
-from ncclscope.signature import P2P_OPS, VECTOR_OPS
+from ncclscope.model.signature import P2P_OPS, VECTOR_OPS
 
 __all__ = ["Roles", "generalize", "spell"]
 

@@ -27,16 +27,16 @@ from typing import Any
 
 from ncclscope.analysis.completion import last_states
 from ncclscope.analysis.posting_order import WINDOWS, order_of
-from ncclscope.economy import economy, without_collection
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import printable
-from ncclscope.logs import CallLog, newest_of
 from ncclscope.model import Call, Communicator, Rank
+from ncclscope.model.log import CallLog, newest_of
 from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack
+from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
 from ncclscope.sources import input_files
 from ncclscope.sources.ring import read_ring
 from ncclscope.tracing import session
+from ncclscope.untrusted import printable
 
 __all__ = ["Depot"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.logs import Trail
 from ncclscope.model import Call, Communicator
+from ncclscope.model.log import Trail
 from ncclscope.remote.fleet import Asked, Fleet
 from ncclscope.remote.spelling import read_calls
 from ncclscope.ring import layout

@@ -13,9 +13,9 @@ from dataclasses import astuple
 from typing import Any
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import parse
-from ncclscope.graphs import Replay
 from ncclscope.model import Call, State, Step
+from ncclscope.model.graphs import Replay
+from ncclscope.untrusted import parse
 
 __all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
 

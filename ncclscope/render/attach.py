@@ -14,7 +14,7 @@ from ncclscope.analysis.stances import Stance, take_stances
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.witnesses import Witness, absent_ranks
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.capture import Capture
+from ncclscope.model.snapshot import Capture
 from ncclscope.render.blocks import (
     add_row,
     coverage_block,

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from ncclscope.analysis.coverage import Coverage
 from ncclscope.analysis.wording import comm_text, ranks_text
-from ncclscope.foreign import printable
 from ncclscope.model import Finding
+from ncclscope.untrusted import printable
 
 __all__ = [
     "COLOURS",

@@ -18,11 +18,11 @@ from typing import Any
 import jinja2
 
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.foreign import printable
 from ncclscope.render.attach import render_attach
 from ncclscope.render.console import render_verdict
 from ncclscope.render.html_document import build_document
 from ncclscope.render.plain import plain_text
+from ncclscope.untrusted import printable
 
 __all__ = ["FIRST", "render_html"]
 

@@ -13,8 +13,8 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.lanes import Cell, Sheet, align_lanes, transfer_lanes
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
-from ncclscope.logs import newest_of
 from ncclscope.model import Call, Communicator, State
+from ncclscope.model.log import newest_of
 
 __all__ = ["Calls", "page_data"]
 

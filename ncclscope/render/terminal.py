@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from ncclscope.foreign import printable
+from ncclscope.untrusted import printable
 
 __all__ = ["SafeConsole", "stderr_console", "stdout_console"]
 

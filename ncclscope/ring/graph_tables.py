@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope.model.signature import BASE, BASE_INVERSE, MASK, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records, RingImage
-from ncclscope.signature import BASE, MASK, replayed
 
 __all__ = ["CallTable", "GraphTables", "Listed", "read_graphs"]
 
-BASE_INVERSE = pow(BASE, -1, 1 << 64)
 _HEAD = 8 + 8 + 8 + 8
 """Bytes of a record before the fields of FIXED."""
 _COMM = 24

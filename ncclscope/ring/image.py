@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import only_writer, open_regular, parse
 from ncclscope.ring import layout
+from ncclscope.untrusted import only_writer, open_regular, parse
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 
-from ncclscope import sites
+from ncclscope.model import sites
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.errors import DamagedFileError
+from ncclscope.model.signature import BASE_INVERSE
 from ncclscope.ring import layout
-from ncclscope.ring.graph_tables import BASE_INVERSE, GraphTables, read_graphs
+from ncclscope.ring.graph_tables import GraphTables, read_graphs
 from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
 
 __all__ = [
-    "BASE_INVERSE",
     "CHUNK",
     "ChannelState",
     "Marks",

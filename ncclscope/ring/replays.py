@@ -1,8 +1,8 @@
 """Records replays of CUDA graphs: one record for all calls of a graph on one communicator.
 
-The running hash is a polynomial (see :mod:`ncclscope.signature`), so that all calls of a graph
-enter it in one step, as ``hash * BASE ** count + digest``, and leave the same hash behind as if
-they had been recorded one by one.
+The running hash is a polynomial (see :mod:`ncclscope.model.signature`), so that all calls of a
+graph enter it in one step, as ``hash * BASE ** count + digest``, and leave the same hash behind as
+if they had been recorded one by one.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import struct
 import time
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from mmap import mmap
+from typing import Protocol
 
+from ncclscope.model.signature import BASE, MASK, extend, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.graph_book import GraphCall
-from ncclscope.signature import BASE, MASK, extend, replayed
-
-if TYPE_CHECKING:
-    from ncclscope.ring.writer import RingWriter
 
 __all__ = ["Part", "parts_of", "post_replay"]
 
@@ -68,6 +66,20 @@ class Part:
         return (running * _powers[count] + self._hashes[count]) & MASK
 
 
+class _Ring(Protocol):
+    """What recording a replay needs of the writer."""
+
+    position: int
+    capacity: int
+    _buffer: mmap | bytearray
+    _base: int
+    _table_mask: int
+
+    def _mark(self, index: int, position: int, seq: int, running: int) -> None: ...
+
+    def _write_table(self) -> None: ...
+
+
 def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
     """Returns the collectives of a graph by communicator, in the order of their first calls."""
     mine: dict[Channel, list[GraphCall]] = {}
@@ -77,7 +89,7 @@ def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
     return [Part(channel, own, number) for channel, own in mine.items()]
 
 
-def post_replay(writer: RingWriter, parts: Sequence[Part], number: int) -> int:
+def post_replay(writer: _Ring, parts: Sequence[Part], number: int) -> int:
     """Records that a graph is replayed.
 
     Args:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import RingError
+from ncclscope.model.signature import BASE, MASK, captured, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
@@ -27,7 +28,6 @@ from ncclscope.ring.graph_book import GraphBook
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.place import leave_pointer, make_file
 from ncclscope.ring.replays import Part, post_replay
-from ncclscope.signature import BASE, MASK, captured, replayed
 
 if TYPE_CHECKING:
     from ncclscope.ring.slots import Slots
@@ -177,7 +177,7 @@ class RingWriter:
         Args:
             channel: The communicator it was posted on.
             fixed: What :meth:`fixed` made of its parameters.
-            signature: What :func:`ncclscope.signature.sign` made of them.
+            signature: What :func:`ncclscope.model.signature.sign` made of them.
             state: A :class:`~ncclscope.model.State`.
             flags: FLAG_* of the layout.
             group: Number of the NCCL group, 0 outside.

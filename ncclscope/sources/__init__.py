@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclscope.capture import Capture
-from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
-from ncclscope.foreign import MAX_RANKS, open_regular, printable
 from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model.snapshot import Capture
+from ncclscope.model.windows import infer_windows
 from ncclscope.progress import steps
+from ncclscope.resources import without_collection
 from ncclscope.ring import layout
 from ncclscope.sources.bundle import is_capture, read_capture, with_capture
 from ncclscope.sources.captures import together
@@ -25,7 +25,7 @@ from ncclscope.sources.nodes import Nodes
 from ncclscope.sources.partitions import with_parts
 from ncclscope.sources.replicas import separate_replicas, span
 from ncclscope.sources.ring import read_ring
-from ncclscope.sources.windows import infer_windows
+from ncclscope.untrusted import MAX_RANKS, open_regular, printable
 
 __all__ = ["assemble", "follow_pointer", "input_files", "open_run"]
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ncclscope.capture import (
+from ncclscope.errors import DamagedFileError
+from ncclscope.model import Rank, Run
+from ncclscope.model.snapshot import (
     Capture,
     Frame,
     GpuSample,
@@ -24,9 +26,7 @@ from ncclscope.capture import (
     Thread,
     Worker,
 )
-from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import MAX_RANKS, integer, number, open_regular, parse, printable
-from ncclscope.model import Rank, Run
+from ncclscope.untrusted import MAX_RANKS, integer, number, open_regular, parse, printable
 
 __all__ = ["CAPTURE_FILE", "is_capture", "read_capture", "with_capture"]
 

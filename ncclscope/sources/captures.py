@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclscope.capture import Capture, Worker
 from ncclscope.model import Rank, Run
+from ncclscope.model.snapshot import Capture, Worker
 
 __all__ = ["together"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import integer, open_regular
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
+from ncclscope.untrusted import integer, open_regular
 
 __all__ = ["MANY", "without_long_over"]
 

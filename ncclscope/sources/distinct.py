@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.logs import CallLog
 from ncclscope.model import Call
+from ncclscope.model.log import CallLog
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE, Records
 

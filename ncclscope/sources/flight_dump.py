@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ncclscope.foreign import integer, text
 from ncclscope.model import State
 from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_decoder import Strings, number
@@ -35,6 +34,7 @@ from ncclscope.sources.flight_pattern import (
     shapes_of,
     words,
 )
+from ncclscope.untrusted import integer, text
 
 __all__ = ["Dump", "DumpBuilder"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from ncclscope.foreign import integers, text
 from ncclscope.model import State
-from ncclscope.signature import MASK, P2P_OPS, VECTOR_OPS, canonical_op, extend, sign
+from ncclscope.model.signature import MASK, P2P_OPS, VECTOR_OPS, canonical_op, extend, sign
+from ncclscope.untrusted import integers, text
 
 __all__ = ["Entry", "Posted", "posted", "together"]
 

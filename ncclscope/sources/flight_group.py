@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ncclscope.foreign import MAX_RANKS, integer, integers, parse, text
 from ncclscope.model import State
 from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_entry import Entry
+from ncclscope.untrusted import MAX_RANKS, integer, integers, parse, text
 
 __all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_of", "tells"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.logs import CallLog
 from ncclscope.model import Communicator, Rank, State
+from ncclscope.model.log import CallLog
 from ncclscope.sources.flight_entry import Entry
 from ncclscope.sources.flight_group import Group, Held
 from ncclscope.sources.flight_log import DumpLog, LazyCalls

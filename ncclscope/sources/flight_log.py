@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from ncclscope import sites
-from ncclscope.foreign import integer, text
-from ncclscope.model import Call, Communicator, State
-from ncclscope.sites import OWN, PLUMBING, Sites
+from ncclscope.model import Call, Communicator, State, sites
+from ncclscope.model.memory import running_hashes
+from ncclscope.model.sites import OWN, PLUMBING, Sites
 from ncclscope.sources.flight_entry import Entry
 from ncclscope.sources.flight_pattern import Stack
-from ncclscope.sources.memory import running_hashes
+from ncclscope.untrusted import integer, text
 
 __all__ = ["DumpLog", "LazyCalls"]
 

@@ -13,15 +13,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import MAX_RANKS, integer, json_memory, open_regular, parse, text
 from ncclscope.model import Rank
+from ncclscope.resources import without_collection
 from ncclscope.sources.budget import Budget
 from ncclscope.sources.flight_decoder import PatternError, Strings
 from ncclscope.sources.flight_dump import Dump, DumpBuilder
 from ncclscope.sources.flight_pattern import head_and_entries
 from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.untrusted import MAX_RANKS, integer, json_memory, open_regular, parse, text
 
 __all__ = ["Dump", "NoDumpError", "is_dump", "read_dump"]
 

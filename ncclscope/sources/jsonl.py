@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import (
+from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
+from ncclscope.model.graphs import Graph
+from ncclscope.model.memory import ListLog
+from ncclscope.model.metadata import read_told, telling
+from ncclscope.model.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
+from ncclscope.model.sites import read as read_sites
+from ncclscope.private import open_private
+from ncclscope.sources import jsonl_graphs, jsonl_transfers
+from ncclscope.sources.budget import Budget
+from ncclscope.sources.unpacked import Unpacked
+from ncclscope.untrusted import (
     MAX_RANKS,
     integer,
     integers,
@@ -26,16 +36,6 @@ from ncclscope.foreign import (
     text,
     texts,
 )
-from ncclscope.graphs import Graph
-from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
-from ncclscope.private import open_private
-from ncclscope.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
-from ncclscope.sites import read as read_sites
-from ncclscope.sources import jsonl_graphs, jsonl_transfers
-from ncclscope.sources.budget import Budget
-from ncclscope.sources.memory import ListLog
-from ncclscope.sources.told import read_told, telling
-from ncclscope.sources.unpacked import Unpacked
 
 __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ncclscope.foreign import integer, integers, number, text
-from ncclscope.graphs import Graph, Replay
-from ncclscope.signature import MASK
+from ncclscope.model.graphs import Graph, Replay
+from ncclscope.model.signature import MASK
+from ncclscope.untrusted import integer, integers, number, text
 
 __all__ = ["MOST", "fields_of", "line_of", "read", "read_replay"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ncclscope.foreign import text
+from ncclscope.untrusted import text
 
 __all__ = ["MOST", "Transfer", "add_waiting", "read"]
 

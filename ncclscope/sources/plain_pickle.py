@@ -18,8 +18,8 @@ import pickle
 import re
 from typing import Any, NoReturn
 
-from ncclscope.economy import without_collection
 from ncclscope.errors import DamagedFileError
+from ncclscope.resources import without_collection
 from ncclscope.sources.budget import Budget
 
 __all__ = ["load_plain"]

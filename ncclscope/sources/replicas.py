@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.model import Rank
-from ncclscope.sources.memory import Relabelled
+from ncclscope.model.memory import Relabelled
 
 __all__ = ["separate_replicas", "span"]
 

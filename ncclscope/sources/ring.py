@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from ncclscope.device.stand import DeviceStand
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import MAX_RANKS, integer, integers, number, parse, text, texts
 from ncclscope.model import Call, Communicator, Rank
+from ncclscope.model.device import DeviceStand
+from ncclscope.model.metadata import DAMAGED, read_about
+from ncclscope.model.signature import BASE
+from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
-from ncclscope.signature import BASE
-from ncclscope.sites import read as read_sites
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode, is_signable
 from ncclscope.sources.ring_device import stands, with_states
 from ncclscope.sources.ring_replays import Expansion, RingGraphs
 from ncclscope.sources.ring_trails import RingSteps, activities, transfers
 from ncclscope.sources.strand import Strand
-from ncclscope.sources.told import DAMAGED, read_about
 from ncclscope.tracing import identity
+from ncclscope.untrusted import MAX_RANKS, integer, integers, number, parse, text, texts
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
 

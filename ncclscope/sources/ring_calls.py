@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ncclscope.graphs import Replay
 from ncclscope.model import Call, DamagedCall, State
+from ncclscope.model.graphs import Replay
+from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
+from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
-from ncclscope.signature import CREATION_OPS, VECTOR_OPS
-from ncclscope.sites import read as read_sites
 
 __all__ = ["decode", "is_signable"]
 

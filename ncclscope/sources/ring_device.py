@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.device.stand import DeviceStand
 from ncclscope.model import State
+from ncclscope.model.device import DeviceStand
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile

@@ -13,14 +13,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.device.stand import DeviceStand
-from ncclscope.graphs import Graph, Replay
 from ncclscope.model import Call, State
+from ncclscope.model.device import DeviceStand
+from ncclscope.model.graphs import Graph, Replay
+from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
-from ncclscope.sites import read as read_sites
 from ncclscope.sources.distinct import Distinct, distinct_records
 from ncclscope.sources.ring_calls import decode
 from ncclscope.sources.ring_device import known_states, with_states

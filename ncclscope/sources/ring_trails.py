@@ -9,8 +9,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ncclscope.logs import Trail
 from ncclscope.model import Activity, Call, Communicator, Step
+from ncclscope.model.log import Trail
 from ncclscope.ring import layout
 from ncclscope.ring.image import chosen
 from ncclscope.ring.reader import CHUNK, RingFile

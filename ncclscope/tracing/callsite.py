@@ -16,8 +16,8 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from ncclscope import sites
-from ncclscope.sites import INSTALLED, PLUMBING
+from ncclscope.model import sites
+from ncclscope.model.sites import INSTALLED, PLUMBING
 
 __all__ = ["Place", "add_plumbing", "describe", "locate", "plumbing", "user_line", "user_place"]
 
@@ -76,7 +76,7 @@ def locate(frame: FrameType | None) -> Place | None:
 
 
 def describe(code: CodeType, instruction: Instruction) -> str:
-    """Returns the text of a place that :func:`locate` found: see :func:`ncclscope.sites.join`."""
+    """Return the text of a place that :func:`locate` found, as ``sites.join`` writes it."""
     key = (id(code), instruction)
     text = _texts.get(key)
     if text is None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ncclscope.analysis.groups import part_outside_groups
 from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
-from ncclscope.foreign import integer
 from ncclscope.model import Call
+from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
-from ncclscope.sites import read as read_sites
 from ncclscope.sources.ring import RingLog, communicators
+from ncclscope.untrusted import integer
 
 if TYPE_CHECKING:
     from ncclscope.tracing.tracer import Comm

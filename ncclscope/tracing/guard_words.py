@@ -32,8 +32,8 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-from ncclscope.foreign import open_regular
 from ncclscope.tracing import identity
+from ncclscope.untrusted import open_regular
 
 __all__ = ["DEPTH", "SLOTS", "SUFFIX", "PeerWords", "Words", "WordsFile", "digest_of"]
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ncclscope import device, signature
+from ncclscope import device
+from ncclscope.model import signature
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot

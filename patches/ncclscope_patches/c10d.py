@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from ncclscope.signature import BARRIERS
+from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope, session
 from ncclscope_patches import group_creation, process_groups, works
 from ncclscope_patches.device_streams import (

@@ -19,7 +19,7 @@ from typing import IO
 
 import numpy as np
 
-from ncclscope.economy import economy
+from ncclscope.resources import economy
 from ncclscope.ring.image import RECORD_DTYPE, RingImage
 from tests.bench.rings import make_rings
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ncclscope.signature import sign
+from ncclscope.model.signature import sign
 from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.c10d import C10dProbe

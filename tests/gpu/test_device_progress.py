@@ -12,8 +12,8 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Call
+from ncclscope.model.device import DeviceStand
 from ncclscope.parity.processes import Outcome, run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ncclscope.capture import Stacks
 from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.model.snapshot import Stacks
 from tests.programs import ROOT
 
 PROGRAM = """

@@ -11,7 +11,7 @@ import pytest
 
 from ncclscope import Call, Rank, open_run
 from ncclscope.errors import InputError
-from ncclscope.signature import P2P_OPS, extend, sign
+from ncclscope.model.signature import P2P_OPS, extend, sign
 from tests.integration import crash_writer
 from tests.integration.crash_writer import COMMS, THREADS, content
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
-from ncclscope.device.stand import DeviceStand
 from ncclscope.model import Run
+from ncclscope.model.device import DeviceStand
 from ncclscope.render.html import render_html
 from ncclscope.sources import open_run
 from tests.captures import DATA

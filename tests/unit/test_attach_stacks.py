@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.capture import Stacks, Thread
 from ncclscope.live import native
 from ncclscope.live.native import merge_native, parse_pystack
 from ncclscope.live.proc_sample import read_sample, state_of
 from ncclscope.live.processes import describe
 from ncclscope.live.stacks import PySpy, find_py_spy, parse_dump
+from ncclscope.model.snapshot import Stacks, Thread
 from tests.captures import DATA
 
 SLEEPER = "import sys, time\ndef deep():\n    print(flush=True)\n    time.sleep(1000)\ndeep()"

@@ -12,7 +12,7 @@ import pytest
 from ncclscope.analysis.judgement import Judgement
 from ncclscope.analysis.stack_verdict import judge_stacks
 from ncclscope.analysis.stances import Stance, take_stances
-from ncclscope.capture import Frame, ProcessSample, Stacks, Thread, Worker
+from ncclscope.model.snapshot import Frame, ProcessSample, Stacks, Thread, Worker
 from tests.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclscope.capture import Stacks
+from ncclscope.model.snapshot import Stacks
 from tests.captures import capture, elsewhere, in_collective, judged, recorded_moe, stack, worker
 
 REDUCE, REDUCE_LATER, GATHER = (

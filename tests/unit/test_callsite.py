@@ -17,8 +17,8 @@ import pytest
 import ncclscope.tracing
 import ncclscope_patches.probe
 from ncclscope.model import Call
-from ncclscope.sites import Sites
-from ncclscope.sites import read as read_sites
+from ncclscope.model.sites import Sites
+from ncclscope.model.sites import read as read_sites
 from ncclscope.sources.jsonl import read_trace, write_trace
 from ncclscope.tracing import callsite
 from tests.rings import read, tracer_in

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ncclscope import Run, Tracer, open_run
-from ncclscope.device.stand import DeviceStand
 from ncclscope.export.chrome import write_chrome
 from ncclscope.export.perfetto import write_perfetto
 from ncclscope.export.prometheus import write_prometheus
+from ncclscope.model.device import DeviceStand
 
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.sites import Sites, frame_of, read, role, short
+from ncclscope.model.sites import Sites, frame_of, read, role, short
 from ncclscope.sources.flight_log import find_sites
 
 

@@ -13,7 +13,7 @@ import pytest
 import ncclscope
 from ncclscope.analysis.order import made_before
 from ncclscope.model import Call, Communicator
-from ncclscope.sources.memory import ListLog
+from ncclscope.model.memory import ListLog
 
 NOW = 1_795_165_653_367_456_915
 HOUR = 3_600_000_000_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.signature import sign
+from ncclscope.model.signature import sign
 from ncclscope_patches.posted_calls import READERS, note_redop, on_cpu
 
 torch = pytest.importorskip("torch")

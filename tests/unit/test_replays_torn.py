@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Rank
-from ncclscope.signature import extend
+from ncclscope.model.signature import extend
 from ncclscope.sources.ring import read_ring
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ncclscope.errors import RingError
+from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.reader import RingFile
-from ncclscope.signature import extend, sign
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.rings import SMALL, fill, read, signature, tracer_in
 

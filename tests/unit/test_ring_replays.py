@@ -12,11 +12,11 @@ import pytest
 
 from ncclscope import Call, Rank
 from ncclscope.errors import DamagedFileError, InputError
+from ncclscope.model.signature import extend, replayed, sign
 from ncclscope.parity import sequence
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
-from ncclscope.signature import extend, replayed, sign
 from ncclscope.sources.distinct import distinct_calls
 from ncclscope.sources.ring import read_ring
 from ncclscope.tracing.graphs import Graph

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.logs import newest_of
+from ncclscope.model.log import newest_of
+from ncclscope.model.signature import sign
 from ncclscope.ring.reader import CHUNK
-from ncclscope.signature import sign
 from ncclscope.sources import open_run
 from ncclscope.tracing.tracer import Tracer
 

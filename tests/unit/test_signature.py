@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclscope.ring.reader import hash_before
-from ncclscope.signature import (
+from ncclscope.model.memory import running_hashes
+from ncclscope.model.signature import (
     BASE,
     MASK,
     P2P_OPS,
@@ -22,7 +22,7 @@ from ncclscope.signature import (
     sign,
     stretch,
 )
-from ncclscope.sources.memory import running_hashes
+from ncclscope.ring.reader import hash_before
 from tests.programs import run_program
 
 CALL: dict[str, Any] = {"dtype": "float32", "shape": (4, 3), "out_shape": (8, 3)}
@@ -136,7 +136,7 @@ def test_types_and_reductions_have_one_spelling() -> None:
 
 PROGRAM = """
 import sys
-from ncclscope.signature import sign
+from ncclscope.model.signature import sign
 for op in ("all_reduce", "all_gatherv", "all_to_all", "scatter", "barrier", "κόμμα", "\\udce9"):
     for dtype in (None, "float32", "\\udce9"):
         for sizes in (None, (1, 2, 3)):

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
-from ncclscope.foreign import MAX_RANKS, open_regular
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
 from ncclscope.sources.ring import read_ring
+from ncclscope.untrusted import MAX_RANKS, open_regular
 from tests.hostile import survive
 from tests.programs import run_program
 from tests.rings import SMALL, check_log, fill, tracer_in

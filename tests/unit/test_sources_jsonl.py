@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
-from ncclscope.signature import P2P_OPS, VECTOR_OPS, extend, sign
+from ncclscope.model.signature import P2P_OPS, VECTOR_OPS, extend, sign
 from ncclscope.sources import jsonl
 from ncclscope.sources.jsonl import read_trace, write_trace
 from tests.hostile import survive

@@ -11,7 +11,15 @@ import pytest
 
 from ncclscope import Tracer, diagnose, open_run
 from ncclscope.analysis.witnesses import absent_ranks
-from ncclscope.capture import Capture, GpuSample, ProcessSample, RasAnswer, Stacks, Thread, Worker
+from ncclscope.model.snapshot import (
+    Capture,
+    GpuSample,
+    ProcessSample,
+    RasAnswer,
+    Stacks,
+    Thread,
+    Worker,
+)
 from ncclscope.ring import layout
 from ncclscope.sources.bundle import read_capture
 from ncclscope.sources.captures import together

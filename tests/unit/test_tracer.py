@@ -15,8 +15,8 @@ import pytest
 from ncclscope import Tracer, open_run
 from ncclscope.errors import RingError
 from ncclscope.model import State
+from ncclscope.model.signature import sign
 from ncclscope.ring import layout
-from ncclscope.signature import sign
 from ncclscope.tracing import identity, scope
 from tests.programs import run_program
 from tests.rings import SMALL, check_log, fill, read, tracer_in

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
+from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from ncclscope.signature import extend, sign
 from tests.programs import run_program
 from tests.rings import read, tracer_in
 

@@ -11,9 +11,9 @@ import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
+from ncclscope.model.windows import best_shift
 from ncclscope.sources import open_run
 from ncclscope.sources.jsonl import write_trace
-from ncclscope.sources.windows import best_shift
 from tests.cluster import Cluster
 
 LAYERS = 6

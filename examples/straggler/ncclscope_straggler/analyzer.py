@@ -7,8 +7,8 @@ from statistics import median
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.wording import comm_text, sentence
-from ncclscope.logs import CallLog
 from ncclscope.model import Finding
+from ncclscope.model.log import CallLog
 
 __all__ = ["Straggler"]
 

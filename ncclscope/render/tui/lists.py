@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.analysis.wording import ranks_text, shape_text
-from ncclscope.foreign import printable
 from ncclscope.live.words import LastCall
 from ncclscope.render.blocks import duration
 from ncclscope.render.tui.spans import Column, Line, Span, table
 from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
+from ncclscope.untrusted import printable
 
 __all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
 

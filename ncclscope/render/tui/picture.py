@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.foreign import printable
 from ncclscope.live.watch import Look
 from ncclscope.render.blocks import COLOURS, duration
 from ncclscope.render.tui import details
@@ -25,6 +24,7 @@ from ncclscope.render.tui.standing import (
     comm_standings,
     rank_standings,
 )
+from ncclscope.untrusted import printable
 
 __all__ = ["Picture"]
 

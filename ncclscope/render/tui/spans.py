@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.style import Style as RichStyle
 
-from ncclscope.foreign import printable
+from ncclscope.untrusted import printable
 
 __all__ = ["Column", "Line", "Span", "aligned_right", "cropped", "drawn", "rule", "table", "width"]
 

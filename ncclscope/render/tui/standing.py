@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.foreign import printable, texts
 from ncclscope.live.watch import Look
 from ncclscope.live.words import LastCall, Words
 from ncclscope.model import Communicator, State
+from ncclscope.untrusted import printable, texts
 
 __all__ = [
     "MARKS",

@@ -55,7 +55,7 @@ def test_replays_that_agree(cluster_of: ClusterOf) -> None:
 
 
 def graphs_place(number: int, call: int, calls: int = 2 * LAYERS) -> Any:
-    from ncclscope.graphs import Replay
+    from ncclscope.model.graphs import Replay
 
     return Replay(number, call, calls)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ncclscope.foreign import integer, number, text, texts
+from ncclscope.untrusted import integer, number, text, texts
 
 __all__ = ["DAMAGED", "read_about", "read_told", "read_uses", "telling"]
 

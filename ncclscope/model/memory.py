@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclscope.logs import CallLog
-from ncclscope.model import Call, Communicator
-from ncclscope.ring.reader import BASE_INVERSE
-from ncclscope.signature import BASE
+from ncclscope.model.call import Call, Communicator
+from ncclscope.model.log import CallLog
+from ncclscope.model.signature import BASE, BASE_INVERSE
 
 __all__ = ["ListLog", "Tail", "running_hashes"]
 

@@ -24,6 +24,7 @@ from math import prod
 __all__ = [
     "BARRIERS",
     "BASE",
+    "BASE_INVERSE",
     "CREATION_OPS",
     "MASK",
     "P2P_OPS",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 BASE = 0x3A8F05C5
+BASE_INVERSE = pow(BASE, -1, 1 << 64)
 """Odd, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that CPython
 multiplies it as a single digit."""
 MASK = (1 << 64) - 1

@@ -23,10 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope.logs import CallLog
-from ncclscope.model import Call, Communicator, Rank
-from ncclscope.signature import BASE
-from ncclscope.sources.memory import ListLog
+from ncclscope.model.call import Call, Communicator
+from ncclscope.model.log import CallLog
+from ncclscope.model.memory import ListLog
+from ncclscope.model.run import Rank
+from ncclscope.model.signature import BASE
 
 __all__ = ["PlacedLog", "Shift", "best_shift", "infer_windows"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from ncclscope.model import Call, Communicator
+from ncclscope.model.call import Call, Communicator
 
 __all__ = ["CallLog", "Trail", "last_of", "newest_of"]
 

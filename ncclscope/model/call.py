@@ -1,0 +1,207 @@
+"""What one process recorded: communicators, calls, steps of the engine, activities."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from ncclscope.model import sites
+from ncclscope.model.graphs import Replay
+from ncclscope.model.signature import sign
+
+__all__ = ["CREATION_SUFFIX", "Activity", "Call", "Communicator", "DamagedCall", "State", "Step"]
+
+CREATION_SUFFIX = "/groups"
+"""Ends the key of a communicator on which groups are created and nothing else is posted."""
+
+_NUMBER = re.compile(r":\d+")
+
+
+class State(enum.IntEnum):
+    """How far a call is known to have come."""
+
+    SCHEDULED = 0
+    STARTED = 1
+    COMPLETED = 2
+
+    @property
+    def word(self) -> str:
+        """Spelling used in files and on screens."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A set of ranks that share one sequence of collectives.
+
+    Attributes:
+        key: What the members share and nobody else has; never the name, which each
+            process counts for itself.
+        label: Name for a person, such as ``tp:0``; not unique.
+        ranks: Global ranks of the members, in the communicator's order.
+        backend: ``nccl``, ``gloo``, ``shm``, ...
+        created_at: The line of the user's program that made it, with its path, where that was seen.
+        part: What it shares with those that play the same part in other replicas, where that
+            was concluded from their numbers and members; empty where the label tells.
+    """
+
+    key: str
+    label: str = ""
+    ranks: tuple[int, ...] = ()
+    backend: str = ""
+    part: str = ""
+    created_at: str | None = field(default=None, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The label without its number: ``tp`` of ``tp:0``, ``tp/cpu`` of ``tp:0/cpu``.
+
+        It is what the communicators share that play the same part in different replicas.
+        """
+        return self.part or _NUMBER.sub("", self.label)
+
+    @property
+    def creates_groups(self) -> bool:
+        """Whether its calls are the creations of process groups, and no work."""
+        return self.key.endswith(CREATION_SUFFIX)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the communicator in the terms of the JSON verdict."""
+        return {
+            "key": self.key,
+            "label": self.label,
+            "ranks": list(self.ranks),
+            "backend": self.backend,
+            "created_at": self.created_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded call.
+
+    Attributes:
+        op: Canonical name, torch spelling (``all_reduce``, ``all_gatherv``, ``send``).
+        comm: Key of the communicator.
+        seq: Number on the communicator, from 1; point-to-point calls are counted apart.
+        position: Number in the whole stream of the rank, from 0; with gaps among replays.
+        dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
+        redop: Reduction, such as ``sum``.
+        root: Root as a rank of the communicator.
+        peer: Other side of a send or receive, as a rank of the communicator.
+        numel: Elements of the input.
+        shape: Shape of the input; of a tensor of more than four dimensions the last ones
+            are folded into the fourth.
+        sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
+            global ranks of the members of a ``new_group``; None where there are none or they
+            have been overwritten.
+        out_sizes: What an all_to_all receives from each member, like ``sizes``, if recorded.
+        out_shape: Shape of the output, where it was recorded.
+        site: Where the call came from: ``file.py:120 function``.
+        full_site: The same with the file's path, as far as that was recorded.
+        user_site: The first frame of the user's own program, with its path, where ``site`` lies
+            in an installed package.
+        time_ns: Host clock at posting, nanoseconds since 1970.
+        state: How far the call is known to have come.
+        captured: Posted while a CUDA graph was being captured.
+        group: Number of the NCCL group (ncclGroupStart) it was posted in; None outside.
+        graph: Number of the CUDA graph it was captured into, or replayed from.
+        signature: What the members must agree in, see :mod:`ncclscope.model.signature`.
+        replay: Which replay of ``graph`` it is part of; None for a call that was posted.
+    """
+
+    op: str
+    comm: str
+    seq: int
+    position: int
+    dtype: str | None = None
+    redop: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    numel: int | None = None
+    shape: tuple[int, ...] | None = None
+    sizes: tuple[int, ...] | None = None
+    out_shape: tuple[int, ...] | None = None
+    site: str | None = None
+    time_ns: int | None = None
+    state: State = State.SCHEDULED
+    captured: bool = False
+    group: int | None = None
+    graph: int | None = None
+    signature: int = 0
+    out_sizes: tuple[int, ...] | None = None
+    replay: Replay | None = None
+    full_site: str | None = field(default=None, compare=False)
+    user_site: str | None = field(default=None, compare=False)
+
+    def sign(self) -> int:
+        """Returns the signature of what is known of it: its own where nothing of it is gone."""
+        return sign(
+            self.op,
+            dtype=self.dtype,
+            redop=self.redop,
+            root=self.root,
+            numel=self.numel,
+            shape=self.shape,
+            sizes=self.sizes,
+            out_shape=self.out_shape,
+            is_captured=self.captured,
+            is_replayed=self.replay is not None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the parameters in the terms of the JSON verdict."""
+        site = self.site and (self.full_site or self.site)
+        return {
+            "op": self.op,
+            "shape": None if self.shape is None else list(self.shape),
+            "dtype": self.dtype,
+            "redop": self.redop,
+            "root": self.root,
+            "peer": self.peer,
+            "sizes": None if self.sizes is None else list(self.sizes),
+            "site": site,
+            "user_site": self.user_site,
+            "frame": sites.frame_of(site),
+            "user_frame": sites.frame_of(self.user_site),
+            "state": self.state.word,
+            "replay": None if self.replay is None else self.replay.to_dict(self.graph),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedCall(Call):
+    """A call whose record contradicts the running hash: only its place is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine: the calls from ``position`` on belong to it."""
+
+    number: int
+    position: int
+    tokens: int | None = None
+    dummy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does besides its calls, such as to wait for work: the newest time it did.
+
+    Attributes:
+        name: What it is, such as ``dequeue``.
+        detail: A word more, such as the method that runs.
+        number: Whatever it has a number of, such as the step; 0 for none.
+        count: How often it had begun.
+        since_ns: When it began, nanoseconds since 1970.
+        until_ns: When it ended; None while it lasts, and where the process ended in it.
+    """
+
+    name: str
+    detail: str | None
+    number: int
+    count: int
+    since_ns: int
+    until_ns: int | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict, diagnose
     from ncclscope.errors import NcclscopeError
     from ncclscope.model import Call, Communicator, Finding, Rank, Run
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
     from ncclscope.tracing.tracer import Tracer
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOMES = {
     "Tracer": "ncclscope.tracing.tracer",
     "Verdict": "ncclscope.analysis.verdict",
     "diagnose": "ncclscope.analysis.verdict",
-    "open_run": "ncclscope.sources",
+    "open_run": "ncclscope.readers",
 }
 
 __all__ = [

@@ -18,8 +18,8 @@ from ncclscope.model.snapshot import (
     Thread,
     Worker,
 )
-from ncclscope.sources import assemble
-from ncclscope.sources.bundle import with_capture
+from ncclscope.readers import assemble
+from ncclscope.readers.bundle import with_capture
 
 DATA = Path(__file__).parent / "data" / "attach"
 C10D = "torch/distributed/distributed_c10d.py"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import CREATION_SUFFIX, Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 

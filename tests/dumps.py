@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.bench.dumps import pickled
 
 __all__ = ["Job", "history"]

@@ -19,7 +19,7 @@ from shell import parser_of, place, say, show
 
 from ncclscope import Verdict, diagnose, open_run
 from ncclscope.model import Run
-from ncclscope.sources.jsonl import write_trace
+from ncclscope.readers.jsonl import write_trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "seed_v4y"))
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ncclscope.collect.archive import Limits, Unpacked, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.private import make_private
-from ncclscope.sources.nodes import node_notes
+from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
 
 __all__ = ["Delivery", "Node", "Stream", "collect", "make_target"]

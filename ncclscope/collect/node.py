@@ -26,10 +26,10 @@ from ncclscope.collect.archive import Packer
 from ncclscope.collect.urls import UrlFile, is_url, url_files
 from ncclscope.errors import DamagedFileError, NcclscopeError, NothingFoundError
 from ncclscope.live.session import Look, Options, look
+from ncclscope.readers import input_files
+from ncclscope.readers.bundle import CAPTURE_FILE
+from ncclscope.readers.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.ring import layout
-from ncclscope.sources import input_files
-from ncclscope.sources.bundle import CAPTURE_FILE
-from ncclscope.sources.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.tracing import session
 from ncclscope.untrusted import printable
 

@@ -71,8 +71,8 @@ class CheckCommand:
         """Reads, compares, prints; stores where it is asked to."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.parity.report import check_run
+        from ncclscope.readers import open_run
         from ncclscope.render.progress import progress_for
-        from ncclscope.sources import open_run
 
         if arguments.update and arguments.baseline is None:
             raise UsageError("--update needs a file to write", "name it with --baseline FILE")

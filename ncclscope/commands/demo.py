@@ -69,7 +69,7 @@ class DemoCommand:
     def _reproduce(self, program: Program, directory: Path, arguments: argparse.Namespace) -> int:
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.lab.launcher import Laboratory
-        from ncclscope.sources import open_run
+        from ncclscope.readers import open_run
 
         with Laboratory(program, directory) as laboratory:
             _watch(laboratory, arguments.stall_after)

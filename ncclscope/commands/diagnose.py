@@ -64,7 +64,7 @@ class DiagnoseCommand:
 
 
 def _run(arguments: argparse.Namespace) -> Run:
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
 
     return open_run(*arguments.paths)
 

@@ -88,8 +88,8 @@ class ExportCommand:
         """Reads, selects, writes."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.export.selection import Selection, select
+        from ncclscope.readers import open_run
         from ncclscope.render.progress import progress_for
-        from ncclscope.sources import open_run
 
         chosen = FORMATS[arguments.format]
         target = None if arguments.output == "-" else Path(arguments.output)

@@ -55,9 +55,9 @@ class ReportCommand:
         """Reads, compares, writes."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.analysis.verdict import diagnose
+        from ncclscope.readers import open_run
         from ncclscope.render.html import FIRST, render_html
         from ncclscope.render.progress import progress_for
-        from ncclscope.sources import open_run
 
         target = None if arguments.output == "-" else Path(arguments.output)
         if target is not None:

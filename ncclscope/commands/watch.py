@@ -184,9 +184,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     """Gives one verdict: of what runs, else of what is left."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.live.gpu_load import AGAIN_SPINNING
+    from ncclscope.readers import open_run
     from ncclscope.render.console import print_verdict
     from ncclscope.render.terminal import stdout_console
-    from ncclscope.sources import open_run
 
     if not watcher.directory.is_dir():
         raise UsageError(f"{watcher.directory} is no directory", "name the one with the rings")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ncclscope.model import Run
-from ncclscope.sources.jsonl import write_trace
+from ncclscope.readers.jsonl import write_trace
 
 __all__ = ["write_jsonl"]
 

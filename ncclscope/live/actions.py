@@ -20,8 +20,8 @@ import psutil
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.live.watch import Look
-from ncclscope.live.words import Words
 from ncclscope.private import copy_private, make_private, write_private
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.tracing import identity
 
 __all__ = ["Actions", "Done", "kill", "write_bundle"]

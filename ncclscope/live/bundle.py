@@ -3,7 +3,7 @@
 ================== =========================================================================
 file               contents
 ================== =========================================================================
-attach.json        everything that was seen; :mod:`ncclscope.sources.bundle` reads it
+attach.json        everything that was seen; :mod:`ncclscope.readers.bundle` reads it
 rings/             rings of a job that was traced, copied
 flight_recorder/   dumps that the job wrote on request
 ras.txt            the answer of NCCL's RAS as it came
@@ -28,9 +28,9 @@ from ncclscope.live.session import Look
 from ncclscope.model import Run, sites
 from ncclscope.model.snapshot import Capture, Frame, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private
+from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
-from ncclscope.sources.bundle import CAPTURE_FILE
 from ncclscope.untrusted import parse
 
 __all__ = ["check_directory", "redact", "redact_run", "write_bundle"]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.live.words import Words
 from ncclscope.model import Run
+from ncclscope.readers import follow_pointer, open_run
+from ncclscope.readers.ring.crowd import without_long_over
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.ring import layout
-from ncclscope.sources import follow_pointer, open_run
-from ncclscope.sources.crowd import without_long_over
 
 __all__ = ["Rings", "current", "ring_files"]
 

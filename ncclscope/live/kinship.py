@@ -17,7 +17,7 @@ import psutil
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.live.titles import is_worker_title
-from ncclscope.live.words import Words
+from ncclscope.readers.ring.cursor import Words
 
 if TYPE_CHECKING:
     from ncclscope.live.processes import Candidate

@@ -28,9 +28,9 @@ from ncclscope.live.sampling import Reader, Sample, first_error, take_samples
 from ncclscope.live.titles import parse_title
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Capture, RasAnswer, Source, Worker
-from ncclscope.sources import assemble, open_run
-from ncclscope.sources.bundle import with_capture
-from ncclscope.sources.ring import read_ring
+from ncclscope.readers import assemble, open_run
+from ncclscope.readers.bundle import with_capture
+from ncclscope.readers.ring.ranks import read_ring
 
 __all__ = ["GAP_SECONDS", "Look", "Options", "look"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.live.watch import Look
-from ncclscope.live.words import Words
 from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
+from ncclscope.readers.ring.cursor import Words
 
 __all__ = ["metrics_text", "write_textfile"]
 

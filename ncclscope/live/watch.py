@@ -20,10 +20,10 @@ from ncclscope.analysis.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.live.gpu_load import GpuLoad
 from ncclscope.live.jobs import Rings, current
-from ncclscope.live.words import Words
 from ncclscope.model import Rank, Run
 from ncclscope.model.signature import stretch
-from ncclscope.sources import assemble
+from ncclscope.readers import assemble
+from ncclscope.readers.ring.cursor import Words
 
 __all__ = ["Look", "Watcher"]
 

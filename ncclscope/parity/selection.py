@@ -6,7 +6,7 @@ import os
 
 from ncclscope.errors import InputError, UsageError
 from ncclscope.model import Rank, Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 
 __all__ = ["open_selection"]
 

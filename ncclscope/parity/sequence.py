@@ -13,7 +13,7 @@ from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
-from ncclscope.sources.distinct import distinct_calls, group_calls
+from ncclscope.readers.ring.distinct import distinct_calls, group_calls
 
 __all__ = ["Lines", "Section", "Stream", "Vocabulary", "sections"]
 

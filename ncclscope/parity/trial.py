@@ -167,7 +167,7 @@ class Trial:
         return list(outcome.results)
 
     def _judge(self, rings: Path, outcome: Outcome) -> Report:
-        from ncclscope.sources import open_run
+        from ncclscope.readers import open_run
 
         baseline = None
         if self.settings.baseline is not None and outcome.ending == "finished":

@@ -30,11 +30,11 @@ from ncclscope.analysis.posting_order import WINDOWS, order_of
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of
+from ncclscope.readers import input_files
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack
 from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
-from ncclscope.sources import input_files
-from ncclscope.sources.ring import read_ring
 from ncclscope.tracing import session
 from ncclscope.untrusted import printable
 

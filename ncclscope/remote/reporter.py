@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.live.jobs import Rings
-from ncclscope.live.words import Words
 from ncclscope.model import Communicator
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.remote.spelling import Kinds, pack, unpack
 from ncclscope.tracing import session
 

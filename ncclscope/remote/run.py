@@ -11,10 +11,10 @@ from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.model.device import DeviceStand
 from ncclscope.model.graphs import Graph
+from ncclscope.readers import assemble
 from ncclscope.remote.fleet import Asked, Fleet
 from ncclscope.remote.logs import Place, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
-from ncclscope.sources import assemble
 from ncclscope.untrusted import MAX_RANKS, integers, printable
 
 __all__ = ["open_remote_run", "remote_ranks"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.live.jobs import Rings
-from ncclscope.live.words import LastCall, Strand, Words
 from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.readers.ring.cursor import LastCall, Strand, Words
 from ncclscope.remote.fleet import Asker, Fleet
 from ncclscope.remote.run import open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, unpack

@@ -16,10 +16,10 @@ from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call
 from ncclscope.model.sites import read as read_sites
+from ncclscope.readers.ring.ranks import RingLog, communicators
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources.ring import RingLog, communicators
 from ncclscope.untrusted import integer
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def measure(directory: Path) -> Cost:
 def main(directory: str) -> None:
     """Diagnoses and prints the cost."""
     from ncclscope.analysis.verdict import diagnose
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
 
     before = most_memory()
     start, busy = time.perf_counter(), time.process_time()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.bench.timing import Rounds
 
 __all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure", "started", "turns"]

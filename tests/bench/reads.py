@@ -25,7 +25,7 @@ def read_ranges(directory: Path) -> list[Range]:
 def main(directory: str) -> None:
     """Diagnoses and prints what was read."""
     from ncclscope.analysis.verdict import diagnose
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
 
     asked: set[Range] = set()
     pread = os.pread

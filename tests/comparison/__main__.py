@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import diagnose
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.comparison import fr_trace
 from tests.comparison.ras import BY_DOCUMENTATION, URL
 from tests.comparison.scenarios import SCENARIOS, Scenario, Truth

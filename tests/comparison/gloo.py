@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from tests.bench.dumps import pickled
 from tests.comparison.scenarios import Truth
 from tests.integration.flight_recorder_programs import JSON, KILLED, LOST

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope import diagnose, open_run
-from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from tests.bench.dumps import pickled
 from tests.comparison import fr_trace
 from tests.corpus.build import build

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.model import CREATION_SUFFIX
+from ncclscope.readers import open_run
+from ncclscope.readers.jsonl import write_trace
 from ncclscope.ring import writer as ring_writer
-from ncclscope.sources import open_run
-from ncclscope.sources.jsonl import write_trace
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.bench.dumps import pickled

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.errors import NcclscopeError
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.fuzz.specimens import Specimen
 
 __all__ = ["FAILURES", "Answer", "judge"]

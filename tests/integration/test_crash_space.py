@@ -220,7 +220,7 @@ def test_a_limit_on_the_size_of_files_ends_in_one_warning_too(tmp_path: Path) ->
 def test_too_little_memory_for_the_map_leaves_no_file_behind(tmp_path: Path) -> None:
     source = """
 import mmap, resource
-import ncclscope.tracing.session, ncclscope.tracing.tracer, ncclscope.sources
+import ncclscope.tracing.session, ncclscope.tracing.tracer, ncclscope.readers
 held = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
 resource.setrlimit(resource.RLIMIT_AS, (held + (4 << 20), resource.RLIM_INFINITY))
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.integration.flight_recorder_truths import FAULTS, HEALTHY, play
 
 OTHERS = ("lost_dump", "skip_of_equals")

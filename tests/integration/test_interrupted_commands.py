@@ -17,7 +17,7 @@ from tests.rings import fill, tracer_in
 STANDS_STILL = """
 import sys, time
 import ncclscope.render.progress as progress
-import ncclscope.sources as sources
+import ncclscope.readers as sources
 from ncclscope.__main__ import main
 
 def stand_still(path):

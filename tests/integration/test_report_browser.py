@@ -9,8 +9,8 @@ import pytest
 
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.model import Run
+from ncclscope.readers import open_run
 from ncclscope.render.html import render_html
-from ncclscope.sources import open_run
 from tests.browser import Browser, launch
 from tests.captures import DATA
 from tests.cluster import Cluster

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ncclscope.lab.plan import Program
 from ncclscope.parity.processes import Outcome, remove, rings_directory, run_ranks
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.soak import steps
 from tests.soak.judgement import Parting, Sequences, parting, sequences
 from tests.soak.routing import Plan

@@ -17,10 +17,10 @@ from ncclscope.live.bundle import redact, write_bundle
 from ncclscope.live.flight_pipe import PIPE_VARIABLE, ask_for_dump
 from ncclscope.live.session import Look
 from ncclscope.model.sites import join
+from ncclscope.readers import assemble
+from ncclscope.readers.bundle import CAPTURE_FILE, read_capture, with_capture
 from ncclscope.render.attach import render_attach
 from ncclscope.render.plain import plain_text
-from ncclscope.sources import assemble
-from ncclscope.sources.bundle import CAPTURE_FILE, read_capture, with_capture
 from ncclscope.tracing.tracer import Tracer
 from tests.captures import (
     DATA,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.device_verdict import gpu_of, hear_gpus
 from ncclscope.model.snapshot import Capture, Source
-from ncclscope.sources.bundle import read_capture
+from ncclscope.readers.bundle import read_capture
 from tests.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)

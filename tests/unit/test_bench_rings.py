@@ -9,8 +9,8 @@ import pytest
 
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.errors import DamagedFileError
+from ncclscope.readers import open_run
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources import open_run
 from tests.bench.reads import joined, read_ranges
 from tests.bench.rings import DIVERGING, make_rings
 

@@ -19,7 +19,7 @@ import ncclscope_patches.probe
 from ncclscope.model import Call
 from ncclscope.model.sites import Sites
 from ncclscope.model.sites import read as read_sites
-from ncclscope.sources.jsonl import read_trace, write_trace
+from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from ncclscope.tracing import callsite
 from tests.rings import read, tracer_in
 

@@ -12,8 +12,8 @@ import pytest
 
 from ncclscope import diagnose
 from ncclscope.model import Rank
-from ncclscope.sources import open_run
-from ncclscope.sources.jsonl import read_trace, write_trace
+from ncclscope.readers import open_run
+from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from ncclscope.tracing import coverage, session
 from ncclscope_patches.probe import Patch
 from tests.rings import read, tracer_in

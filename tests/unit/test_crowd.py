@@ -8,8 +8,8 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.live.jobs import Rings
+from ncclscope.readers.ring import crowd
 from ncclscope.ring import layout
-from ncclscope.sources import crowd
 from tests.cluster import Cluster
 
 DAY = 86_400 * 10**9

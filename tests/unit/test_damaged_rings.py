@@ -10,9 +10,9 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.wording import call_text
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Call
+from ncclscope.readers import open_run
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources import open_run
 from tests.cluster import Cluster
 
 HASH = 16

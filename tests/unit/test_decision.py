@@ -10,7 +10,7 @@ import pytest
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.captures import capture, elsewhere, gpus, in_collective, stack, worker
 from tests.cluster import Cluster
 from tests.dumps import Job, history

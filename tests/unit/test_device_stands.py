@@ -16,7 +16,7 @@ import pytest
 import ncclscope
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import InputError
-from ncclscope.live.words import Words
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Tracer
 from tests.unit.host_device import HostDevice, captured, post, replay

@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclscope.model import Call
 from ncclscope.parity.sequence import Stream, Vocabulary
-from ncclscope.sources.distinct import distinct_calls, group_calls
+from ncclscope.readers.ring.distinct import distinct_calls, group_calls
 from tests.rings import read, tracer_in
 
 CALLS: tuple[dict[str, Any], ...] = (

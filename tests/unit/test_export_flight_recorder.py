@@ -12,7 +12,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.flight_recorder import PREFIX, write_json, write_pickles
 from ncclscope.model import Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.cluster import Cluster
 from tests.comparison.fr_trace import Task, answers
 from tests.dumps import Job, history

@@ -10,7 +10,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.cluster import Cluster
 from tests.dumps import Job, history
 from tests.export_runs import SCENARIOS, prepare
@@ -89,7 +89,7 @@ def test_how_far_a_rank_has_come_survives_where_none_of_its_calls_is_kept(tmp_pa
 def test_a_window_stays_a_window(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     for rank in prepare(tmp_path / "rings", "wrong_op").run().ranks:
-        from ncclscope.sources.jsonl import write_trace
+        from ncclscope.readers.jsonl import write_trace
 
         write_trace(rank, tmp_path / "one" / f"{rank.rank}.jsonl", last=3)
     run = open_run(tmp_path / "one")

@@ -17,7 +17,7 @@ from ncclscope.export.prometheus import write_prometheus
 from ncclscope.export.selection import calls_of
 from ncclscope.export.tables import COLUMNS, LISTS, tables, write_csv, write_parquet
 from ncclscope.model import Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from tests.cluster import Cluster
 from tests.export_runs import prepare
 from tests.programs import ROOT

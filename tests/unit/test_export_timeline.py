@@ -69,7 +69,7 @@ def test_without_a_clock_the_order_is_the_time(tmp_path: Path) -> None:
     header = {"ncclscope_trace": 1, "rank": 0, "world_size": 1}
     lines = [header, *({"call": "barrier", "comm": "k"} for _ in range(3))]
     (tmp_path / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
 
     run = open_run(tmp_path)
     axis = axis_of(run)

@@ -13,9 +13,9 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import State
-from ncclscope.sources import open_run
-from ncclscope.sources.flight_recorder import rank_of
-from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.readers import open_run
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
+from ncclscope.readers.flight_recorder.reader import rank_of
 from tests.dumps import Job, history
 
 # --- forms -----------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Finding
-from ncclscope.sources import open_run
-from ncclscope.sources.flight_decoder import Strings
-from ncclscope.sources.flight_pattern import head_and_entries, raw_entries
-from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.readers import open_run
+from ncclscope.readers.flight_recorder.decoder import Strings
+from ncclscope.readers.flight_recorder.pattern import head_and_entries, raw_entries
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from tests.dumps import Job, history
 
 WORLD = [0, 1, 2, 3]

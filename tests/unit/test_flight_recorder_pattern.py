@@ -9,12 +9,12 @@ import pytest
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import State
-from ncclscope.sources.budget import Budget
-from ncclscope.sources.flight_decoder import PatternError
-from ncclscope.sources.flight_dump import Dump
-from ncclscope.sources.flight_entry import Entry
-from ncclscope.sources.flight_log import find_sites
-from ncclscope.sources.flight_recorder import _quickly, _whole
+from ncclscope.readers.budget import Budget
+from ncclscope.readers.flight_recorder.decoder import PatternError
+from ncclscope.readers.flight_recorder.dump import Dump
+from ncclscope.readers.flight_recorder.entry import Entry
+from ncclscope.readers.flight_recorder.log import find_sites
+from ncclscope.readers.flight_recorder.reader import _quickly, _whole
 from tests.bench.dumps import job_dump, pickled
 
 

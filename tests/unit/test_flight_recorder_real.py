@@ -13,7 +13,7 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.flight_recorder import write_pickles
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 
 SHARED = Path(os.environ.get("NCCLSCOPE_SHARED") or Path(__file__).parents[2].parent / "shared")
 SETS = SHARED / "data" / "flight_recorder"

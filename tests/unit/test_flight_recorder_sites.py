@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ncclscope.model.sites import Sites, frame_of, read, role, short
-from ncclscope.sources.flight_log import find_sites
+from ncclscope.readers.flight_recorder.log import find_sites
 
 
 def stack(*paths: str) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError
-from ncclscope.sources import budget
-from ncclscope.sources.flight_recorder import read_dump
-from ncclscope.sources.plain_pickle import load_plain
+from ncclscope.readers import budget
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
+from ncclscope.readers.flight_recorder.reader import read_dump
 from tests.dumps import Job, history
 from tests.hostile import ask
 from tests.programs import run_program
@@ -205,8 +205,8 @@ LARGE = """
 import resource, sys
 from pathlib import Path
 from ncclscope.errors import DamagedFileError
-from ncclscope.sources import budget
-from ncclscope.sources.flight_recorder import read_dump
+from ncclscope.readers import budget
+from ncclscope.readers.flight_recorder.reader import read_dump
 
 path = Path(sys.argv[1])
 head, piece = {

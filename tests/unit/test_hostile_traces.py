@@ -11,8 +11,8 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError
-from ncclscope.sources import budget
-from ncclscope.sources.jsonl import read_trace
+from ncclscope.readers import budget
+from ncclscope.readers.jsonl.trace import read_trace
 from tests.hostile import survive
 from tests.rings import fill, tracer_in
 

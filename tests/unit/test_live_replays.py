@@ -8,8 +8,8 @@ import pytest
 
 from ncclscope.errors import PartedError
 from ncclscope.live.watch import Watcher
-from ncclscope.live.words import Words
-from ncclscope.sources.ring import read_ring
+from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Rank
-from ncclscope.sources.ring import read_ring
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
 from ncclscope_patches import recording
 from ncclscope_patches.cuda_graphs import CudaGraphProbe

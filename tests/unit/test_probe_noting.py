@@ -12,7 +12,7 @@ import pytest
 
 from ncclscope.errors import PartedError
 from ncclscope.model import Activity
-from ncclscope.sources import open_run
+from ncclscope.readers import open_run
 from ncclscope.tracing import session
 from ncclscope_patches.noting import put_noting
 from ncclscope_patches.probe import Patch

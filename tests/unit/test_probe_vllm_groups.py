@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ncclscope.model import Run
-from ncclscope.sources.ring import read_ring
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
 from tests.integration.c10d_ranks import main, run_ranks
 

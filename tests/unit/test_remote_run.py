@@ -100,7 +100,7 @@ def test_calls_that_devices_count(rings: Path, monkeypatch: pytest.MonkeyPatch) 
             post(tracer, comm)
         device.run(14 if rank == 1 else 15)  # in call 8; of one, before it
         tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
-    monkeypatch.setattr("ncclscope.sources.ring.is_alive", lambda *_: False)
+    monkeypatch.setattr("ncclscope.readers.ring.ranks.is_alive", lambda *_: False)
     local, remote, _ = both(rings, 2)
     assert remote == local
     assert remote["table"][1]["comms"]["tp:0"]["device"]["entered"] == 7
@@ -120,7 +120,7 @@ def test_an_order_swap_where_nothing_tells_what_has_completed(
             for comm in (pair, world) if (rank, step) == (3, 49) else (world, pair):
                 tracer.record(comm, "all_reduce", shape=(step + 1,), dtype="float32", redop="sum")
         tracer.ring._put_u64(layout.HEADER_HEARTBEAT, time.time_ns() + 60_000_000_000)
-    monkeypatch.setattr("ncclscope.sources.ring.is_alive", lambda *_: False)
+    monkeypatch.setattr("ncclscope.readers.ring.ranks.is_alive", lambda *_: False)
     local, remote, fleet = both(rings, 2)
     assert remote == local
     assert (remote["verdict"]["kind"], remote["verdict"]["diverging_ranks"]) == ("order_cycle", [3])

@@ -15,7 +15,7 @@ import pytest
 
 from ncclscope import Rank
 from ncclscope.model.signature import extend
-from ncclscope.sources.ring import read_ring
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.programs import ROOT

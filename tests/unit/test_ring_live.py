@@ -16,10 +16,10 @@ import pytest
 from ncclscope import open_run
 from ncclscope.model import Rank
 from ncclscope.model.signature import extend, sign
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources.ring import read_ring
 from tests.programs import ROOT
 from tests.rings import SMALL, check_log, fill, read, slot, tracer_in
 

@@ -14,11 +14,11 @@ from ncclscope import Call, Rank
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.signature import extend, replayed, sign
 from ncclscope.parity import sequence
+from ncclscope.readers.ring.distinct import distinct_calls
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources.distinct import distinct_calls
-from ncclscope.sources.ring import read_ring
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.rings import SMALL, tracer_in

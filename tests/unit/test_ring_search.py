@@ -9,8 +9,8 @@ import pytest
 
 from ncclscope.model.log import newest_of
 from ncclscope.model.signature import sign
+from ncclscope.readers import open_run
 from ncclscope.ring.reader import CHUNK
-from ncclscope.sources import open_run
 from ncclscope.tracing.tracer import Tracer
 
 CAPACITY = 16 * CHUNK

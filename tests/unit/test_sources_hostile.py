@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from ncclscope import open_run
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
+from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
-from ncclscope.sources.ring import read_ring
 from ncclscope.untrusted import MAX_RANKS, open_regular
 from tests.hostile import survive
 from tests.programs import run_program

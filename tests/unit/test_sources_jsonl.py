@@ -17,8 +17,8 @@ from ncclscope import open_run
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS, VECTOR_OPS, extend, sign
-from ncclscope.sources import jsonl
-from ncclscope.sources.jsonl import read_trace, write_trace
+from ncclscope.readers.jsonl import trace as jsonl
+from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from tests.hostile import survive
 from tests.rings import check_log, fill, read, tracer_in
 

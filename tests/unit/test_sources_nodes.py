@@ -20,10 +20,10 @@ from ncclscope.model.snapshot import (
     Thread,
     Worker,
 )
+from ncclscope.readers.bundle import read_capture
+from ncclscope.readers.nodes import describe_ring
+from ncclscope.readers.snapshots import together
 from ncclscope.ring import layout
-from ncclscope.sources.bundle import read_capture
-from ncclscope.sources.captures import together
-from ncclscope.sources.nodes import describe_ring
 
 SECOND = 1_000_000_000
 

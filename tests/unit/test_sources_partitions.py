@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclscope.model import Communicator
-from ncclscope.sources.partitions import with_parts
+from ncclscope.readers.partitions import with_parts
 
 Group = tuple[str, tuple[int, ...]]
 

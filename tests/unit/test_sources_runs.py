@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope import Run, open_run
-from ncclscope.sources.jsonl import write_trace
+from ncclscope.readers.jsonl import write_trace
 from tests.rings import fill, read, tracer_in
 
 SECOND = 1_000_000_000

@@ -19,7 +19,7 @@ from ncclscope.errors import UsageError
 from ncclscope.live.actions import Actions, kill, write_bundle
 from ncclscope.live.textfile import metrics_text, write_textfile
 from ncclscope.live.watch import Look, Watcher
-from ncclscope.live.words import Words
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.tracing import identity
 from tests.programs import ROOT
 from tests.rings import tracer_in

@@ -12,8 +12,8 @@ import pytest
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.windows import best_shift
-from ncclscope.sources import open_run
-from ncclscope.sources.jsonl import write_trace
+from ncclscope.readers import open_run
+from ncclscope.readers.jsonl import write_trace
 from tests.cluster import Cluster
 
 LAYERS = 6

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.live.watch import Look
-from ncclscope.live.words import Words
+from ncclscope.readers.ring.cursor import Words
 from ncclscope.render.blocks import duration
 from ncclscope.render.watch import one_line
 from ncclscope.untrusted import printable

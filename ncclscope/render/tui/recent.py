@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ncclscope.errors import NcclscopeError
-from ncclscope.live.words import Words
 from ncclscope.model import Call
+from ncclscope.readers.ring.cursor import Words
 
 __all__ = ["RecentCalls"]
 

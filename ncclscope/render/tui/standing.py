@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.live.watch import Look
-from ncclscope.live.words import LastCall, Words
 from ncclscope.model import Communicator, State
+from ncclscope.readers.ring.cursor import LastCall, Words
 from ncclscope.untrusted import printable, texts
 
 __all__ = [

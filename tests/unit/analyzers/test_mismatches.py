@@ -159,7 +159,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_files(cluster_of: ClusterOf
     for rank in cluster.everybody:
         cluster.post([rank], "tp:0", "all_gather" if rank == 3 else "all_reduce", done=False)
     from ncclscope.analysis.verdict import diagnose
-    from ncclscope.sources import open_run
+    from ncclscope.readers import open_run
 
     files = sorted(cluster.directory.glob("*.ring"))
 

@@ -13,8 +13,8 @@ from typing import Any, overload
 from ncclscope.model import Call, Communicator, State, sites
 from ncclscope.model.memory import running_hashes
 from ncclscope.model.sites import OWN, PLUMBING, Sites
-from ncclscope.sources.flight_entry import Entry
-from ncclscope.sources.flight_pattern import Stack
+from ncclscope.readers.flight_recorder.entry import Entry
+from ncclscope.readers.flight_recorder.pattern import Stack
 from ncclscope.untrusted import integer, text
 
 __all__ = ["DumpLog", "LazyCalls"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ncclscope.model import State
-from ncclscope.sources.budget import Budget
-from ncclscope.sources.flight_entry import Entry
+from ncclscope.readers.budget import Budget
+from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.untrusted import MAX_RANKS, integer, integers, parse, text
 
 __all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_of", "tells"]

@@ -15,8 +15,8 @@ from typing import Any
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank
+from ncclscope.readers.ring.ranks import is_alive
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources.ring import is_alive
 from ncclscope.untrusted import integer, open_regular, parse, printable, text
 
 __all__ = ["NODE_FILE", "VERSION", "Nodes", "describe_ring", "node_notes"]

@@ -3,7 +3,7 @@
 A dump is what one process has in memory of its last calls. It does not say whose it is: the
 rank is in the file's name alone. Nor does it always say who belongs to a group: torch 2.13
 leaves that out for gloo. So reading comes in two steps: :func:`read_dump` for each file,
-and :mod:`ncclscope.sources.flight_job`, which looks at all dumps of a job together.
+and :mod:`ncclscope.readers.flight_recorder.job`, which looks at all dumps of a job together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank
+from ncclscope.readers.budget import Budget
+from ncclscope.readers.flight_recorder.decoder import PatternError, Strings
+from ncclscope.readers.flight_recorder.dump import Dump, DumpBuilder
+from ncclscope.readers.flight_recorder.pattern import head_and_entries
+from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from ncclscope.resources import without_collection
-from ncclscope.sources.budget import Budget
-from ncclscope.sources.flight_decoder import PatternError, Strings
-from ncclscope.sources.flight_dump import Dump, DumpBuilder
-from ncclscope.sources.flight_pattern import head_and_entries
-from ncclscope.sources.plain_pickle import load_plain
 from ncclscope.untrusted import MAX_RANKS, integer, json_memory, open_regular, parse, text
 
 __all__ = ["Dump", "NoDumpError", "is_dump", "read_dump"]
@@ -63,7 +63,7 @@ def read_dump(path: Path) -> Rank:
 
     Returns:
         A rank without logs; its ``dump`` detail is for
-        :func:`ncclscope.sources.flight_job.settle`.
+        :func:`ncclscope.readers.flight_recorder.job.settle`.
 
     Raises:
         NoDumpError: It is something else.

@@ -17,15 +17,15 @@ from ncclscope.model.device import DeviceStand
 from ncclscope.model.metadata import DAMAGED, read_about
 from ncclscope.model.signature import BASE
 from ncclscope.model.sites import read as read_sites
+from ncclscope.readers.ring.calls import decode, is_signable
+from ncclscope.readers.ring.device import stands, with_states
+from ncclscope.readers.ring.distinct import Distinct, distinct_records
+from ncclscope.readers.ring.records import Strand
+from ncclscope.readers.ring.replays import Expansion, RingGraphs
+from ncclscope.readers.ring.trails import RingSteps, activities, transfers
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
-from ncclscope.sources.distinct import Distinct, distinct_records
-from ncclscope.sources.ring_calls import decode, is_signable
-from ncclscope.sources.ring_device import stands, with_states
-from ncclscope.sources.ring_replays import Expansion, RingGraphs
-from ncclscope.sources.ring_trails import RingSteps, activities, transfers
-from ncclscope.sources.strand import Strand
 from ncclscope.tracing import identity
 from ncclscope.untrusted import MAX_RANKS, integer, integers, number, parse, text, texts
 

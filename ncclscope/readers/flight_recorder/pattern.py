@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from ncclscope.sources.flight_decoder import Decoder, PatternError, Strings, number
+from ncclscope.readers.flight_recorder.decoder import Decoder, PatternError, Strings, number
 
 __all__ = [
     "SPLITS",

@@ -17,13 +17,13 @@ from ncclscope.model import Call, State
 from ncclscope.model.device import DeviceStand
 from ncclscope.model.graphs import Graph, Replay
 from ncclscope.model.sites import read as read_sites
+from ncclscope.readers.ring.calls import decode
+from ncclscope.readers.ring.device import known_states, with_states
+from ncclscope.readers.ring.distinct import Distinct, distinct_records
 from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import Listed
 from ncclscope.ring.image import Records, chosen
 from ncclscope.ring.reader import RingFile
-from ncclscope.sources.distinct import Distinct, distinct_records
-from ncclscope.sources.ring_calls import decode
-from ncclscope.sources.ring_device import known_states, with_states
 
 __all__ = ["Expansion", "RingGraphs"]
 

@@ -18,12 +18,12 @@ import numpy as np
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import BARRIERS, MASK
+from ncclscope.readers.ring.calls import decode
+from ncclscope.readers.ring.device import known_states, read_stand
+from ncclscope.readers.ring.ranks import RingLog, communicators, is_alive, read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, whole
 from ncclscope.ring.reader import ChannelState, RingFile
-from ncclscope.sources.ring import RingLog, communicators, is_alive, read_ring
-from ncclscope.sources.ring_calls import decode
-from ncclscope.sources.ring_device import known_states, read_stand
 from ncclscope.untrusted import MAX_RANKS, integer, number, text
 
 if TYPE_CHECKING:

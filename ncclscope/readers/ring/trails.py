@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from ncclscope.model import Activity, Call, Communicator, Step
 from ncclscope.model.log import Trail
+from ncclscope.readers.ring.calls import decode
 from ncclscope.ring import layout
 from ncclscope.ring.image import chosen
 from ncclscope.ring.reader import CHUNK, RingFile
-from ncclscope.sources.ring_calls import decode
 
 __all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "activities", "transfers"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ncclscope.model import State
-from ncclscope.sources.budget import Budget
-from ncclscope.sources.flight_decoder import Strings, number
-from ncclscope.sources.flight_entry import Entry, Posted, posted, together
-from ncclscope.sources.flight_group import (
+from ncclscope.readers.budget import Budget
+from ncclscope.readers.flight_recorder.decoder import Strings, number
+from ncclscope.readers.flight_recorder.entry import Entry, Posted, posted, together
+from ncclscope.readers.flight_recorder.group import (
     MAX_SEQ,
     Group,
     Held,
@@ -23,7 +23,7 @@ from ncclscope.sources.flight_group import (
     members_of,
     tells,
 )
-from ncclscope.sources.flight_pattern import (
+from ncclscope.readers.flight_recorder.pattern import (
     SPLITS,
     RawEntry,
     Stack,
@@ -266,7 +266,7 @@ class _Columns:
 
         Args:
             rows: Their parts, each with the fields of a
-                :class:`~ncclscope.sources.flight_pattern.RawEntry`.
+                :class:`~ncclscope.readers.flight_recorder.pattern.RawEntry`.
             position: The first one's place in the dump.
         """
         columns = list(zip(*rows, strict=True))

@@ -19,8 +19,8 @@ import re
 from typing import Any, NoReturn
 
 from ncclscope.errors import DamagedFileError
+from ncclscope.readers.budget import Budget
 from ncclscope.resources import without_collection
-from ncclscope.sources.budget import Budget
 
 __all__ = ["load_plain"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from ncclscope.model import Communicator, Rank, State
 from ncclscope.model.log import CallLog
-from ncclscope.sources.flight_entry import Entry
-from ncclscope.sources.flight_group import Group, Held
-from ncclscope.sources.flight_log import DumpLog, LazyCalls
-from ncclscope.sources.flight_recorder import Dump
+from ncclscope.readers.flight_recorder.entry import Entry
+from ncclscope.readers.flight_recorder.group import Group, Held
+from ncclscope.readers.flight_recorder.log import DumpLog, LazyCalls
+from ncclscope.readers.flight_recorder.reader import Dump
 
 __all__ = ["settle"]
 

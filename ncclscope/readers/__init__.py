@@ -1,0 +1,265 @@
+"""Anything that records collectives -> :class:`~ncclscope.model.Run`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
+from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model.snapshot import Capture
+from ncclscope.model.windows import infer_windows
+from ncclscope.progress import steps
+from ncclscope.readers.bundle import is_capture, read_capture, with_capture
+from ncclscope.readers.flight_recorder.job import settle
+from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
+from ncclscope.readers.jsonl.trace import is_trace, read_trace
+from ncclscope.readers.nodes import Nodes
+from ncclscope.readers.partitions import with_parts
+from ncclscope.readers.replicas import separate_replicas, span
+from ncclscope.readers.ring.crowd import without_long_over
+from ncclscope.readers.ring.ranks import read_ring
+from ncclscope.readers.snapshots import together
+from ncclscope.resources import without_collection
+from ncclscope.ring import layout
+from ncclscope.untrusted import MAX_RANKS, open_regular, printable
+
+__all__ = ["assemble", "follow_pointer", "input_files", "open_run"]
+
+_LONGEST_NOTE = 1 << 12
+
+
+@without_collection()
+def open_run(*paths: str | os.PathLike[str]) -> Run:
+    """Reads every ring, dump and trace at or below the given paths.
+
+    Args:
+        *paths: Files or directories.
+
+    Returns:
+        One run; where the input holds several, the newest.
+
+    Raises:
+        InputError: A path does not exist or cannot be read.
+        NothingFoundError: There is nothing in it that can be read.
+    """
+    notes: list[str] = []
+    ranks: list[Rank] = []
+    captures: list[Capture] = []
+    empty = 0
+    seen = set()
+    nodes = Nodes()
+    given_paths = {Path(path) for path in paths}
+    files = without_long_over(list(input_files(paths, notes)), notes)
+    for path in steps("reading", files):
+        try:
+            if is_capture(path):
+                captures.append(replace(read_capture(path), node=nodes.of(path)))
+                continue
+            reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
+            status = path.stat()
+            if status.st_size == 0:
+                empty += 1
+            elif (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                rank = nodes.told(reader(path)) if reader is read_ring else reader(path)
+                ranks.append(replace(rank, source=printable(rank.source)))
+        except NoDumpError as error:
+            if path in given_paths:
+                notes.append(printable(str(error)))
+        except DamagedFileError as error:
+            notes.append(printable(str(error)))
+        except (MemoryError, RecursionError):
+            notes.append(printable(f"{path} is too large or nested too deeply, and is left out"))
+        except OSError as error:
+            notes.append(_cannot(path, error))
+    given = tuple(printable(str(path)) for path in paths)
+    if not ranks and not captures:
+        if notes:
+            raise InputError(notes[0], "nothing else was found")
+        what = "only empty files" if empty else "no ring, no dump and no trace"
+        raise NothingFoundError(
+            f"{', '.join(given)}: {what} found",
+            "give the directory that NCCLSCOPE_DIR or `ncclscope run --dir` named",
+        )
+    run = assemble(ranks, notes=notes, sources=given)
+    if not captures:
+        return run
+    return with_capture(run, together(captures, run))
+
+
+def assemble(
+    processes: Iterable[Rank], *, notes: Iterable[str] = (), sources: Iterable[str] = ()
+) -> Run:
+    """Makes one run of what several processes recorded."""
+    said = list(notes)
+    processes, dumps = _without_repeats(settle(_distinct(processes), said))
+    processes = infer_windows(_newest_run(processes, said))
+    others = tuple(process for process in processes if process.rank < 0)
+    ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
+    ranks.sort(key=lambda rank: rank.rank)
+    communicators: dict[str, Communicator] = {}
+    for rank in ranks:
+        for key, log in rank.logs.items():
+            known = communicators.get(key)
+            # Members are all of one mind about the ranks, unless one knew fewer.
+            if known is None or len(log.communicator.ranks) > len(known.ranks):
+                communicators[key] = log.communicator
+            elif not known.label and log.communicator.label:
+                communicators[key] = replace(known, label=log.communicator.label)
+    expected = max(
+        [rank.world_size for rank in ranks]
+        + [rank.rank + 1 for rank in ranks]
+        + [max(comm.ranks, default=-1) + 1 for comm in communicators.values()],
+        default=0,
+    )
+    if expected > MAX_RANKS:
+        said.append(f"{expected} ranks are more than any job has; only those that are here count")
+        expected = min(max(rank.rank for rank in ranks) + 1, MAX_RANKS)
+    return Run(
+        ranks=tuple(ranks),
+        communicators=with_parts(communicators, expected),
+        expected=expected,
+        notes=tuple(said),
+        sources=tuple(sources),
+        others=others,
+        dumped=assemble(dumps) if dumps else None,
+    )
+
+
+def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
+    """Yields every ring, dump, trace and capture at or below the given paths.
+
+    Args:
+        paths: Files or directories.
+        notes: Told what cannot be read.
+
+    Raises:
+        InputError: A path does not exist or cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        notes.append(_cannot(Path(error.filename), error))
+
+    for given in paths:
+        path = Path(given)
+        try:
+            kind = path.stat().st_mode
+        except FileNotFoundError:
+            raise InputError(f"{printable(str(path))} does not exist") from None
+        except (OSError, ValueError) as error:
+            raise InputError(_cannot(path, error)) from None
+        if not stat.S_ISDIR(kind):
+            yield path
+            continue
+        for folder, _, names in os.walk(path, onerror=refuse):
+            for name in sorted(names):
+                found = Path(folder, name)
+                if name.endswith(layout.MOVED_SUFFIX):
+                    yield from follow_pointer(found)
+                elif (
+                    name.endswith(layout.SUFFIX)
+                    or is_capture(found)
+                    or is_trace(found)
+                    or is_dump(found)
+                ):
+                    yield found
+
+
+def follow_pointer(pointer: Path) -> Iterator[Path]:
+    """Follows the note that a ring leaves where there was no room for it."""
+    try:
+        with open(open_regular(pointer, follow=False), "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            target = Path(os.fsdecode(file.read(_LONGEST_NOTE)).strip())
+        if target.suffix == layout.SUFFIX and target.stat().st_uid == owner:
+            yield target
+    except (OSError, ValueError, DamagedFileError):
+        return
+
+
+def _cannot(path: Path, error: OSError | ValueError) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return printable(f"{path} cannot be read: {reason[:1].lower()}{reason[1:]}")
+
+
+def _distinct(processes: Iterable[Rank]) -> list[Rank]:
+    """Takes each process once: its ring may lie beside a trace that was made of it."""
+    found: dict[tuple[object, ...], Rank] = {}
+    for number, process in enumerate(processes):
+        who: tuple[object, ...] = (process.host, process.pid, process.started_ns, process.rank)
+        if not (process.pid and process.started_ns):
+            who = (number,)
+        known = found.setdefault(who, process)
+        if known.window or (_is_trace(known) and not _is_trace(process)):
+            found[who] = process
+    return list(found.values())
+
+
+def _without_repeats(processes: list[Rank]) -> tuple[list[Rank], list[Rank]]:
+    """Return dumps of Flight Recorder apart, where they lie beside rings of all their ranks.
+
+    A bundle of `attach` holds both, of one job. Rings hold more of each call that both have.
+    """
+    ringed = {process.rank for process in processes if not _is_dump(process)}
+    dumps = [process for process in processes if _is_dump(process)]
+    if not dumps or not {process.rank for process in dumps} <= ringed:
+        return processes, []
+    return [process for process in processes if not _is_dump(process)], dumps
+
+
+def _is_dump(process: Rank) -> bool:
+    return process.details.get("format") == "flight_recorder"
+
+
+def _is_trace(process: Rank) -> bool:
+    return process.details.get("format") == "jsonl"
+
+
+def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
+    """Leaves out what earlier runs left in the same directory."""
+    runs: dict[str, list[Rank]] = {}
+    loose = []
+    for process in processes:
+        run = str(process.details.get("run") or "")
+        if not run and _is_trace(process):
+            loose.append(process)  # a trace need not say, so it is taken for one of the newest
+        else:
+            runs.setdefault(run, []).append(process)
+    if len(runs) < 2:
+        return processes
+    newest = max(runs, key=lambda run: max(rank.started_ns or 0 for rank in runs[run]))
+    kept, earlier = list(runs.pop(newest)), 0
+    for part in runs.values():
+        if _belongs(part, kept):
+            kept += part
+        else:
+            earlier += 1
+    if parts := len(runs) - earlier:
+        notes.append(
+            f"{parts + 1} runs are taken for one job: they were there at the same time, with other "
+            f"ranks of as many"
+        )
+    if earlier:
+        left_out = len(processes) - len(loose) - len(kept)
+        notes.append(f"{left_out} rings of {earlier} earlier run(s) were left out")
+    return kept + loose
+
+
+def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
+    """Whether another `ncclscope run` started these for the same job, as on each of its nodes.
+
+    They have other ranks of as many, and both were there at the same time. A rank that both have
+    is that of another job, or was started anew.
+    """
+    numbers = {rank.rank for rank in kept if rank.rank >= 0}
+    own = {rank.rank for rank in part if rank.rank >= 0}
+    sizes = {rank.world_size for rank in (*part, *kept) if rank.rank >= 0}
+    if not own or own & numbers or len(sizes) != 1:
+        return False
+    ended = max(span(rank)[1] for rank in part)
+    began = min((start for rank in kept if (start := span(rank)[0])), default=0)
+    return not ended or ended > began

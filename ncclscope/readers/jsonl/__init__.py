@@ -1,0 +1,5 @@
+"""Trace JSONL, version 1: read and written."""
+
+from ncclscope.readers.jsonl.trace import is_trace, read_trace, write_trace
+
+__all__ = ["is_trace", "read_trace", "write_trace"]

@@ -1,0 +1,391 @@
+"""Trace JSONL, version 1, as the contract describes it: read and written."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ncclscope.errors import DamagedFileError
+from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
+from ncclscope.model.graphs import Graph
+from ncclscope.model.memory import ListLog
+from ncclscope.model.metadata import read_told, telling
+from ncclscope.model.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
+from ncclscope.model.sites import read as read_sites
+from ncclscope.private import open_private
+from ncclscope.readers.budget import Budget
+from ncclscope.readers.jsonl import graphs as jsonl_graphs
+from ncclscope.readers.jsonl import transfers as jsonl_transfers
+from ncclscope.readers.unpacked import Unpacked
+from ncclscope.untrusted import (
+    MAX_RANKS,
+    integer,
+    integers,
+    number,
+    open_regular,
+    parse,
+    text,
+    texts,
+)
+
+__all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
+
+VERSION = 1
+MAX_LINE = 1 << 20
+"""Longest line that is read, in characters: a foreign file must not fill the memory."""
+MAX_UNPACKED = 1 << 30
+"""As much of a packed file is read: a few bytes of it can stand for gigabytes."""
+MAX_DIMENSIONS = 64
+MAX_ACTIVITIES = 64
+MAX_SEQ = 1 << 62
+_CHECK_EVERY = 256
+_CHECK_EVERY_BYTES = 1 << 20
+
+_STATES = {state.word: state for state in State}
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file's name is one that a trace may have."""
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_trace(path: Path) -> Rank:
+    """Reads one process's trace.
+
+    Raises:
+        DamagedFileError: The header is missing or of another version, a line is no JSON, or the
+            file is too large.
+        OSError: The file cannot be read.
+    """
+    budget = Budget(str(path), path.stat().st_size)
+    lines = _lines(path, budget)
+    header = next(lines, None)
+    if header is None or "ncclscope_trace" not in header:
+        raise DamagedFileError(
+            f"{path} is no trace", 'its first line should be {"ncclscope_trace": 1, ...}'
+        )
+    if header["ncclscope_trace"] != VERSION:
+        raise DamagedFileError(
+            f"{path} is a trace of version {text(header['ncclscope_trace']) or '?'}"[:200],
+            f"this ncclscope reads version {VERSION}",
+        )
+    communicators: dict[str, Communicator] = {}
+    made: dict[str, int] = {}
+    calls: dict[str, list[Call]] = {}
+    p2p: dict[str, list[Call]] = {}
+    steps: list[Step] = []
+    graphs: dict[int, Graph] = {}
+    transfers: dict[jsonl_transfers.Transfer, str] = {}
+    numbered = stated = False
+    position = 0
+    for line in lines:
+        key = text(line.get("comm"))
+        op = text(line.get("call"))
+        if key is not None and op is not None:
+            call = _call(line, key, canonical_op(op), position)
+            position += 1
+            numbered = numbered or call.seq > 0
+            stated = stated or "state" in line
+            target = p2p if call.op in P2P_OPS else calls
+            target.setdefault(key, []).append(call)
+        elif key is not None and "call" not in line:
+            communicators[key] = _communicator(line, key)
+            made[key] = number(line.get("calls"), MAX_SEQ)
+        elif (step := integer(line.get("step"))) is not None:
+            steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
+        elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
+            graphs[graph.number] = graph
+        elif (found := jsonl_transfers.read(line)) and (
+            found[0] in transfers or len(transfers) < jsonl_transfers.MOST
+        ):
+            transfers[found[0]] = found[1]
+    window = bool(header.get("window"))
+    logs = {}
+    lost = 0
+    for place, key in enumerate({**communicators, **calls}):
+        if not place % _CHECK_EVERY:
+            budget.check(f"{position} calls")
+        communicator = communicators.get(key) or Communicator(key)
+        own = _renumber(calls.get(key, []), p2p.get(key, []))
+        logs[key] = ListLog(communicator, own, anchored=not window, made=made.get(key, 0))
+        lost += logs[key].first - 1
+    budget.check(f"{position} calls")
+    rank = integer(header.get("rank"))
+    return Rank(
+        rank=rank if rank is not None and 0 <= rank < MAX_RANKS else -1,
+        world_size=number(header.get("world_size")),
+        host=text(header.get("host")) or "",
+        pid=number(header.get("pid"), 1 << 31),
+        gpu=integer(header.get("gpu")),
+        labels=texts(header.get("labels")),
+        logs=logs,
+        p2p=p2p,
+        records=position,
+        lost=lost,
+        window=window,
+        last_seen_ns=integer(header.get("last_seen_ns")),
+        started_ns=integer(header.get("started_ns")),
+        exited=bool(header.get("exited")),
+        steps=steps,
+        activities=_activities(header),
+        graphs=graphs,
+        source=str(path),
+        details={
+            "format": "jsonl",
+            "numbered": numbered,
+            "stated": stated,
+            "run": text(header.get("run")) or "",
+            **jsonl_transfers.add_waiting(read_told(header.get("told")), transfers),
+        },
+    )
+
+
+def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = None) -> None:
+    """Writes what one rank recorded.
+
+    Args:
+        rank: What was read from a ring or another source.
+        path: ``*.jsonl`` or ``*.jsonl.gz``.
+        last: Write only the last so many calls, without their numbers, as a bounded buffer
+            in the program would have kept them. The file then says that it is a window.
+    """
+    calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
+    calls += [call for sent in rank.p2p.values() for call in sent]
+    calls.sort(key=lambda call: call.position)
+    steps = sorted(rank.steps, key=lambda step: step.position, reverse=True)
+    if last is not None:
+        calls = calls[-last:] if last else []
+        oldest = calls[0].position if calls else 0
+        steps = [step for step in steps if step.position >= oldest]
+    with _open(Path(path)) as file:
+        header = {
+            "ncclscope_trace": VERSION,
+            "rank": rank.rank,
+            "world_size": rank.world_size,
+            "host": rank.host,
+            "pid": rank.pid,
+            "gpu": rank.gpu,
+            "labels": dict(rank.labels),
+            "started_ns": rank.started_ns,
+            "last_seen_ns": rank.last_seen_ns,
+            "exited": rank.exited,
+            "run": text(rank.details.get("run")) or "",
+            "activities": [asdict(activity) for activity in rank.activities.values()],
+        }
+        if last is not None or rank.window:
+            header["window"] = True
+        if told := telling(rank.details):
+            header["told"] = told
+        _write_line(file, header)
+        for log in rank.logs.values():
+            about = log.communicator.to_dict()
+            about["comm"] = about.pop("key")
+            if log.calls and log.first > log.calls and last is None:
+                about["calls"] = log.calls  # no line of a call says so
+            _write_line(file, about)
+        for graph in rank.graphs.values():
+            _write_line(file, jsonl_graphs.line_of(graph))
+        for call in calls:
+            while steps and steps[-1].position <= call.position:
+                _write_line(file, _step_line(steps.pop()))
+            _write_line(file, _line(call, numbered=last is None and not rank.window))
+        while steps:
+            _write_line(file, _step_line(steps.pop()))
+
+
+def _activities(header: Mapping[str, Any]) -> dict[str, Activity]:
+    found = {}
+    listed = header.get("activities")
+    for about in listed[:MAX_ACTIVITIES] if isinstance(listed, list) else ():
+        if isinstance(about, dict) and (name := text(about.get("name"))) is not None:
+            found[name] = Activity(
+                name,
+                text(about.get("detail")),
+                number(about.get("number"), MAX_SEQ),
+                number(about.get("count"), MAX_SEQ),
+                number(about.get("since_ns"), MAX_SEQ),
+                number(about.get("until_ns"), MAX_SEQ) or None,
+            )
+    return found
+
+
+def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
+    line: dict[str, Any] = {"call": call.op, "comm": call.comm}
+    if numbered:
+        line["seq"] = call.seq
+    line |= {
+        "t_ns": call.time_ns,
+        "shape": call.shape,
+        "dtype": call.dtype,
+        "redop": call.redop,
+        "root": call.root,
+        "peer": call.peer,
+        "sizes": call.sizes,
+        "out_shape": call.out_shape,
+        "state": call.state.word,
+        "captured": call.captured,
+        "site": call.site and (call.full_site or call.site),
+    }
+    if call.numel is not None and (call.shape is None or call.numel != prod(call.shape)):
+        line["numel"] = call.numel
+    if call.out_sizes is not None:
+        line["out_sizes"] = call.out_sizes
+    if call.user_site is not None:
+        line["user_site"] = call.user_site
+    if call.group is not None:
+        line["group"] = call.group
+    if call.graph is not None:
+        line["graph"] = call.graph
+    if call.replay is not None:
+        line |= jsonl_graphs.fields_of(call.replay)
+    if call.op not in P2P_OPS and call.signature != call.sign():
+        line["signature"] = call.signature  # what was signed of it is gone, or never was here
+    return line
+
+
+def _step_line(step: Step) -> dict[str, Any]:
+    return {"step": step.number, "tokens": step.tokens, "dummy": step.dummy}
+
+
+def _write_line(file: IO[str], value: Mapping[str, Any]) -> None:
+    file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[IO[str]]:
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(open_private(path))
+        if path.suffix == ".gz":
+            file = cast("IO[bytes]", stack.enter_context(gzip.GzipFile(path, "wb", fileobj=file)))
+        yield stack.enter_context(io.TextIOWrapper(file, encoding="utf-8", errors="replace"))
+
+
+def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file; a torn last line is left out."""
+    with open(open_regular(path), "rb") as raw:
+        packed = path.suffix == ".gz"
+        data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
+        read = checked = count = 0
+        while line := data.readline(MAX_LINE):
+            count += 1
+            read += len(line)
+            if not count % _CHECK_EVERY or read - checked > _CHECK_EVERY_BYTES:
+                checked = read
+                budget.check(f"{count} lines")
+            if len(line) >= MAX_LINE and not line.endswith(b"\n"):
+                raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
+            if packed and read > MAX_UNPACKED:
+                raise DamagedFileError(
+                    f"{path} holds more than {MAX_UNPACKED >> 20} MB", "unpack it first"
+                )
+            value = _value(line)
+            if isinstance(value, dict):
+                yield value
+            elif value is _NO_JSON:
+                if not line.endswith(b"\n") or not data.read(1):
+                    return
+                raise DamagedFileError(f"{path}:{count} is not JSON")
+
+
+_NO_JSON = object()
+
+
+def _value(line: bytes) -> Any:
+    if not line.strip():
+        return None
+    try:
+        return parse(line.decode("utf-8", "replace"))
+    except ValueError:
+        return _NO_JSON
+
+
+def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
+    dtype, redop = text(line.get("dtype")), text(line.get("redop"))
+    shape = integers(line.get("shape"), MAX_DIMENSIONS)
+    numel = integer(line.get("numel"))
+    if numel is None and shape is not None:
+        numel = integer(prod(shape))
+    seq = integer(line.get("seq")) or 0
+    places = read_sites(text(line.get("site")), text(line.get("user_site")))
+    call = Call(
+        op=op,
+        comm=key,
+        seq=seq if 0 < seq < MAX_SEQ else 0,
+        position=position,
+        dtype=None if dtype is None else canonical_dtype(dtype),
+        redop=None if redop is None else canonical_redop(redop),
+        root=integer(line.get("root")),
+        peer=integer(line.get("peer")),
+        numel=numel,
+        shape=shape,
+        sizes=integers(line.get("sizes")),
+        out_shape=integers(line.get("out_shape"), MAX_DIMENSIONS),
+        out_sizes=integers(line.get("out_sizes")),
+        site=places.site,
+        full_site=places.full,
+        user_site=places.user,
+        time_ns=integer(line.get("t_ns")),
+        state=_STATES.get(text(line.get("state")) or "", State.SCHEDULED),
+        captured=bool(line.get("captured")),
+        group=integer(line.get("group")),
+        graph=integer(line.get("graph")),
+        replay=jsonl_graphs.read_replay(line),
+    )
+    signature = integer(line.get("signature")) or 0
+    if not 0 < signature <= MASK or op in P2P_OPS:
+        signature = call.sign()
+    return replace(call, signature=signature)
+
+
+def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
+    """Gives collectives consecutive numbers.
+
+    Numbers in the file are kept where they are consecutive. Where sends and receives were
+    counted together with them, they are counted out again; where lines are missing in the
+    middle, what follows the last gap is kept.
+    """
+    between = sorted(call.seq for call in p2p if call.seq) if _share(calls, p2p) else []
+    numbered: list[Call] = []
+    for order, call in enumerate(calls, 1):
+        seq = call.seq
+        if seq:
+            seq -= bisect.bisect_left(between, seq)
+        else:
+            seq = numbered[-1].seq + 1 if numbered else order
+        if numbered and seq != numbered[-1].seq + 1:
+            numbered = []
+        numbered.append(call if call.seq == seq else replace(call, seq=seq))
+    return numbered
+
+
+def _share(calls: Sequence[Call], p2p: Sequence[Call]) -> bool:
+    """Whether collectives and point-to-point calls have been given numbers of one row.
+
+    Then the numbers go on by one wherever the one kind follows the other.
+    """
+    both = sorted((*calls, *p2p), key=lambda call: call.position)
+    return all(
+        after.seq == before.seq + 1
+        for before, after in pairwise(both)
+        if (before.op in P2P_OPS) != (after.op in P2P_OPS)
+    )
+
+
+def _communicator(line: Mapping[str, Any], key: str) -> Communicator:
+    return Communicator(
+        key=key,
+        label=text(line.get("label")) or "",
+        ranks=integers(line.get("ranks")) or (),
+        backend=text(line.get("backend")) or "",
+        created_at=text(line.get("created_at")),
+    )

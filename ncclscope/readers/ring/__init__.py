@@ -1,0 +1,1 @@
+"""Rings -> ranks, read without taking all their calls apart."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.live.stacks import parse_dump
+from ncclscope.attach.stacks import parse_dump
 from ncclscope.model.snapshot import (
     Capture,
     Frame,

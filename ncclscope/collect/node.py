@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ncclscope.attach.session import Look, Options, look
 from ncclscope.collect.archive import Packer
 from ncclscope.collect.urls import UrlFile, is_url, url_files
 from ncclscope.errors import DamagedFileError, NcclscopeError, NothingFoundError
-from ncclscope.live.session import Look, Options, look
 from ncclscope.readers import input_files
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.readers.nodes import NODE_FILE, VERSION, describe_ring

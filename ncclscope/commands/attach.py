@@ -71,8 +71,8 @@ class AttachCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Looks, concludes, prints."""
         from ncclscope.analysis.verdict import diagnose
-        from ncclscope.live.bundle import check_directory, redact_run, write_bundle
-        from ncclscope.live.session import Options, look
+        from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
+        from ncclscope.attach.session import Options, look
         from ncclscope.render.attach import render_attach
         from ncclscope.render.plain import plain_text
         from ncclscope.render.terminal import stdout_console

@@ -24,7 +24,7 @@ class DoctorCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Checks and prints."""
-        from ncclscope.live.checks import check_all, is_useful
+        from ncclscope.doctor.checks import check_all, is_useful
         from ncclscope.render.doctor import render_checks
         from ncclscope.render.terminal import stdout_console
 

@@ -65,7 +65,7 @@ class ReportCommand:
         with progress_for(json=target is None):
             run = readable(open_run(*arguments.paths))
             if arguments.redact:
-                from ncclscope.live.bundle import redact_run
+                from ncclscope.attach.bundle import redact_run
 
                 run = redact_run(run)
             verdict = diagnose(

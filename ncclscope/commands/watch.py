@@ -17,10 +17,10 @@ from ncclscope.errors import NothingFoundError, UsageError
 from ncclscope.tracing import session
 
 if TYPE_CHECKING:
-    from ncclscope.live.actions import Actions
-    from ncclscope.live.jobs import Rings
-    from ncclscope.live.watch import Look, Watcher
     from ncclscope.render.output import Output
+    from ncclscope.watch.actions import Actions
+    from ncclscope.watch.jobs import Rings
+    from ncclscope.watch.watch import Look, Watcher
 
 __all__ = ["WatchCommand"]
 
@@ -107,9 +107,9 @@ class WatchCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Looks until it is told to stop, or has found what it was to wait for."""
-        from ncclscope.live.actions import Actions
-        from ncclscope.live.gpu_load import GpuLoad
-        from ncclscope.live.watch import Watcher
+        from ncclscope.watch.actions import Actions
+        from ncclscope.watch.gpu_load import GpuLoad
+        from ncclscope.watch.watch import Watcher
 
         directory = _directory(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill)
@@ -183,10 +183,10 @@ def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
 def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     """Gives one verdict: of what runs, else of what is left."""
     from ncclscope.analysis.verdict import diagnose
-    from ncclscope.live.gpu_load import AGAIN_SPINNING
     from ncclscope.readers import open_run
     from ncclscope.render.console import print_verdict
     from ncclscope.render.terminal import stdout_console
+    from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
     if not watcher.directory.is_dir():
         raise UsageError(f"{watcher.directory} is no directory", "name the one with the rings")
@@ -250,7 +250,7 @@ def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
 
 
 def _file(path: Path, look: Look, troubles: int) -> None:
-    from ncclscope.live.textfile import write_textfile
+    from ncclscope.watch.textfile import write_textfile
 
     try:
         write_textfile(path, look, troubles=troubles, now=time.time())

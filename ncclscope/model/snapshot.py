@@ -1,6 +1,6 @@
 """What was read off living processes: the vocabulary of ``ncclscope attach``.
 
-A :class:`Capture` is to :mod:`ncclscope.live` what a :class:`~ncclscope.model.Run` is to a
+A :class:`Capture` is to :mod:`ncclscope.attach` what a :class:`~ncclscope.model.Run` is to a
 ring: all that was seen, and nothing that was concluded. It goes into a bundle as it is, so
 that the conclusions can be drawn again elsewhere.
 """

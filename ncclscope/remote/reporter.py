@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ncclscope.live.jobs import Rings
 from ncclscope.model import Communicator
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.remote.spelling import Kinds, pack, unpack
 from ncclscope.tracing import session
+from ncclscope.watch.jobs import Rings
 
 __all__ = ["Reporter"]
 

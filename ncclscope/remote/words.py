@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.live.jobs import Rings
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.readers.ring.cursor import LastCall, Strand, Words
 from ncclscope.remote.fleet import Asker, Fleet
 from ncclscope.remote.run import open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, unpack
 from ncclscope.untrusted import printable
+from ncclscope.watch.jobs import Rings
 
 __all__ = ["Listened", "RemoteRings", "RemoteWords"]
 

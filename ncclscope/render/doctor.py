@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.live.check import Check
+from ncclscope.doctor.check import Check
 
 __all__ = ["render_checks"]
 

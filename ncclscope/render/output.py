@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from ncclscope.live.watch import Look
 from ncclscope.render.watch import one_line
+from ncclscope.watch.watch import Look
 
 __all__ = ["Lines", "Output"]
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ncclscope.analysis.wording import plural, ranks_text, shape_text
-from ncclscope.live.watch import Look
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.render.blocks import COLOURS, cause_panel, status_panel
 from ncclscope.render.tui.standing import farthest
 from ncclscope.untrusted import printable
+from ncclscope.watch.watch import Look
 
 __all__ = ["one_line", "render_look"]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from ncclscope import diagnose, open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
-from ncclscope.live.watch import Watcher
 from ncclscope.model import Finding, Run
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.watch.watch import Watcher
 
 __all__ = ["FAULTS", "RANKS", "SIZES", "Latency", "latencies", "looks", "pictures"]
 

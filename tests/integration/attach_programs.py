@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import Stacks
 from tests.programs import ROOT
 

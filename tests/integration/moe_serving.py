@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncclscope import open_run
-from ncclscope.live.stacks import find_py_spy
+from ncclscope.attach.stacks import find_py_spy
 from ncclscope_patches.routed_experts import decode_choice
 from tests.integration.routing_reference import reference_routing
 from tests.integration.traced_server import TracedServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.live.checks import Check, is_useful
+from ncclscope.doctor.checks import Check, is_useful
 from tests.cluster import Cluster
 from tests.nodes import can_unshare
 from tests.programs import ROOT

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live.proc_sample import read_sample
-from ncclscope.live.source_lines import called_names
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.attach.proc_sample import read_sample
+from ncclscope.attach.source_lines import called_names
+from ncclscope.attach.stacks import PySpy, find_py_spy
 
 PLACES = {
     "sleep": "time.sleep(1000)",

@@ -12,10 +12,10 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.analysis.verdict import diagnose
+from ncclscope.attach.bundle import redact, write_bundle
+from ncclscope.attach.flight_pipe import PIPE_VARIABLE, ask_for_dump
+from ncclscope.attach.session import Look
 from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.live.bundle import redact, write_bundle
-from ncclscope.live.flight_pipe import PIPE_VARIABLE, ask_for_dump
-from ncclscope.live.session import Look
 from ncclscope.model.sites import join
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import CAPTURE_FILE, read_capture, with_capture

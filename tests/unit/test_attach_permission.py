@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live import environment
-from ncclscope.live.environment import permission_help
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.attach import environment
+from ncclscope.attach.environment import permission_help
+from ncclscope.attach.stacks import PySpy, find_py_spy
 
 NOBODY = 65534
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
+from ncclscope.attach.kinship import group_jobs, meeting_points, without_relatives
+from ncclscope.attach.processes import Candidate, choose_job, describe, give_ranks
+from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
-from ncclscope.live.kinship import group_jobs, meeting_points, without_relatives
-from ncclscope.live.processes import Candidate, choose_job, describe, give_ranks
-from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 
 
 @pytest.mark.parametrize(

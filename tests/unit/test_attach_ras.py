@@ -17,7 +17,7 @@ import pytest
 
 from ncclscope.analysis.device_verdict import hear_ras
 from ncclscope.analysis.ras_counts import ShortCount, ras_counts, short_ranks
-from ncclscope.live.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
+from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.model.snapshot import Capture, RasAnswer
 from ncclscope.readers.bundle import read_capture
 from tests.captures import DATA, capture, in_collective, worker

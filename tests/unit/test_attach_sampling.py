@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from ncclscope.live.sampling import Reader, Sample, take_samples
+from ncclscope.attach.sampling import Reader, Sample, take_samples
 
 
 class Look:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live import native
-from ncclscope.live.native import merge_native, parse_pystack
-from ncclscope.live.proc_sample import read_sample, state_of
-from ncclscope.live.processes import describe
-from ncclscope.live.stacks import PySpy, find_py_spy, parse_dump
+from ncclscope.attach import native
+from ncclscope.attach.native import merge_native, parse_pystack
+from ncclscope.attach.proc_sample import read_sample, state_of
+from ncclscope.attach.processes import describe
+from ncclscope.attach.stacks import PySpy, find_py_spy, parse_dump
 from ncclscope.model.snapshot import Stacks, Thread
 from tests.captures import DATA
 

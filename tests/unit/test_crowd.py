@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ncclscope import open_run
-from ncclscope.live.jobs import Rings
 from ncclscope.readers.ring import crowd
 from ncclscope.ring import layout
+from ncclscope.watch.jobs import Rings
 from tests.cluster import Cluster
 
 DAY = 86_400 * 10**9

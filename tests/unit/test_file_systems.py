@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live.file_systems import file_system, rings_that_fit
-from ncclscope.live.installed import support
+from ncclscope.doctor.file_systems import file_system, rings_that_fit
+from ncclscope.doctor.installed import support
 from ncclscope.ring import layout
 
 MOUNTS = """\

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ncclscope.errors import PartedError
-from ncclscope.live.watch import Watcher
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
+from ncclscope.watch.watch import Watcher
 from tests.rings import post, tracer_in
 
 

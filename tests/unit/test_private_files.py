@@ -13,13 +13,13 @@ import pytest
 from ncclscope import open_run
 from ncclscope.__main__ import main
 from ncclscope.analysis.verdict import diagnose
+from ncclscope.attach import bundle
+from ncclscope.attach.session import Look
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
-from ncclscope.live import bundle
-from ncclscope.live.actions import Actions
-from ncclscope.live.session import Look
-from ncclscope.live.watch import Watcher
 from ncclscope.private import copy_private, make_private, open_private, write_private
+from ncclscope.watch.actions import Actions
+from ncclscope.watch.watch import Watcher
 from tests.captures import capture, in_collective, worker
 from tests.cluster import Cluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live.processes import describe
+from ncclscope.attach.processes import describe
 from ncclscope.redaction import redact_text, redact_words
 from tests.programs import run_program
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer
-from ncclscope.live.watch import Watcher
 from ncclscope.remote.words import RemoteRings
 from ncclscope.tracing.tracer import Comm
+from ncclscope.watch.watch import Watcher
 from tests.remote_nodes import HereAsker
 
 SIZE = 4

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from ncclscope.commands.watch import _once
-from ncclscope.live.gpu_load import GpuLoad, all_spin
-from ncclscope.live.watch import Look, Watcher
 from ncclscope.model.snapshot import GpuSample
 from ncclscope.readers.ring import cursor as words_module
 from ncclscope.readers.ring.cursor import KEPT, Words
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.watch.gpu_load import GpuLoad, all_spin
+from ncclscope.watch.watch import Look, Watcher
 from tests.captures import gpus
 from tests.programs import run_program
 from tests.rings import slot, tracer_in

@@ -16,11 +16,11 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.errors import UsageError
-from ncclscope.live.actions import Actions, kill, write_bundle
-from ncclscope.live.textfile import metrics_text, write_textfile
-from ncclscope.live.watch import Look, Watcher
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.tracing import identity
+from ncclscope.watch.actions import Actions, kill, write_bundle
+from ncclscope.watch.textfile import metrics_text, write_textfile
+from ncclscope.watch.watch import Look, Watcher
 from tests.programs import ROOT
 from tests.rings import tracer_in
 

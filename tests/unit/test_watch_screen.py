@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.live.watch import Look, Watcher
 from ncclscope.render.plain import plain_text
 from ncclscope.render.watch import one_line, render_look
+from ncclscope.watch.watch import Look, Watcher
 from tests.rings import tracer_in
 
 RANKS = 24

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.live.watch import Look
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.render.blocks import duration
 from ncclscope.render.watch import one_line
 from ncclscope.untrusted import printable
+from ncclscope.watch.watch import Look
 
 __all__ = ["Event", "Events"]
 

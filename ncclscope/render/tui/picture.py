@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.live.watch import Look
 from ncclscope.render.blocks import COLOURS, duration
 from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
@@ -25,6 +24,7 @@ from ncclscope.render.tui.standing import (
     rank_standings,
 )
 from ncclscope.untrusted import printable
+from ncclscope.watch.watch import Look
 
 __all__ = ["Picture"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclscope.live.watch import Look
 from ncclscope.model import Communicator, State
 from ncclscope.readers.ring.cursor import LastCall, Words
 from ncclscope.untrusted import printable, texts
+from ncclscope.watch.watch import Look
 
 __all__ = [
     "MARKS",

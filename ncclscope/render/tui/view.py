@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TextIO
 
 from ncclscope.errors import NcclscopeError
-from ncclscope.live.watch import Look, Watcher
 from ncclscope.render.output import Output
 from ncclscope.render.terminal import stdout_console
 from ncclscope.render.tui.events import Events
@@ -20,6 +19,7 @@ from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.render.tui.terminal import Terminal
 from ncclscope.render.watch import render_look
+from ncclscope.watch.watch import Look, Watcher
 
 __all__ = ["LiveView"]
 

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ncclscope.live.source_lines import called_names
+from ncclscope.attach.source_lines import called_names
 from ncclscope.model import sites
 from ncclscope.model.snapshot import Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable

@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ncclscope.attach.session import Look
 from ncclscope.errors import DamagedFileError, UsageError
-from ncclscope.live.session import Look
 from ncclscope.model import Run, sites
 from ncclscope.model.snapshot import Capture, Frame, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private

@@ -19,13 +19,13 @@ from ncclscope.analysis.stack_verdict import judge_stacks
 from ncclscope.analysis.stances import take_stances
 from ncclscope.analysis.witnesses import absent_ranks
 from ncclscope.analysis.wording import plural
+from ncclscope.attach import environment as machine
+from ncclscope.attach import flight_pipe, native
+from ncclscope.attach.processes import Placed, find_workers, give_ranks
+from ncclscope.attach.ras import ask_ras, parse_address
+from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
+from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
-from ncclscope.live import environment as machine
-from ncclscope.live import flight_pipe, native
-from ncclscope.live.processes import Placed, find_workers, give_ranks
-from ncclscope.live.ras import ask_ras, parse_address
-from ncclscope.live.sampling import Reader, Sample, first_error, take_samples
-from ncclscope.live.titles import parse_title
 from ncclscope.model import Run
 from ncclscope.model.snapshot import Capture, RasAnswer, Source, Worker
 from ncclscope.readers import assemble, open_run

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from ncclscope.attach.kinship import group_jobs, is_launcher, meeting_points, without_relatives
+from ncclscope.attach.proc_sample import state_of
+from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
-from ncclscope.live.kinship import group_jobs, is_launcher, meeting_points, without_relatives
-from ncclscope.live.proc_sample import state_of
-from ncclscope.live.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
 from ncclscope.untrusted import MAX_RANKS, printable

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from ncclscope.analysis.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.live.gpu_load import GpuLoad
-from ncclscope.live.jobs import Rings, current
 from ncclscope.model import Rank, Run
 from ncclscope.model.signature import stretch
 from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import Words
+from ncclscope.watch.gpu_load import GpuLoad
+from ncclscope.watch.jobs import Rings, current
 
 __all__ = ["Look", "Watcher"]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ncclscope.attach.titles import is_worker_title
 from ncclscope.errors import DamagedFileError
-from ncclscope.live.titles import is_worker_title
 from ncclscope.readers.ring.cursor import Words
 
 if TYPE_CHECKING:
-    from ncclscope.live.processes import Candidate
+    from ncclscope.attach.processes import Candidate
 
 __all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
 

@@ -19,10 +19,10 @@ import psutil
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
-from ncclscope.live.watch import Look
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.tracing import identity
+from ncclscope.watch.watch import Look
 
 __all__ = ["Actions", "Done", "kill", "write_bundle"]
 
@@ -156,8 +156,8 @@ def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> P
 
 def _look_closer(bundle: Path, pids: Sequence[int], verdict: Verdict) -> None:
     """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
-    from ncclscope.live import bundle as bundles
-    from ncclscope.live.session import Options, look
+    from ncclscope.attach import bundle as bundles
+    from ncclscope.attach.session import Options, look
     from ncclscope.render.attach import render_attach
     from ncclscope.render.plain import plain_text
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural
-from ncclscope.live.check import Check
+from ncclscope.doctor.check import Check
 from ncclscope.ring import layout
 from ncclscope.ring.place import SHARE
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.live import environment as machine
-from ncclscope.live.gpu import Nvml, open_nvml
-from ncclscope.live.proc_sample import read_sample
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.attach import environment as machine
+from ncclscope.attach.gpu import Nvml, open_nvml
+from ncclscope.attach.proc_sample import read_sample
+from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import GpuSample, ProcessSample, Source, Stacks, Worker
 
 __all__ = ["Reader", "Sample", "first_error", "take_samples"]

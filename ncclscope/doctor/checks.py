@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural
-from ncclscope.live import environment, native
-from ncclscope.live.check import Check
-from ncclscope.live.file_systems import check_places
-from ncclscope.live.flight_pipe import PIPE_VARIABLE
-from ncclscope.live.gpu import open_nvml
-from ncclscope.live.installed import check_installation, vllm_version
-from ncclscope.live.ras import ask_ras, parse_address
-from ncclscope.live.stacks import PySpy, find_py_spy
+from ncclscope.attach import environment, native
+from ncclscope.attach.flight_pipe import PIPE_VARIABLE
+from ncclscope.attach.gpu import open_nvml
+from ncclscope.attach.ras import ask_ras, parse_address
+from ncclscope.attach.stacks import PySpy, find_py_spy
+from ncclscope.doctor.check import Check
+from ncclscope.doctor.file_systems import check_places
+from ncclscope.doctor.installed import check_installation, vllm_version
 from ncclscope.ring import layout
 
 __all__ = ["Check", "check_all", "is_useful"]

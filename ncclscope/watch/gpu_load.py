@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ncclscope.analysis.device_verdict import spins
-from ncclscope.live.gpu import open_nvml
+from ncclscope.attach.gpu import open_nvml
 from ncclscope.model.snapshot import GpuSample
 
 __all__ = ["AGAIN_SPINNING", "GpuLoad", "all_spin"]

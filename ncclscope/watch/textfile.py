@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ncclscope.live.watch import Look
 from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import Words
+from ncclscope.watch.watch import Look
 
 __all__ = ["metrics_text", "write_textfile"]
 

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from ncclscope.live.blocked import blocked_in
+from ncclscope.attach.blocked import blocked_in
 from ncclscope.model.snapshot import ProcessSample
 from ncclscope.untrusted import printable
 

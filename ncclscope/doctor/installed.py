@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ncclscope import __version__
-from ncclscope.live import environment
-from ncclscope.live.check import Check
+from ncclscope.attach import environment
+from ncclscope.doctor.check import Check
 
 __all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
 

@@ -21,8 +21,8 @@ from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.replays import parts_of
 
 if TYPE_CHECKING:
-    from ncclscope.device.marks import Marks
     from ncclscope.ring.channel import Channel
+    from ncclscope.tracing.device.marks import Marks
     from ncclscope.tracing.tracer import Tracer
 
 __all__ = ["Capture", "Graph", "Graphs"]

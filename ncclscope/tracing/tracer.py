@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ncclscope import device
+from ncclscope.guard import guard
+from ncclscope.guard.guard import Guard
 from ncclscope.model import signature
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
 from ncclscope.ring.writer import Channel, RingWriter
-from ncclscope.tracing import callsite, guard, identity, scope
+from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.graphs import Graphs
-from ncclscope.tracing.guard import Guard
 
 if TYPE_CHECKING:
     pass

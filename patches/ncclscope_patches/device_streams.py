@@ -14,7 +14,7 @@ from ncclscope.ring import layout
 from ncclscope.tracing import scope, session
 
 if TYPE_CHECKING:
-    from ncclscope.device.marks import Marks
+    from ncclscope.tracing.device.marks import Marks
     from ncclscope.tracing.graphs import Capture
 
 __all__ = [

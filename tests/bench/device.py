@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ncclscope.device.driver import Launcher
-from ncclscope.device.marks import DeviceMarks, Marks
 from ncclscope.ring.channel import Channel
+from ncclscope.tracing.device.driver import Launcher
+from ncclscope.tracing.device.marks import DeviceMarks, Marks
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.posting import put_posting
 from ncclscope_patches.probe import Patch

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ncclscope.device.driver import Tail
-from ncclscope.device.marks import DeviceMarks, Marks
 from ncclscope.ring.channel import Channel
+from ncclscope.tracing.device.driver import Tail
+from ncclscope.tracing.device.marks import DeviceMarks, Marks
 from tests.gpu.graph_programs import ODD
 
 __all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ncclscope.device.driver import Attacher, Launcher, Tail
-from ncclscope.device.marks import DeviceMarks, Marks
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
+from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
+from ncclscope.tracing.device.marks import DeviceMarks, Marks
 from ncclscope.tracing.graphs import Capture, Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 

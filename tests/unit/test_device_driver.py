@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.device.driver import Driver, _Config
+from ncclscope.tracing.device.driver import Driver, _Config
 
 STREAM, CAPTURING = 7, 1
 

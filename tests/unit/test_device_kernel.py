@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.device.driver import _Config, _Node, _Value
-from ncclscope.device.kernel import COUNT_BYTES, NAME, PTX
 from ncclscope.ring import layout
+from ncclscope.tracing.device.driver import _Config, _Node, _Value
+from ncclscope.tracing.device.kernel import COUNT_BYTES, NAME, PTX
 
 _PTX_INPUT = 2
 

@@ -529,7 +529,7 @@ for handle in handles * 2:
     if handle.marks is not None:
         mark = device_streams.start(handle.marks, lambda a, k: (0, 0), (), {}, 0, 0)
         assert mark is None, mark
-print("imported" if "ncclscope.device.marks" in sys.modules else "nothing", tracer.path)
+print("imported" if "ncclscope.tracing.device.marks" in sys.modules else "nothing", tracer.path)
 """
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ncclscope.errors import PartedError
-from ncclscope.tracing import guard_words, scope, session
-from ncclscope.tracing.guard_words import DEPTH, PeerWords, digest_of
+from ncclscope.guard import cursors as guard_words
+from ncclscope.guard.cursors import DEPTH, PeerWords, digest_of
+from ncclscope.tracing import scope, session
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.programs import run_program
 from tests.rings import post, tracer_in

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope.errors import PartedError
-from ncclscope.tracing import guard_words, session
+from ncclscope.guard import cursors as guard_words
+from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.rings import post, tracer_in
 

@@ -195,7 +195,7 @@ def _capture_twice(alternation: Alternation) -> None:
 
 def _put_markers(in_stream: bool) -> None:
     """Has all markers of graphs stand in the stream, or all beside it."""
-    from ncclscope.device.graph_markers import Placement
+    from ncclscope.tracing.device.graph_markers import Placement
 
     Placement.in_stream = lambda self, capture: in_stream  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ncclscope.device.kernel import NAME, PTX
+from ncclscope.tracing.device.kernel import NAME, PTX
 
 __all__ = ["Attacher", "Driver", "DriverError", "Launcher", "Tail"]
 

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ncclscope.device.marks import DeviceMarks
+    from ncclscope.tracing.device.marks import DeviceMarks
     from ncclscope.tracing.tracer import Tracer
 
 __all__ = ["mode", "open_marks"]
@@ -26,8 +26,8 @@ def mode() -> str:
 
 def open_marks(tracer: Tracer, wanted: str) -> DeviceMarks | None:
     """Returns what counts on the GPU for a tracer; None, said once, when it cannot be."""
-    from ncclscope.device.marks import DeviceMarks
     from ncclscope.tracing import session
+    from ncclscope.tracing.device.marks import DeviceMarks
 
     if wanted not in ("1", "entered"):
         said = f"NCCLSCOPE_DEVICE_PROGRESS={wanted!r} is neither 1 nor entered"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ncclscope.device.driver import Attacher, Launcher, Tail
-    from ncclscope.device.marks import DeviceMarks, Marks
     from ncclscope.ring.channel import Channel
+    from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
+    from ncclscope.tracing.device.marks import DeviceMarks, Marks
     from ncclscope.tracing.graphs import Capture
 
 __all__ = ["GraphMarkers", "Placement"]

@@ -5,7 +5,7 @@
 complete. Without the variable nothing of this exists.
 
 Each process leaves the running hash of its last calls where its peers can read it (see
-:mod:`ncclscope.tracing.guard_words`), and looks at theirs under the same number: the same
+:mod:`ncclscope.guard.cursors`), and looks at theirs under the same number: the same
 hash, and all is well; the one that stood there a round before, and the peer has not come as
 far. Anything else is looked into, in the records. Nothing is sent, nobody is waited for. The
 last rank to post a call always sees it; those before it had nothing to see.
@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclscope.errors import NcclscopeError, PartedError
-from ncclscope.tracing import guard_words
-from ncclscope.tracing.guard_words import PeerWords, Words, WordsFile, digest_of
+from ncclscope.guard import cursors as guard_words
+from ncclscope.guard.cursors import PeerWords, Words, WordsFile, digest_of
 
 if TYPE_CHECKING:
+    from ncclscope.guard import records as guard_records
     from ncclscope.ring.channel import Channel
-    from ncclscope.tracing import guard_records
     from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = ["Guard", "mode", "open_guard"]
@@ -117,7 +117,7 @@ class Guard:
 
     def __init__(self, tracer: Tracer, mode: str) -> None:
         # What reads the records, when it comes to that, must not be loaded then.
-        from ncclscope.tracing import guard_records
+        from ncclscope.guard import records as guard_records
 
         self._records = guard_records
         self._tracer = tracer

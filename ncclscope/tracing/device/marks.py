@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclscope.device.driver import Attacher, Driver, DriverError, Launcher
-from ncclscope.device.graph_markers import GraphMarkers, Placement
 from ncclscope.ring import layout
 from ncclscope.ring.slots import Slots
+from ncclscope.tracing.device.driver import Attacher, Driver, DriverError, Launcher
+from ncclscope.tracing.device.graph_markers import GraphMarkers, Placement
 
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel

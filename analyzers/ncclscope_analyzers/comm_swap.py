@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.mismatch import PARAMETERS
-from ncclscope.analysis.swaps import Swap
+from ncclscope.analysis.sequences.swaps import Swap
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
-from ncclscope.analysis.minority import take_sides
-from ncclscope.analysis.waits import Stand
+from ncclscope.analysis.waits.minority import take_sides
+from ncclscope.analysis.waits.waits import Stand
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import contrast, from_difference, subject
+from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, sentence, verb
 from ncclscope.model import Finding
 

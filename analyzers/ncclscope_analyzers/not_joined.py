@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.engine_steps import is_idle
-from ncclscope.analysis.minority import Sides, describe_sides, take_sides, waiting_in
-from ncclscope.analysis.transfers import stuck_transfers
-from ncclscope.analysis.waits import Stand
+from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
+from ncclscope.analysis.waits.transfers import stuck_transfers
+from ncclscope.analysis.waits.waits import Stand
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import subject
 from ncclscope.analysis.mismatch import ParameterMismatch
+from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.wording import comm_text
 
 __all__ = ["OpMismatch"]

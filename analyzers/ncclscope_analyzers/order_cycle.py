@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.engine_steps import counterpart
-from ncclscope.analysis.minority import waiting_in
-from ncclscope.analysis.posting_order import PostingOrder
-from ncclscope.analysis.waits import Stand
+from ncclscope.analysis.waits.engine_steps import counterpart
+from ncclscope.analysis.waits.minority import waiting_in
+from ncclscope.analysis.waits.posting_order import PostingOrder
+from ncclscope.analysis.waits.waits import Stand
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.transfers import (
+from ncclscope.analysis.waits.transfers import (
     Pair,
     Transfer,
     pairs,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.stances import Stance
-from ncclscope.analysis.witnesses import judge_capture
+from ncclscope.analysis.processes.evidence import judge_capture
+from ncclscope.analysis.processes.motion import Stance
 from ncclscope.model import Call, Finding, State, sites
 from ncclscope.model.snapshot import Frame
 

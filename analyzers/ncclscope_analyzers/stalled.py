@@ -8,8 +8,8 @@ from itertools import zip_longest
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
-from ncclscope.analysis.device_verdict import ALONE_SECONDS, gpu_conditions
-from ncclscope.analysis.transfers import Pair, pairs
+from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS, gpu_conditions
+from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, State
 

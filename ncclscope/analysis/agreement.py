@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
-from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.engine_steps import is_idle
-from ncclscope.analysis.judgement import HANG_SECONDS
-from ncclscope.analysis.stances import take_stances
+from ncclscope.analysis.processes.judgement import HANG_SECONDS
+from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.metadata import DAMAGED

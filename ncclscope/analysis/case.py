@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
 
-from ncclscope.analysis.align import Parting, align_windows, side_by_side
-from ncclscope.analysis.device_verdict import gpu_conditions
-from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.endings import interrupted_after
-from ncclscope.analysis.explain import explain
-from ncclscope.analysis.groups import GroupSwap, part_outside_groups
-from ncclscope.analysis.habit import PAST, habit_of
-from ncclscope.analysis.order import Moment, Order
-from ncclscope.analysis.posting_order import PostingOrder
-from ncclscope.analysis.skips import find_skips, trace_back
-from ncclscope.analysis.survived import Survived, after_survived, find_survived
-from ncclscope.analysis.swaps import Swap, find_swaps
-from ncclscope.analysis.tie_breaks import suspect_of_pair, usual_group
-from ncclscope.analysis.waits import Stand, Waits
+from ncclscope.analysis.processes.device_verdict import gpu_conditions
+from ncclscope.analysis.sequences.align import Parting, align_windows, side_by_side
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.explain import explain
+from ncclscope.analysis.sequences.groups import GroupSwap, part_outside_groups
+from ncclscope.analysis.sequences.habit import PAST, habit_of
+from ncclscope.analysis.sequences.skips import find_skips, trace_back
+from ncclscope.analysis.sequences.survived import Survived, after_survived, find_survived
+from ncclscope.analysis.sequences.swaps import Swap, find_swaps
+from ncclscope.analysis.sequences.tie_breaks import suspect_of_pair, usual_group
+from ncclscope.analysis.waits.endings import interrupted_after
+from ncclscope.analysis.waits.order import Moment, Order
+from ncclscope.analysis.waits.posting_order import PostingOrder
+from ncclscope.analysis.waits.waits import Stand, Waits
 from ncclscope.model import Rank, Run, State
 from ncclscope.model.log import CallLog
 

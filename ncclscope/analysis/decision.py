@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
-from ncclscope.analysis.device_verdict import hear_ras
-from ncclscope.analysis.endings import interrupted_after
-from ncclscope.analysis.positions import Position, Positions
+from ncclscope.analysis.processes.device_verdict import hear_ras
+from ncclscope.analysis.processes.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
     unless_damaged,
@@ -25,7 +24,8 @@ from ncclscope.analysis.reservations import (
     unless_moving,
     unless_slow,
 )
-from ncclscope.analysis.unrecorded import (
+from ncclscope.analysis.waits.endings import interrupted_after
+from ncclscope.analysis.waits.unrecorded import (
     ANALYZER,
     left_inside,
     lost_connections,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.survived import AssumedCall
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.difference import Difference
 from ncclscope.analysis.findings import from_difference, subject
-from ncclscope.analysis.habit import are_variants
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.habit import are_variants
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

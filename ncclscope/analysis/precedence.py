@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cmp_to_key, partial
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.order import Moment
 from ncclscope.analysis.registry import Analyzer
+from ncclscope.analysis.waits.order import Moment
 from ncclscope.model import Finding
 
 __all__ = ["HANG_KINDS", "drop_refined", "in_order", "is_hang", "settle"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.agreement import HANG_SECONDS
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import is_damaged
-from ncclscope.analysis.pace import is_as_slow_as_ever
+from ncclscope.analysis.waits.pace import is_as_slow_as_ever
 from ncclscope.analysis.wording import comm_text, ranks_text, sentence, verb
 from ncclscope.model import DamagedCall, Finding, State
 

@@ -18,14 +18,14 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
 from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
-from ncclscope.analysis.device_stands import describe_device, device_notes
-from ncclscope.analysis.engine_steps import describe_steps
 from ncclscope.analysis.precedence import in_order, is_hang, settle
+from ncclscope.analysis.processes.device_rows import describe_device, device_notes
+from ncclscope.analysis.processes.evidence import Witness, call_witnesses, describe_capture
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
-from ncclscope.analysis.survived import AssumedCall
+from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
-from ncclscope.analysis.witnesses import Witness, call_witnesses, describe_capture
+from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Finding, Run
 from ncclscope.model.signature import P2P_OPS

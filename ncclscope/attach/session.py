@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.judgement import HANG_SECONDS
-from ncclscope.analysis.stack_verdict import judge_stacks
-from ncclscope.analysis.stances import take_stances
-from ncclscope.analysis.witnesses import absent_ranks
+from ncclscope.analysis.processes.evidence import absent_ranks
+from ncclscope.analysis.processes.judgement import HANG_SECONDS
+from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native

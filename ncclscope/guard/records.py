@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ncclscope.analysis.groups import part_outside_groups
+from ncclscope.analysis.sequences.groups import part_outside_groups
 from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call

@@ -25,8 +25,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from ncclscope.analysis.completion import last_states
-from ncclscope.analysis.posting_order import WINDOWS, order_of
+from ncclscope.analysis.waits.completion import last_states
+from ncclscope.analysis.waits.posting_order import WINDOWS, order_of
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of

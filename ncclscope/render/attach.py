@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.analysis.stack_classes import Node, StackClass, build_tree, classify
-from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.processes.evidence import Witness, absent_ranks
+from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.processes.stack_classes import Node, StackClass, build_tree, classify
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.witnesses import Witness, absent_ranks
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model.snapshot import Capture
 from ncclscope.render.blocks import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from ncclscope.analysis.device_stands import device_rows
+from ncclscope.analysis.processes.device_rows import device_rows
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
 from ncclscope.render.blocks import add_row, item, plain_table, section

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.lanes import Cell, Sheet, align_lanes, transfer_lanes
+from ncclscope.analysis.sequences.columns import Cell, Sheet, align_lanes, transfer_lanes
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
 from ncclscope.model import Call, Communicator, State

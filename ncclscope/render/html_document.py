@@ -8,12 +8,12 @@ from typing import Any
 
 from ncclscope import __version__
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.device_stands import device_rows
-from ncclscope.analysis.stack_classes import Node, build_tree, classify
-from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.processes.device_rows import device_rows
+from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.processes.stack_classes import Node, build_tree, classify
 from ncclscope.analysis.table import Cell
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.analysis.wait_groups import WaitPicture, draw_waits
+from ncclscope.analysis.waits.wait_groups import WaitPicture, draw_waits
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

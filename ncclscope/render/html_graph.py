@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope.analysis.wait_groups import Link, Place, WaitPicture
+from ncclscope.analysis.waits.wait_groups import Link, Place, WaitPicture
 from ncclscope.analysis.wording import call_text, ranks_text
 
 __all__ = ["draw_graph"]

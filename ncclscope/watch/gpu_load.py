@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ncclscope.analysis.device_verdict import spins
+from ncclscope.analysis.processes.device_verdict import spins
 from ncclscope.attach.gpu import open_nvml
 from ncclscope.model.snapshot import GpuSample
 

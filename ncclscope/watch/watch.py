@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ncclscope.analysis.device_verdict import ALONE_SECONDS
+from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Rank, Run
 from ncclscope.model.signature import stretch

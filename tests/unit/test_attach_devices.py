@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclscope.analysis.device_verdict import gpu_of, hear_gpus
+from ncclscope.analysis.processes.device_verdict import gpu_of, hear_gpus
 from ncclscope.model.snapshot import Capture, Source
 from ncclscope.readers.bundle import read_capture
 from tests.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope.analysis.device_verdict import hear_ras
-from ncclscope.analysis.ras_counts import ShortCount, ras_counts, short_ranks
+from ncclscope.analysis.processes.device_verdict import hear_ras
+from ncclscope.analysis.processes.ras_counts import ShortCount, ras_counts, short_ranks
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.model.snapshot import Capture, RasAnswer
 from ncclscope.readers.bundle import read_capture

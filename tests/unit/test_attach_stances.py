@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.judgement import Judgement
-from ncclscope.analysis.stack_verdict import judge_stacks
-from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.processes.judgement import Judgement
+from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.model.snapshot import Frame, ProcessSample, Stacks, Thread, Worker
 from tests.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.lanes import Sheet, align_lanes, transfer_lanes
+from ncclscope.analysis.sequences.columns import Sheet, align_lanes, transfer_lanes
 from tests.cluster import Cluster
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ncclscope
-from ncclscope.analysis.order import made_before
+from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Call, Communicator
 from ncclscope.model.memory import ListLog
 

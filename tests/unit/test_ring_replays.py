@@ -361,7 +361,7 @@ def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
 def test_millions_of_replayed_calls_are_compared_without_expanding_them(rings: Path) -> None:
     import tracemalloc
 
-    from ncclscope.analysis.align import first_difference
+    from ncclscope.analysis.sequences.align import first_difference
 
     tracers = [
         tracer_in(rings, capacity=1 << 15, rank=rank, details={"boot_id": ""}) for rank in (0, 1)

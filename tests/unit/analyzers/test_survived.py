@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.analysis.posting_order import AHEAD
+from ncclscope.analysis.waits.posting_order import AHEAD
 from ncclscope.model import Finding
 from tests.cluster import Cluster
 

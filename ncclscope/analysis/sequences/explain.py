@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclscope.analysis.align import LOOKAHEAD, compare
-from ncclscope.analysis.edits import Edit, block_edits, cost_of, reordered
-from ncclscope.analysis.habit import follows, habit_of, skipped_block
-from ncclscope.analysis.replays import block_at, replay_edits
+from ncclscope.analysis.sequences.align import LOOKAHEAD, compare
+from ncclscope.analysis.sequences.edits import Edit, block_edits, cost_of, reordered
+from ncclscope.analysis.sequences.habit import follows, habit_of, skipped_block
+from ncclscope.analysis.sequences.replays import block_at, replay_edits
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ncclscope.analysis.edits import Edit, edits
+from ncclscope.analysis.sequences.edits import Edit, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import ListLog

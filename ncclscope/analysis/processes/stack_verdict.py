@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ncclscope.analysis.frames import COLLECTIVES, INIT_OPS
-from ncclscope.analysis.judgement import HANG_SECONDS, LONG_GAP, Judgement, unless_late
-from ncclscope.analysis.stack_classes import (
+from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
+from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS
+from ncclscope.analysis.processes.judgement import HANG_SECONDS, LONG_GAP, Judgement, unless_late
+from ncclscope.analysis.processes.motion import IDLE, Stance
+from ncclscope.analysis.processes.stack_classes import (
     Order,
     StackClass,
     classify,
@@ -20,9 +22,7 @@ from ncclscope.analysis.stack_classes import (
     order_of,
     parting_of,
 )
-from ncclscope.analysis.stack_processes import judge_gone, judge_stopped, judge_unread
-from ncclscope.analysis.stack_wording import place_text, seen, waiting_text
-from ncclscope.analysis.stances import IDLE, Stance
+from ncclscope.analysis.processes.stack_wording import place_text, seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
 
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.engine_steps import is_idle
-from ncclscope.analysis.stances import Stance, take_stances
+from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Activity, Call, Rank
 from ncclscope.model.snapshot import Frame

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
-    from ncclscope.analysis.difference import Difference
+    from ncclscope.analysis.sequences.difference import Difference
 
 __all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph", "replay_edits"]
 

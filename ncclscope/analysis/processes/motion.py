@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.analysis.frames import (
+from ncclscope.analysis.processes.frames import (
     INIT_OPS,
     POSTED_BY_CPP,
     collective_of,

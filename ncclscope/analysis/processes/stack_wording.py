@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.analysis.stack_classes import StackClass
+from ncclscope.analysis.processes.stack_classes import StackClass
 from ncclscope.analysis.wording import ranks_text
 
 __all__ = ["place_text", "seen", "waiting_text"]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.habit import PAST, expected_next
-from ncclscope.analysis.order import made_before
-from ncclscope.analysis.replays import calls_on
+from ncclscope.analysis.sequences.edits import Edit
+from ncclscope.analysis.sequences.habit import PAST, expected_next
+from ncclscope.analysis.sequences.replays import calls_on
+from ncclscope.analysis.waits.order import made_before
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 

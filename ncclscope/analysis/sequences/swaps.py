@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.habit import PAST, habit_of
+from ncclscope.analysis.sequences.habit import PAST, habit_of
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
-    from ncclscope.analysis.difference import Difference
+    from ncclscope.analysis.sequences.difference import Difference
 
 __all__ = ["Swap", "find_swaps"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from ncclscope.analysis.habit import in_step
-from ncclscope.analysis.step_rhythm import step_of
+from ncclscope.analysis.sequences.habit import in_step
+from ncclscope.analysis.sequences.step_rhythm import step_of
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text, site_text
 from ncclscope.model import Activity, Finding, Rank, Run, State, Step
 from ncclscope.model.log import CallLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ncclscope.analysis.edits import Edit
+from ncclscope.analysis.sequences.edits import Edit
 from ncclscope.analysis.wording import ranks_text, same_part
 from ncclscope.model import Call, Communicator
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclscope.analysis.decision import ANALYZER, FROM_STACKS
-from ncclscope.analysis.device_verdict import Testimony, hear_gpus, hear_ras
-from ncclscope.analysis.stack_classes import build_tree, classify
-from ncclscope.analysis.stack_verdict import Judgement, judge_stacks
-from ncclscope.analysis.stances import take_stances
+from ncclscope.analysis.processes.device_verdict import Testimony, hear_gpus, hear_ras
+from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.stack_classes import build_tree, classify
+from ncclscope.analysis.processes.stack_verdict import Judgement, judge_stacks
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Capture

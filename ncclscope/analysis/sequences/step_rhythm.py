@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.habit import PAST
-from ncclscope.analysis.shifts import Shift
+from ncclscope.analysis.sequences.edits import Edit
+from ncclscope.analysis.sequences.habit import PAST
+from ncclscope.analysis.sequences.shifts import Shift
 from ncclscope.model import Call, Rank, Step
 from ncclscope.model.log import CallLog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ncclscope.analysis.stances import Stance
+from ncclscope.analysis.processes.motion import Stance
 
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "unless_late"]
 

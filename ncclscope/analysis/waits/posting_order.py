@@ -16,8 +16,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ncclscope.analysis.completion import first_pending, tells_of
-from ncclscope.analysis.waits import Waits
+from ncclscope.analysis.waits.completion import first_pending, tells_of
+from ncclscope.analysis.waits.waits import Waits
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
 

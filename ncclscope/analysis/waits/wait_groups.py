@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ncclscope.analysis.waits import Stand, Waits
+from ncclscope.analysis.waits.waits import Stand, Waits
 from ncclscope.model import Call, Communicator, Finding, Run
 
 __all__ = ["Link", "Place", "WaitPicture", "draw_waits"]

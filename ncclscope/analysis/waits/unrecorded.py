@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
-from ncclscope.analysis.positions import Position, is_inside_unrecorded
+from ncclscope.analysis.processes.positions import Position, is_inside_unrecorded
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,

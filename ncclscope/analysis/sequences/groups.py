@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ncclscope.analysis.align import Parting, part
+from ncclscope.analysis.sequences.align import Parting, part
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import Tail

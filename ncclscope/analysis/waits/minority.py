@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.engine_steps import counterpart, is_idle
+from ncclscope.analysis.waits.engine_steps import counterpart, is_idle
 from ncclscope.analysis.wording import comm_text, ranks_text, verb
 from ncclscope.model import Communicator, Rank
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
-    from ncclscope.analysis.waits import Stand
+    from ncclscope.analysis.waits.waits import Stand
 
 __all__ = ["Sides", "dependants", "describe_sides", "take_sides", "waiting_in"]
 

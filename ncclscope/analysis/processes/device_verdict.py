@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ncclscope.analysis.ras_counts import changes, global_rank
+from ncclscope.analysis.processes.ras_counts import changes, global_rank
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model.snapshot import Capture, GpuSample, RasComm, RasRank, Worker
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.analysis.completion import first_pending, tells_of
+from ncclscope.analysis.waits.completion import first_pending, tells_of
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS, CREATION_OPS, ROOTED_OPS

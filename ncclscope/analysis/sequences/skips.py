@@ -7,19 +7,19 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.align import side_by_side
-from ncclscope.analysis.difference import Difference
-from ncclscope.analysis.edits import Edit
-from ncclscope.analysis.judgement import HANG_SECONDS
-from ncclscope.analysis.shifts import (
+from ncclscope.analysis.processes.judgement import HANG_SECONDS
+from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.sequences.align import side_by_side
+from ncclscope.analysis.sequences.difference import Difference
+from ncclscope.analysis.sequences.edits import Edit
+from ncclscope.analysis.sequences.shifts import (
     Shift,
     expected,
     find_shift,
     first_other_line,
     tracks_of,
 )
-from ncclscope.analysis.stances import take_stances
-from ncclscope.analysis.step_rhythm import broke_rhythm, steps_apart
+from ncclscope.analysis.sequences.step_rhythm import broke_rhythm, steps_apart
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 

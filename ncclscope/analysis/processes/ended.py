@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope.analysis.judgement import Judgement, unless_late
-from ncclscope.analysis.stack_classes import classify
-from ncclscope.analysis.stack_wording import seen, waiting_text
-from ncclscope.analysis.stances import Stance
+from ncclscope.analysis.processes.judgement import Judgement, unless_late
+from ncclscope.analysis.processes.motion import Stance
+from ncclscope.analysis.processes.stack_classes import classify
+from ncclscope.analysis.processes.stack_wording import seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
 
 __all__ = ["judge_gone", "judge_stopped", "judge_unread"]

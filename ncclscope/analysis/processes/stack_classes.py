@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.analysis.stances import Stance
+from ncclscope.analysis.processes.motion import Stance
 from ncclscope.model.snapshot import Frame
 
 __all__ = [

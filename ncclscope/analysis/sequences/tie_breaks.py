@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ncclscope.analysis.habit import PAST, follows, habit_of, in_step
-from ncclscope.analysis.step_rhythm import broke_rhythm
+from ncclscope.analysis.sequences.habit import PAST, follows, habit_of, in_step
+from ncclscope.analysis.sequences.step_rhythm import broke_rhythm
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.align import Parting
     from ncclscope.analysis.case import Case
+    from ncclscope.analysis.sequences.align import Parting
     from ncclscope.model.log import CallLog
 
 __all__ = ["suspect_of_pair", "usual_group"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.analysis.align import compare
-from ncclscope.analysis.edits import Edit, edits
+from ncclscope.analysis.sequences.align import compare
+from ncclscope.analysis.sequences.edits import Edit, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 

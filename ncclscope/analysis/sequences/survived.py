@@ -26,10 +26,10 @@ from dataclasses import fields as dataclass_fields
 
 import numpy as np
 
-from ncclscope.analysis.align import Parting
-from ncclscope.analysis.completion import first_pending
-from ncclscope.analysis.groups import part_outside_groups
-from ncclscope.analysis.posting_order import AHEAD, STEPS
+from ncclscope.analysis.sequences.align import Parting
+from ncclscope.analysis.sequences.groups import part_outside_groups
+from ncclscope.analysis.waits.completion import first_pending
+from ncclscope.analysis.waits.posting_order import AHEAD, STEPS
 from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog, newest_of
 from ncclscope.model.memory import ListLog, Tail

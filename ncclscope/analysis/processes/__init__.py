@@ -1,0 +1,1 @@
+"""What process snapshots say: stacks, GPUs, and NCCL RAS."""

@@ -1,0 +1,1 @@
+"""Compares the calls of ranks: what was inserted, deleted, or swapped."""

@@ -50,7 +50,7 @@ class Rank:
         graphs: CUDA graphs that it captured, by number.
         device: How far its communicators are on its GPU, by key, where that was counted.
         orders: Digests of the order in which it took its communicators, by how many calls of each
-            count, where its records are elsewhere; see :mod:`ncclscope.analysis.waits.posting_order`.
+            count, where its records are elsewhere; see ``waits.posting_order``.
         source: File it was read from.
         details: Whatever else the process wrote about itself.
     """

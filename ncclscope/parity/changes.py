@@ -1,7 +1,7 @@
 """What has to be taken out of one sequence, and put in, to get another; as diff(1) finds it.
 
 Myers' algorithm, on what equal beginnings and ends leave over. Unlike
-:mod:`ncclscope.analysis.sequences.edits`, which asks how one rank that still runs came off another's
+``analysis.sequences.edits``, which asks how one rank that still runs came off another's
 track, both sequences are complete here, and what one has beyond the other's end counts.
 """
 

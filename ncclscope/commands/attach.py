@@ -73,9 +73,9 @@ class AttachCommand:
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
         from ncclscope.attach.session import Options, look
-        from ncclscope.render.attach import render_attach
-        from ncclscope.render.plain import plain_text
-        from ncclscope.render.terminal import stdout_console
+        from ncclscope.render.console.attach import render_attach
+        from ncclscope.render.console.plain import plain_text
+        from ncclscope.render.console.terminal import stdout_console
 
         gap = arguments.gap
         if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):

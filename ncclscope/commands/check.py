@@ -72,7 +72,7 @@ class CheckCommand:
         from ncclscope.analysis.damaged import readable
         from ncclscope.parity.report import check_run
         from ncclscope.readers import open_run
-        from ncclscope.render.progress import progress_for
+        from ncclscope.render.console.progress import progress_for
 
         if arguments.update and arguments.baseline is None:
             raise UsageError("--update needs a file to write", "name it with --baseline FILE")
@@ -104,10 +104,10 @@ def _seconds(text: str) -> float:
 
 def _print(report: Report, form: str) -> None:
     from ncclscope.parity.formats import github, junit
-    from ncclscope.render.console import render_verdict
-    from ncclscope.render.parity import render_baseline_part, render_report
-    from ncclscope.render.plain import plain_text
-    from ncclscope.render.terminal import stdout_console
+    from ncclscope.render.console.parity import render_baseline_part, render_report
+    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.terminal import stdout_console
+    from ncclscope.render.console.verdict import render_verdict
 
     if form == "junit":
         verdict = plain_text(render_verdict(report.verdict, 100))

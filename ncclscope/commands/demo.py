@@ -124,7 +124,7 @@ def _watch(laboratory: Laboratory, stall_after: float) -> None:
     from rich.progress import Progress as Bars
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ncclscope.render.terminal import stderr_console
+    from ncclscope.render.console.terminal import stderr_console
 
     program = laboratory.program
     console = stderr_console()
@@ -155,8 +155,8 @@ def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from ncclscope.render.console import print_verdict
-    from ncclscope.render.terminal import stdout_console
+    from ncclscope.render.console.terminal import stdout_console
+    from ncclscope.render.console.verdict import print_verdict
 
     console = stdout_console()
     print_verdict(verdict, console)

@@ -39,10 +39,10 @@ class DiagnoseCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Reads, compares, prints."""
         from ncclscope.analysis.verdict import diagnose
-        from ncclscope.render.attach import render_attach
-        from ncclscope.render.console import print_verdict
-        from ncclscope.render.progress import progress_for
-        from ncclscope.render.terminal import stdout_console
+        from ncclscope.render.console.attach import render_attach
+        from ncclscope.render.console.progress import progress_for
+        from ncclscope.render.console.terminal import stdout_console
+        from ncclscope.render.console.verdict import print_verdict
 
         if not arguments.paths and not arguments.ray:
             self._parser.error("the following arguments are required: PATH")

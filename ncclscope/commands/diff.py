@@ -61,9 +61,9 @@ class DiffCommand:
         from ncclscope.parity.comparison import compare_ranks, compare_runs
         from ncclscope.parity.selection import open_selection
         from ncclscope.parity.sequence import Vocabulary
-        from ncclscope.render.difference import print_difference
-        from ncclscope.render.progress import progress_for
-        from ncclscope.render.terminal import stdout_console
+        from ncclscope.render.console.difference import print_difference
+        from ncclscope.render.console.progress import progress_for
+        from ncclscope.render.console.terminal import stdout_console
 
         words = Vocabulary()
         shapes = not arguments.ignore_shapes

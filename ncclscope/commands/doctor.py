@@ -25,8 +25,8 @@ class DoctorCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Checks and prints."""
         from ncclscope.doctor.checks import check_all, is_useful
-        from ncclscope.render.doctor import render_checks
-        from ncclscope.render.terminal import stdout_console
+        from ncclscope.render.console.doctor import render_checks
+        from ncclscope.render.console.terminal import stdout_console
 
         checks = check_all()
         if arguments.json:

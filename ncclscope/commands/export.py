@@ -89,7 +89,7 @@ class ExportCommand:
         from ncclscope.analysis.damaged import readable
         from ncclscope.export.selection import Selection, select
         from ncclscope.readers import open_run
-        from ncclscope.render.progress import progress_for
+        from ncclscope.render.console.progress import progress_for
 
         chosen = FORMATS[arguments.format]
         target = None if arguments.output == "-" else Path(arguments.output)

@@ -56,8 +56,8 @@ class ReportCommand:
         from ncclscope.analysis.damaged import readable
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.readers import open_run
-        from ncclscope.render.html import FIRST, render_html
-        from ncclscope.render.progress import progress_for
+        from ncclscope.render.console.progress import progress_for
+        from ncclscope.render.html.page import FIRST, render_html
 
         target = None if arguments.output == "-" else Path(arguments.output)
         if target is not None:

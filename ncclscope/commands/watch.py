@@ -17,7 +17,7 @@ from ncclscope.errors import NothingFoundError, UsageError
 from ncclscope.tracing import session
 
 if TYPE_CHECKING:
-    from ncclscope.render.output import Output
+    from ncclscope.render.console.output import Output
     from ncclscope.watch.actions import Actions
     from ncclscope.watch.jobs import Rings
     from ncclscope.watch.watch import Look, Watcher
@@ -170,7 +170,7 @@ def _conclude(watcher: Watcher, look: Look, output: Output) -> int:
 
 
 def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
-    from ncclscope.render.output import Lines
+    from ncclscope.render.console.output import Lines
     from ncclscope.render.tui.terminal import is_usable
 
     if arguments.json or arguments.plain or not is_usable():
@@ -184,8 +184,8 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     """Gives one verdict: of what runs, else of what is left."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.readers import open_run
-    from ncclscope.render.console import print_verdict
-    from ncclscope.render.terminal import stdout_console
+    from ncclscope.render.console.terminal import stdout_console
+    from ncclscope.render.console.verdict import print_verdict
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
     if not watcher.directory.is_dir():

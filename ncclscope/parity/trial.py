@@ -205,9 +205,9 @@ class Trial:
         return "\n\n".join(filter(None, parts))
 
     def _screens(self, outcome: Outcome, report: Report) -> list[str]:
-        from ncclscope.render.console import render_verdict
-        from ncclscope.render.parity import render_baseline_part
-        from ncclscope.render.plain import plain_text
+        from ncclscope.render.console.parity import render_baseline_part
+        from ncclscope.render.console.plain import plain_text
+        from ncclscope.render.console.verdict import render_verdict
 
         parts = []
         if report.verdict.cause is not None or outcome.ending in ("stalled", "timeout"):

@@ -158,8 +158,8 @@ def _look_closer(bundle: Path, pids: Sequence[int], verdict: Verdict) -> None:
     """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
     from ncclscope.attach import bundle as bundles
     from ncclscope.attach.session import Options, look
-    from ncclscope.render.attach import render_attach
-    from ncclscope.render.plain import plain_text
+    from ncclscope.render.console.attach import render_attach
+    from ncclscope.render.console.plain import plain_text
 
     if not pids:
         return

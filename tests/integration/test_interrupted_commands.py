@@ -16,7 +16,7 @@ from tests.rings import fill, tracer_in
 
 STANDS_STILL = """
 import sys, time
-import ncclscope.render.progress as progress
+import ncclscope.render.console.progress as progress
 import ncclscope.readers as sources
 from ncclscope.__main__ import main
 

@@ -10,7 +10,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.model import Run
 from ncclscope.readers import open_run
-from ncclscope.render.html import render_html
+from ncclscope.render.html.page import render_html
 from tests.browser import Browser, launch
 from tests.captures import DATA
 from tests.cluster import Cluster

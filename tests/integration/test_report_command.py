@@ -20,7 +20,7 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.model import Run
 from ncclscope.model.device import DeviceStand
 from ncclscope.readers import open_run
-from ncclscope.render.html import render_html
+from ncclscope.render.html.page import render_html
 from tests.captures import DATA
 from tests.cluster import Cluster
 from tests.dumps import Job, history

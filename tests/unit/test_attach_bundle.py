@@ -19,8 +19,8 @@ from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.sites import join
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import CAPTURE_FILE, read_capture, with_capture
-from ncclscope.render.attach import render_attach
-from ncclscope.render.plain import plain_text
+from ncclscope.render.console.attach import render_attach
+from ncclscope.render.console.plain import plain_text
 from ncclscope.tracing.tracer import Tracer
 from tests.captures import (
     DATA,

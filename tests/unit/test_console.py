@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.render.console import print_verdict
+from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.tui.divergence import divergence_lines
 from tests.cluster import Cluster
 

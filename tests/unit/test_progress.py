@@ -8,7 +8,7 @@ from contextlib import suppress
 from rich.console import Console
 
 from ncclscope.progress import steps
-from ncclscope.render.progress import shown_progress
+from ncclscope.render.console.progress import shown_progress
 
 UP_A_LINE_AND_ERASE = "\x1b[1A\x1b[2K"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclscope.render.sides import aligned_sides
+from ncclscope.render.console.sides import aligned_sides
 from tests.cluster import Cluster
 
 

@@ -9,7 +9,7 @@ import pytest
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.waits.wait_groups import MOST_PLACES, WaitPicture, draw_waits
-from ncclscope.render.html_graph import draw_graph
+from ncclscope.render.html.graph import draw_graph
 from tests.cluster import Cluster
 
 

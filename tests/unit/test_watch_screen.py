@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.render.plain import plain_text
-from ncclscope.render.watch import one_line, render_look
+from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.watch import one_line, render_look
 from ncclscope.watch.watch import Look, Watcher
 from tests.rings import tracer_in
 

@@ -9,8 +9,8 @@ from rich.text import Text
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text
 from ncclscope.model import Call, Finding
-from ncclscope.render.blocks import knowledge
-from ncclscope.render.sides import aligned_sides
+from ncclscope.render.console.blocks import knowledge
+from ncclscope.render.console.sides import aligned_sides
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.readers.ring.cursor import Words
-from ncclscope.render.blocks import duration
-from ncclscope.render.watch import one_line
+from ncclscope.render.console.blocks import duration
+from ncclscope.render.console.watch import one_line
 from ncclscope.untrusted import printable
 from ncclscope.watch.watch import Look
 

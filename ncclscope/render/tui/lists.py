@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ncclscope.analysis.wording import ranks_text, shape_text
 from ncclscope.readers.ring.cursor import LastCall
-from ncclscope.render.blocks import duration
+from ncclscope.render.console.blocks import duration
 from ncclscope.render.tui.spans import Column, Line, Span, table
 from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
 from ncclscope.untrusted import printable

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.render.blocks import COLOURS, duration
+from ncclscope.render.console.blocks import COLOURS, duration
 from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.divergence import divergence_lines

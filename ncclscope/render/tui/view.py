@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TextIO
 
 from ncclscope.errors import NcclscopeError
-from ncclscope.render.output import Output
-from ncclscope.render.terminal import stdout_console
+from ncclscope.render.console.output import Output
+from ncclscope.render.console.terminal import stdout_console
+from ncclscope.render.console.watch import render_look
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.render.tui.terminal import Terminal
-from ncclscope.render.watch import render_look
 from ncclscope.watch.watch import Look, Watcher
 
 __all__ = ["LiveView"]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 
 from ncclscope.progress import watched
-from ncclscope.render.terminal import stderr_console
+from ncclscope.render.console.terminal import stderr_console
 
 __all__ = ["SHOWN_AFTER", "progress_for", "shown_progress"]
 

@@ -15,7 +15,7 @@ from ncclscope.analysis.processes.stack_classes import Node, StackClass, build_t
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model.snapshot import Capture
-from ncclscope.render.blocks import (
+from ncclscope.render.console.blocks import (
     add_row,
     coverage_block,
     item,
@@ -23,7 +23,7 @@ from ncclscope.render.blocks import (
     plain_table,
     section,
 )
-from ncclscope.render.console import render_verdict, verdict_panel
+from ncclscope.render.console.verdict import render_verdict, verdict_panel
 
 __all__ = ["render_attach"]
 

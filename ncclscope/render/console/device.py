@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from ncclscope.analysis.processes.device_rows import device_rows
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Run
-from ncclscope.render.blocks import add_row, item, plain_table, section
+from ncclscope.render.console.blocks import add_row, item, plain_table, section
 
 __all__ = ["device_block"]
 

@@ -24,9 +24,9 @@ from ncclscope.analysis.wording import (
     site_text,
 )
 from ncclscope.model import Call, Finding, Run
-from ncclscope.render.blocks import WORDS, duration
-from ncclscope.render.html_data import page_data
-from ncclscope.render.html_graph import draw_graph
+from ncclscope.render.console.blocks import WORDS, duration
+from ncclscope.render.html.data import page_data
+from ncclscope.render.html.graph import draw_graph
 
 __all__ = ["build_document"]
 

@@ -8,8 +8,8 @@ from rich.text import Text
 from ncclscope.analysis.wording import made_text, plural, ranks_text
 from ncclscope.parity.hunks import rows
 from ncclscope.parity.report import Mismatch, Report
-from ncclscope.render.console import render_verdict
-from ncclscope.render.difference import render_rows
+from ncclscope.render.console.difference import render_rows
+from ncclscope.render.console.verdict import render_verdict
 
 __all__ = ["render_baseline_part", "render_report"]
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from ncclscope.analysis.wording import plural, ranks_text, shape_text
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import Words
-from ncclscope.render.blocks import COLOURS, cause_panel, status_panel
+from ncclscope.render.console.blocks import COLOURS, cause_panel, status_panel
 from ncclscope.render.tui.standing import farthest
 from ncclscope.untrusted import printable
 from ncclscope.watch.watch import Look

@@ -26,7 +26,7 @@ from ncclscope.analysis.wording import (
     shape_text,
 )
 from ncclscope.model import Call, Finding
-from ncclscope.render.blocks import (
+from ncclscope.render.console.blocks import (
     add_row,
     cause_panel,
     coverage_block,
@@ -37,8 +37,8 @@ from ncclscope.render.blocks import (
     section,
     status_panel,
 )
-from ncclscope.render.device import device_block
-from ncclscope.render.sides import aligned_sides
+from ncclscope.render.console.device import device_block
+from ncclscope.render.console.sides import aligned_sides
 
 __all__ = ["print_verdict", "render_verdict", "verdict_panel"]
 

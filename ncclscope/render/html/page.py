@@ -18,10 +18,10 @@ from typing import Any
 import jinja2
 
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.render.attach import render_attach
-from ncclscope.render.console import render_verdict
-from ncclscope.render.html_document import build_document
-from ncclscope.render.plain import plain_text
+from ncclscope.render.console.attach import render_attach
+from ncclscope.render.console.plain import plain_text
+from ncclscope.render.console.verdict import render_verdict
+from ncclscope.render.html.document import build_document
 from ncclscope.untrusted import printable
 
 __all__ = ["FIRST", "render_html"]
@@ -71,7 +71,7 @@ def render_html(verdict: Verdict, *, redacted: bool = False) -> str:
 
 
 def _part(name: str) -> str:
-    return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / "template" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from ncclscope.render.watch import one_line
+from ncclscope.render.console.watch import one_line
 from ncclscope.watch.watch import Look
 
 __all__ = ["Lines", "Output"]

@@ -6,7 +6,7 @@ import io
 
 from rich.console import RenderableType
 
-from ncclscope.render.terminal import SafeConsole
+from ncclscope.render.console.terminal import SafeConsole
 
 __all__ = ["plain_text"]
 

@@ -1,0 +1,1 @@
+"""One page with everything: ``ncclscope report``."""

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from ncclscope.errors import LaboratoryError, NcclscopeError
-from ncclscope.gpus import SHARED, device_of, enough
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.communicator import LabCommunicator
 from ncclscope.lab.engine import Engine
 from ncclscope.lab.progress import Board, Entry, Phase
 from ncclscope.lab.stream import CudaStream, HostStream, Stream
+from ncclscope.launch.gpus import SHARED, device_of, enough
 from ncclscope.tracing.tracer import Tracer
 
 __all__ = ["run_rank"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.errors import NcclscopeError, UsageError
-from ncclscope.parity.processes import (
+from ncclscope.launch.processes import (
     STALL_SECONDS,
     START_METHODS,
     TIMEOUT_SECONDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 from tests.bench.timing import Rounds
 
 __all__ = ["RANKS", "STRATEGIES", "measure"]

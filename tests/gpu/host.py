@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ncclscope.gpus import enough
+from ncclscope.launch.gpus import enough
 
 __all__ = ["REAL", "SEATS"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ncclscope import open_run
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 from tests.gpu.all_reduce_programs import ON_GPUS, Times, measure
 from tests.gpu.deployment import in_shared_memory
 

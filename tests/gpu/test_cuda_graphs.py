@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ, replay_cost
 from tests.gpu.host import SEATS

@@ -12,9 +12,9 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.analysis.verdict import Verdict
+from ncclscope.launch.processes import Outcome, run_ranks
 from ncclscope.model import Call
 from ncclscope.model.device import DeviceStand
-from ncclscope.parity.processes import Outcome, run_ranks
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
 from tests.gpu.host import SEATS

@@ -21,7 +21,7 @@ import pytest
 from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 from tests.gpu.hang_programs import ODD, swap
 from tests.gpu.hangs import Hang, look_at, watching, witnesses
 from tests.gpu.host import SEATS

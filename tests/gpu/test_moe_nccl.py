@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from ncclscope.errors import DispatchError
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 from ncclscope_patches.moe_dispatch import ExpertPlacement, MoEDispatcher
 from tests.gpu.host import SEATS
 from tests.moe.case import Case, Layout, check_results

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 

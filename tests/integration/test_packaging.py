@@ -70,7 +70,9 @@ def test_a_wheel_of_the_sdist_is_that_of_the_checkout(
 
 def test_the_wheel_has_what_is_read_at_run_time(wheel: Path) -> None:
     names = set(contents(wheel))
-    page = {f"ncclscope/render/html/template/report.{ending}" for ending in ("css", "js", "html.j2")}
+    page = {
+        f"ncclscope/render/html/template/report.{ending}" for ending in ("css", "js", "html.j2")
+    }
     patches = {
         f"ncclscope_patches/upstream/{path.name}"
         for path in (ROOT / "patches" / "upstream").glob("*.patch")

@@ -15,14 +15,14 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.errors import UsageError
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 
 pytestmark = pytest.mark.slow
 
 WAITING = """
 import os, signal, sys
 from pathlib import Path
-from ncclscope.parity.processes import run_ranks
+from ncclscope.launch.processes import run_ranks
 
 def wait(rank):
     print(os.getpid(), flush=True)

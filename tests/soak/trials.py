@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ncclscope.lab.plan import Program
-from ncclscope.parity.processes import Outcome, remove, rings_directory, run_ranks
+from ncclscope.launch.processes import Outcome, remove, rings_directory, run_ranks
 from ncclscope.readers import open_run
 from tests.soak import steps
 from tests.soak.judgement import Parting, Sequences, parting, sequences

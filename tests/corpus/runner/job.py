@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ncclscope.gpus import SHARED
+from ncclscope.launch.gpus import SHARED
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.corpus.runner.truth import Program

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ncclscope.gpus import device_of
+from ncclscope.launch.gpus import device_of
 
 __all__ = ["Job", "Place", "be_rank"]
 

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ncclscope.errors import DamagedFileError, UsageError
-from ncclscope.gpus import SHARED, enough
-from ncclscope.parity.rank_process import Job, Place, be_rank
-from ncclscope.parity.spawn import pack, spawn
+from ncclscope.launch.gpus import SHARED, enough
+from ncclscope.launch.rank_process import Job, Place, be_rank
+from ncclscope.launch.spawn import pack, spawn
 from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["START_METHODS", "Failure", "Outcome", "run_ranks"]

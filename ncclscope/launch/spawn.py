@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from ncclscope.errors import UsageError
-from ncclscope.parity.rank_process import Job, Place, be_rank
+from ncclscope.launch.rank_process import Job, Place, be_rank
 
 __all__ = ["be_spawned", "pack", "spawn"]
 
 _PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from ncclscope.parity.spawn import be_spawned
+from ncclscope.launch.spawn import be_spawned
 be_spawned(json.loads(sys.argv[2]))
 """
 

@@ -32,7 +32,7 @@ TIME_LIMIT = 4.0
 """Seconds that one process may take: a healthy one takes a hundredth of one."""
 AT_ONCE = 8
 
-_OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/tracing)/")
+_OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/(?:tracing|guard))/")
 """Our probes: where the program is, they are not."""
 _MOST_BYTES = 1 << 24
 _MOST_FRAMES = 1000

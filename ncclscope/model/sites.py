@@ -44,7 +44,7 @@ _PLUMBING = re.compile(
     rf"{_TORCH}|{_GENERATED}|(?:^|/)vllm/(?:distributed|compilation)/|"
     r"(?:^|/)(?:contextlib|functools|typing_extensions|warnings)\.py$"
 )
-_OURS = re.compile(r"(?:^|/)(?:ncclscope/(?:tracing|ring)|ncclscope_patches)/")
+_OURS = re.compile(r"(?:^|/)(?:ncclscope/(?:tracing|guard|ring)|ncclscope_patches)/")
 _INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|(?:^|/)lib(?:64)?/python3\.\d+t?/|^<(?:string|frozen)\b"
 )

@@ -46,7 +46,7 @@ class Slot:
         newest: The last of these.
     """
 
-    # All of them for ncclscope_patches.noting, which does what begin() and end() do.
+    # All of them for ncclscope_patches.probes.noting, which does what begin() and end() do.
     __slots__ = ("_interner", "buffer", "name", "newest", "offset", "turns", "words")
 
     def __init__(

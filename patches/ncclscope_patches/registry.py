@@ -14,39 +14,39 @@ from ncclscope_patches.importing import ImportHook
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ncclscope_patches.probe import Patch
+    from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["active", "apply_all", "find", "install_all", "revert_all"]
 
 GROUP = "ncclscope.patches"
 
 _OWN = (
-    "ncclscope_patches.c10d:C10dProbe",
-    "ncclscope_patches.functional:FunctionalProbe",
-    "ncclscope_patches.pynccl:PyNcclProbe",
-    "ncclscope_patches.cpu_shm:CpuShmProbe",
-    "ncclscope_patches.cuda_graphs:CudaGraphProbe",
-    "ncclscope_patches.ddp:DdpNote",
-    "ncclscope_patches.dynamo:DynamoSkip",
-    "ncclscope_patches.uneven:UnevenProbe",
-    "ncclscope_patches.unrecorded:CoalescedNote",
-    "ncclscope_patches.unrecorded:CompiledNote",
-    "ncclscope_patches.unrecorded:CupyNote",
-    "ncclscope_patches.unrecorded:MpiNote",
-    "ncclscope_patches.unrecorded:RayGroupNote",
-    "ncclscope_patches.unrecorded:RayNcclNote",
-    "ncclscope_patches.unrecorded:RpcNote",
-    "ncclscope_patches.unrecorded:SymmetricMemoryNote",
-    "ncclscope_patches.vllm_groups:VllmCommunicatorNames",
-    "ncclscope_patches.vllm_groups:VllmGroupNames",
-    "ncclscope_patches.vllm_groups:VllmEngineNames",
-    "ncclscope_patches.vllm_kernels:CustomProbe",
-    "ncclscope_patches.vllm_kernels:FlashInferProbe",
-    "ncclscope_patches.vllm_kernels:FusionNote",
-    "ncclscope_patches.vllm_kernels:QuickProbe",
-    "ncclscope_patches.vllm_kernels:SymmMemProbe",
-    "ncclscope_patches.vllm_steps:VllmSteps",
-    "ncclscope_patches.vllm_queues:VllmQueues",
+    "ncclscope_patches.probes.c10d:C10dProbe",
+    "ncclscope_patches.probes.functional:FunctionalProbe",
+    "ncclscope_patches.probes.pynccl:PyNcclProbe",
+    "ncclscope_patches.vllm.cpu_shm:CpuShmProbe",
+    "ncclscope_patches.probes.cuda_graphs:CudaGraphProbe",
+    "ncclscope_patches.probes.ddp:DdpNote",
+    "ncclscope_patches.probes.dynamo:DynamoSkip",
+    "ncclscope_patches.probes.uneven:UnevenProbe",
+    "ncclscope_patches.probes.unrecorded:CoalescedNote",
+    "ncclscope_patches.probes.unrecorded:CompiledNote",
+    "ncclscope_patches.probes.unrecorded:CupyNote",
+    "ncclscope_patches.probes.unrecorded:MpiNote",
+    "ncclscope_patches.probes.unrecorded:RayGroupNote",
+    "ncclscope_patches.probes.unrecorded:RayNcclNote",
+    "ncclscope_patches.probes.unrecorded:RpcNote",
+    "ncclscope_patches.probes.unrecorded:SymmetricMemoryNote",
+    "ncclscope_patches.vllm.groups:VllmCommunicatorNames",
+    "ncclscope_patches.vllm.groups:VllmGroupNames",
+    "ncclscope_patches.vllm.groups:VllmEngineNames",
+    "ncclscope_patches.vllm.kernels:CustomProbe",
+    "ncclscope_patches.vllm.kernels:FlashInferProbe",
+    "ncclscope_patches.vllm.kernels:FusionNote",
+    "ncclscope_patches.vllm.kernels:QuickProbe",
+    "ncclscope_patches.vllm.kernels:SymmMemProbe",
+    "ncclscope_patches.vllm.steps:VllmSteps",
+    "ncclscope_patches.vllm.queues:VllmQueues",
 )
 """These are there even where the package is not installed but only on the path, as in
 another environment's Python below ``ncclscope run``: there are no entry points then."""

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ncclscope.tracing import session
-from ncclscope_patches.c10d import C10dProbe
-from ncclscope_patches.cuda_graphs import CudaGraphProbe
-from ncclscope_patches.vllm_queues import VllmQueues
-from ncclscope_patches.vllm_steps import VllmSteps
+from ncclscope_patches.probes.c10d import C10dProbe
+from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
+from ncclscope_patches.vllm.queues import VllmQueues
+from ncclscope_patches.vllm.steps import VllmSteps
 from tests.bench.replays import captured
 
 __all__ = ["Cost", "measure"]

@@ -15,9 +15,9 @@ from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Launcher
 from ncclscope.tracing.device.marks import DeviceMarks, Marks
 from ncclscope.tracing.tracer import Tracer
-from ncclscope_patches.posting import put_posting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import Handle, Handles
+from ncclscope_patches.probes.posting import put_posting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import Handle, Handles
 from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["RECORDED", "measure"]

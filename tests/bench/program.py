@@ -23,7 +23,7 @@ def main(store: str, rank: int) -> None:
     """
     torch.set_num_threads(1)
     if os.environ.get("NCCLSCOPE_DIR"):
-        from ncclscope_patches.c10d import C10dProbe
+        from ncclscope_patches.probes.c10d import C10dProbe
 
         C10dProbe().apply()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ncclscope.model.signature import sign
 from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Tracer
-from ncclscope_patches.c10d import C10dProbe
-from ncclscope_patches.pynccl import PyNcclProbe
+from ncclscope_patches.probes.c10d import C10dProbe
+from ncclscope_patches.probes.pynccl import PyNcclProbe
 from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["bytes_of_a_line", "bytes_of_a_record", "measure"]

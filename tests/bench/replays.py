@@ -9,7 +9,7 @@ from typing import Any
 
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Tracer
-from ncclscope_patches.cuda_graphs import CudaGraphProbe
+from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
 from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["ONE", "captured", "measure"]

@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, directory: Path, batch: int, tokens: int) -> None:
         from vllm import LLM
 
-        from ncclscope_patches.vllm_routing import runner, scheduling
+        from ncclscope_patches.vllm.routing import runner, scheduling
         from tests.integration.tiny_moe import write_checkpoint
         from tests.integration.vllm_server import TINY_QWEN3_MOE
 

@@ -63,7 +63,8 @@ def cost(rank: int) -> dict[str, Any]:
         all_reduce, counted, recorded only, and neither.
     """
     from ncclscope.tracing import session
-    from ncclscope_patches import process_groups, registry
+    from ncclscope_patches import registry
+    from ncclscope_patches.probes import process_groups
 
     _calls(3)
     torch.cuda.synchronize()

@@ -180,7 +180,7 @@ def break_each_hook(rank: int) -> None:
 def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callable[[], Any]]]:
     """Hooks that post nothing: for each, something it uses is broken."""
     from ncclscope.tracing import scope, session
-    from ncclscope_patches import group_creation, process_groups, works
+    from ncclscope_patches.probes import group_creation, process_groups, works
 
     group = dist.group.WORLD
     work = group.allreduce([ones(2)])
@@ -233,7 +233,7 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
 
 def overflow(group: Any) -> Any:
     """Posts when the table of works is full."""
-    from ncclscope_patches import works
+    from ncclscope_patches.probes import works
 
     works.LIMIT = 0
     return group.allreduce([ones(2)])

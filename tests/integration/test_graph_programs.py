@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.cuda import graphs
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ncclscope_patches.cuda_graphs import CudaGraphProbe
+from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
 from tests.gpu import graph_programs
 
 capturing = False

@@ -46,12 +46,12 @@ class Coordinator:
         return output
 
     def all_gatherv(self, tensors: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-        from ncclscope_patches import vllm_cpu_moe
+        from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
 
         return vllm_cpu_moe._all_gatherv(self, tensors, dim, sizes)
 
     def reduce_scatterv(self, tensor: Any, dim: int = -1, sizes: list[int] | None = None) -> Any:
-        from ncclscope_patches import vllm_cpu_moe
+        from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
 
         return vllm_cpu_moe._reduce_scatterv(self, tensor, dim, sizes)
 
@@ -80,7 +80,7 @@ def exchange_rows(rank: int) -> None:
     import torch
 
     dist = join()
-    from ncclscope_patches import uneven
+    from ncclscope_patches.probes import uneven
 
     group, ranks = dist.group.WORLD, range(len(UNEVEN))
     gathered = uneven.all_gatherv(group, ranks, rows_of(rank, UNEVEN[rank]), UNEVEN)
@@ -99,7 +99,7 @@ def exchange_rows(rank: int) -> None:
 
 def dispatch_and_combine(rank: int) -> None:
     dist = join()
-    from ncclscope_patches.vllm_dispatch import make_manager
+    from ncclscope_patches.vllm.dispatch import make_manager
 
     group = Coordinator(dist)
     for check in (False, True):
@@ -128,7 +128,7 @@ def dispatch_and_combine(rank: int) -> None:
 
 def disagree(rank: int) -> None:
     dist = join()
-    from ncclscope_patches.vllm_dispatch import make_manager
+    from ncclscope_patches.vllm.dispatch import make_manager
 
     sizes = [2, 2, 3] if rank == 1 else EVEN
     manager = make_manager(Stock, check=True)(Coordinator(dist), sizes)

@@ -15,11 +15,11 @@ pytest.importorskip("vllm")
 import vllm.outputs
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from ncclscope_patches import vllm_routing
 from ncclscope_patches.routed_experts import RoutedExperts, StreamReader
-from ncclscope_patches.vllm_routing import http_answers
-from ncclscope_patches.vllm_routing.outputs import RESULT, extend_outputs
-from ncclscope_patches.vllm_routing.packing import pack, unpack
+from ncclscope_patches.vllm import routing as vllm_routing
+from ncclscope_patches.vllm.routing import http_answers
+from ncclscope_patches.vllm.routing.outputs import RESULT, extend_outputs
+from ncclscope_patches.vllm.routing.packing import pack, unpack
 from tests.routed.rows import rows
 
 pytestmark = pytest.mark.vllm

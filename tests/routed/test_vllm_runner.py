@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
-from ncclscope_patches.vllm_routing import runner, wrapping
+from ncclscope_patches.vllm.routing import runner, wrapping
 from tests.routed.rows import SHAPE, forward
 
 pytestmark = pytest.mark.vllm

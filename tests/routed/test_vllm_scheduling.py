@@ -28,12 +28,12 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from ncclscope_patches import vllm_routing
 from ncclscope_patches.routed_experts import RoutedExperts, StepDelta
-from ncclscope_patches.vllm_routing import scheduling
-from ncclscope_patches.vllm_routing.outputs import joined
-from ncclscope_patches.vllm_routing.packing import unpack
-from ncclscope_patches.vllm_routing.runner import DELTA, opts_in
+from ncclscope_patches.vllm import routing as vllm_routing
+from ncclscope_patches.vllm.routing import scheduling
+from ncclscope_patches.vllm.routing.outputs import joined
+from ncclscope_patches.vllm.routing.packing import unpack
+from ncclscope_patches.vllm.routing.runner import DELTA, opts_in
 from tests.integration.tiny_moe import write_checkpoint
 from tests.integration.vllm_server import TINY_QWEN3_MOE
 from tests.routed.engine import SHAPE, truth

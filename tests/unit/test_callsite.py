@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import ncclscope.tracing
-import ncclscope_patches.probe
+import ncclscope_patches.probes.probe
 from ncclscope.model import Call
 from ncclscope.model.sites import Sites
 from ncclscope.model.sites import read as read_sites

@@ -15,7 +15,7 @@ from ncclscope.model import Rank
 from ncclscope.readers import open_run
 from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from ncclscope.tracing import coverage, session
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.probe import Patch
 from tests.rings import read, tracer_in
 
 

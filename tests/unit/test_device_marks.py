@@ -14,11 +14,11 @@ from ncclscope.ring import layout
 from ncclscope.tracing import scope
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
-from ncclscope_patches import device_streams, recording
-from ncclscope_patches.cuda_graphs import CudaGraphProbe
-from ncclscope_patches.posting import put_posting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import Handle, Handles
+from ncclscope_patches.probes import device_streams, recording
+from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
+from ncclscope_patches.probes.posting import put_posting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import Handle, Handles
 from tests.unit.host_device import STREAM, HostDevice, captured, post, replay
 
 COUNTED, UNSETTLED, LOST = layout.SLOT_COUNTED, layout.SLOT_UNSETTLED, layout.SLOT_LOST
@@ -520,7 +520,7 @@ RECORD = """
 import sys
 from ncclscope.tracing import session
 from ncclscope_patches import device_streams
-from ncclscope_patches.recording import Handle
+from ncclscope_patches.probes.recording import Handle
 tracer = session.current()
 comms = [tracer.communicator(f"k{n}", f"tp:{n}", (0, 1), "nccl") for n in (0, 1)]
 handles = [Handle(tracer, comm, on_device=True) for comm in comms]
@@ -605,7 +605,7 @@ def test_the_probe_of_graphs_counts_replays(bench: Bench, monkeypatch: pytest.Mo
 
     module = type(sys)("graphs")
     module.CUDAGraph = CUDAGraph  # type: ignore[attr-defined]
-    monkeypatch.setattr("ncclscope_patches.cuda_graphs.session.opened", lambda: bench.tracer)
+    monkeypatch.setattr("ncclscope_patches.probes.cuda_graphs.session.opened", lambda: bench.tracer)
     monkeypatch.setattr(device_streams, "current_stream", lambda ordinal: STREAM)
     probe = CudaGraphProbe()
     probe.active = True

@@ -390,7 +390,7 @@ def test_where_a_call_of_torch_distributed_runs() -> None:
     torch = pytest.importorskip("torch")
     from torch.distributed import BarrierOptions
 
-    from ncclscope_patches import c10d, device_streams
+    from ncclscope_patches.probes import c10d, device_streams
 
     class Group:
         bound_device_id = None

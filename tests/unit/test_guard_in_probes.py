@@ -11,9 +11,9 @@ import pytest
 
 from ncclscope.errors import PartedError
 from ncclscope.tracing.tracer import Comm, Tracer
-from ncclscope_patches.posting import put_posting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import Handle, Handles, record
+from ncclscope_patches.probes.posting import put_posting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import Handle, Handles, record
 from tests.rings import tracer_in
 
 

@@ -76,7 +76,8 @@ def compile_a_graph(comm: Any) -> None:
 
 def break_each_operator(comm: Any, other: Any, post: Callable[[], list[Any]]) -> None:
     """With each part of the recording broken in turn, nothing changes but that it ends."""
-    from ncclscope_patches import cpu_shm, registry
+    from ncclscope_patches import registry
+    from ncclscope_patches.vllm import cpu_shm
 
     def trouble(*_arguments: Any, **_named: Any) -> Any:
         raise ValueError("asked for by the test")
@@ -108,7 +109,7 @@ def break_each_operator(comm: Any, other: Any, post: Callable[[], list[Any]]) ->
 def operators() -> list[tuple[Any, Any]]:
     import torch
 
-    from ncclscope_patches import cpu_shm
+    from ncclscope_patches.vllm import cpu_shm
 
     return [(getattr(torch.ops._C, name), hook) for name, hook in cpu_shm._OPERATORS.items()]
 

@@ -19,9 +19,9 @@ import pytest
 from ncclscope import Rank
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
-from ncclscope_patches import recording
-from ncclscope_patches.cuda_graphs import CudaGraphProbe
-from ncclscope_patches.pynccl import PyNcclProbe
+from ncclscope_patches.probes import recording
+from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
+from ncclscope_patches.probes.pynccl import PyNcclProbe
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ncclscope.tracing import session
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.probe import Patch
 
 
 class Trouble(Exception):

@@ -136,7 +136,8 @@ def test_patches_of_others_are_found_by_entry_point(
         f"[{registry.GROUP}]\nharmless = {NAME}_patch:Harmless\nbroken = {NAME}_patch:Missing\n"
     )
     (folder / f"{NAME}_patch.py").write_text(
-        "from ncclscope_patches.probe import Patch\nclass Harmless(Patch):\n    name = 'harmless'\n"
+        "from ncclscope_patches.probes.probe import Patch\n"
+        "class Harmless(Patch):\n    name = 'harmless'\n"
     )
     told: list[str] = []
     monkeypatch.setattr(session, "warn_once", lambda topic, message: told.append(message))

@@ -14,10 +14,10 @@ from ncclscope.errors import PartedError
 from ncclscope.model import Activity
 from ncclscope.readers import open_run
 from ncclscope.tracing import session
-from ncclscope_patches.noting import put_noting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.vllm_queues import VllmQueues
-from ncclscope_patches.vllm_steps import VllmSteps
+from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.vllm.queues import VllmQueues
+from ncclscope_patches.vllm.steps import VllmSteps
 
 
 class Program:

@@ -22,7 +22,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 REGISTER = """
     import sys
-    from ncclscope_patches.vllm_plugin import register
+    from ncclscope_patches.vllm.plugin import register
     register()
     register()
     from ncclscope_patches.importing import ImportHook
@@ -50,7 +50,7 @@ def test_plugin_that_cannot_be_loaded_ends_nobody(tmp_path: Path, broken: str) -
     program = f"""
         import sys
         sys.modules["{broken}"] = None
-        from ncclscope_patches.vllm_plugin import register
+        from ncclscope_patches.vllm.plugin import register
         register()
         print("goes on")
     """

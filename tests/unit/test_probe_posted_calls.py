@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ncclscope.model.signature import sign
-from ncclscope_patches.posted_calls import READERS, note_redop, on_cpu
+from ncclscope_patches.probes.posted_calls import READERS, note_redop, on_cpu
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

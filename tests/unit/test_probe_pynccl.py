@@ -181,7 +181,7 @@ def post_everything(rank: int) -> None:
 
 def named_group(dist: Any, name: str) -> Any:
     """A group named as vLLM names those that it makes an NCCL communicator for."""
-    from ncclscope_patches import process_groups
+    from ncclscope_patches.probes import process_groups
 
     group = dist.new_group([0, 1], backend="gloo")
     process_groups.name(group, name + process_groups.CPU_SUFFIX)

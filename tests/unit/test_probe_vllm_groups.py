@@ -22,7 +22,7 @@ pytest.importorskip("vllm")
 
 def break_what_names() -> None:
     """Where the test asks for it, no name can be given to anything."""
-    from ncclscope_patches import process_groups
+    from ncclscope_patches.probes import process_groups
 
     def trouble(*_arguments: Any, **_named: Any) -> Any:
         raise ValueError("asked for by the test")

@@ -47,7 +47,7 @@ def launch_all(rank: int) -> None:
     import torch.distributed as dist
 
     join()
-    from ncclscope_patches import process_groups
+    from ncclscope_patches.probes import process_groups
 
     group = dist.new_group([0, 1])
     process_groups.name(group, "tp:0/cpu")

@@ -21,7 +21,7 @@ STOCK = """
 """
 
 PROGRAM = """
-    from ncclscope_patches.vllm_plugin import register
+    from ncclscope_patches.vllm.plugin import register
     register()
     register()
     import vllm.distributed.device_communicators.all2all as all2all
@@ -95,7 +95,7 @@ def test_cpu_workers_of_another_version_stay_as_they_are(tmp_path: Path) -> None
         package(directory, version)
         (directory / VLLM / "cpu_communicator.py").write_text("class CpuCommunicator: ...\n")
     program = """
-        from ncclscope_patches.vllm_plugin import register
+        from ncclscope_patches.vllm.plugin import register
         register()
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
         print(hasattr(CpuCommunicator, "all_gatherv"))

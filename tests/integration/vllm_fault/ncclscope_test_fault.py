@@ -32,7 +32,7 @@ def register() -> None:
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
         _replace(CpuCommunicator, "all_reduce", _on_cpu, Path(order))
-        from ncclscope_patches import vllm_cpu_moe
+        from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
 
         if vllm_cpu_moe.wanted():
             vllm_cpu_moe.install()  # this plugin may be the first to be called
@@ -82,7 +82,7 @@ def _may_dispatch(order: Path) -> Callable[..., bool]:
 
 
 def _unevenly(fault: str, communicator: Any, input_: Any, dim: int, sizes: Any) -> Any:
-    from ncclscope_patches import uneven
+    from ncclscope_patches.probes import uneven
 
     return [
         uneven.all_gatherv(communicator.device_group, communicator.ranks, tensor, sizes)

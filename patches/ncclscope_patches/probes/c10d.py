@@ -18,19 +18,19 @@ from weakref import ref
 
 from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope, session
-from ncclscope_patches import group_creation, process_groups, works
-from ncclscope_patches.device_streams import (
+from ncclscope_patches.probes import group_creation, process_groups, works
+from ncclscope_patches.probes.device_streams import (
     NOWHERE_YET,
     STREAM_UNKNOWN,
     Place,
     current_stream,
     of_tensor,
 )
-from ncclscope_patches.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
-from ncclscope_patches.posting import put_posting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import COMPLETED, Handle
-from ncclscope_patches.works import Posted
+from ncclscope_patches.probes.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
+from ncclscope_patches.probes.posting import put_posting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import COMPLETED, Handle
+from ncclscope_patches.probes.works import Posted
 
 __all__ = ["C10dProbe"]
 

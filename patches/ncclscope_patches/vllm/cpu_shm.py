@@ -3,7 +3,7 @@
 Between the workers of one host, ``CpuCommunicator`` uses operators of its own instead of
 torch.distributed. They return when the call has completed, and spin without a time-out
 when it does not. Dynamo traces into the class, so that the operators are guarded, not its
-methods; see :mod:`ncclscope_patches.operators`.
+methods; see :mod:`ncclscope_patches.probes.operators`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hashlib import blake2b
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches.operators import guard_operator, is_real
-from ncclscope_patches.probe import Before, Patch
-from ncclscope_patches.recording import NOBODY, Handle, record
-from ncclscope_patches.works import Posted
+from ncclscope_patches.probes.operators import guard_operator, is_real
+from ncclscope_patches.probes.probe import Before, Patch
+from ncclscope_patches.probes.recording import NOBODY, Handle, record
+from ncclscope_patches.probes.works import Posted
 
 __all__ = ["CpuShmProbe", "handle_of"]
 

@@ -2,7 +2,7 @@
 
 These are ``torch.distributed._functional_collectives``, DTensor, and whatever torch.compile
 makes of either and of the functions of torch.distributed. All of them call the operators of
-``torch.ops._c10d_functional`` from Python; see :mod:`ncclscope_patches.operators`.
+``torch.ops._c10d_functional`` from Python; see :mod:`ncclscope_patches.probes.operators`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ncclscope.tracing import scope
-from ncclscope_patches import process_groups, works
-from ncclscope_patches.operators import guard_operator, is_real
-from ncclscope_patches.probe import Before, Patch
-from ncclscope_patches.recording import NOBODY, record
-from ncclscope_patches.works import Posted
+from ncclscope_patches.probes import process_groups, works
+from ncclscope_patches.probes.operators import guard_operator, is_real
+from ncclscope_patches.probes.probe import Before, Patch
+from ncclscope_patches.probes.recording import NOBODY, record
+from ncclscope_patches.probes.works import Posted
 
 __all__ = ["FunctionalProbe"]
 

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches.recording import Handle
+from ncclscope_patches.probes.recording import Handle
 
 __all__ = ["LIMIT", "Posted", "expect", "find", "pending", "settle"]
 

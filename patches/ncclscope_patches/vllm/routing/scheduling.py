@@ -15,9 +15,9 @@ from ncclscope_patches.routed_experts.collector import Collector
 from ncclscope_patches.routed_experts.records import Ticket
 from ncclscope_patches.routed_experts.shape import RoutingShape
 from ncclscope_patches.routed_experts.slots import SlotStore
-from ncclscope_patches.vllm_routing.packing import pack
-from ncclscope_patches.vllm_routing.runner import DELTA, opts_in
-from ncclscope_patches.vllm_routing.wrapping import wrap
+from ncclscope_patches.vllm.routing.packing import pack
+from ncclscope_patches.vllm.routing.runner import DELTA, opts_in
+from ncclscope_patches.vllm.routing.wrapping import wrap
 
 __all__ = ["SchedulerRouting", "collected", "extend_engine", "extend_scheduler"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope
-from ncclscope_patches import device_streams, recording
-from ncclscope_patches.device_streams import Where
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY, NOWHERE, Handle, Handles
+from ncclscope_patches.probes import device_streams, recording
+from ncclscope_patches.probes.device_streams import Where
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY, NOWHERE, Handle, Handles
 
 __all__ = ["After", "Read", "put_posting"]
 

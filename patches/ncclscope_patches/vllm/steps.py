@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches.noting import put_noting
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["VllmSteps"]
 

@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import Any
 
 from ncclscope.tracing import scope
-from ncclscope_patches import process_groups
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY, Handle, record
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY, Handle, record
 
 __all__ = ["UnevenProbe", "all_gatherv", "reduce_scatterv"]
 
@@ -88,7 +88,7 @@ class UnevenProbe(Patch):
     """Records the two as the one call that each of them is."""
 
     name = "uneven"
-    target = "ncclscope_patches.uneven"
+    target = "ncclscope_patches.probes.uneven"
     supports = "this version"
 
     def install(self, module: Any) -> None:

@@ -21,8 +21,8 @@ from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.support import refuse_unsupported
 from ncclscope_patches.routed_experts.transfer import Flight
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
-from ncclscope_patches.vllm_routing import configuration
-from ncclscope_patches.vllm_routing.wrapping import attempt, wrap
+from ncclscope_patches.vllm.routing import configuration
+from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
 __all__ = [
     "DELTA",

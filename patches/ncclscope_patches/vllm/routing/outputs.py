@@ -15,8 +15,8 @@ import numpy as np
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
-from ncclscope_patches.vllm_routing.packing import unpack
-from ncclscope_patches.vllm_routing.wrapping import attempt, wrap
+from ncclscope_patches.vllm.routing.packing import unpack
+from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
 __all__ = ["RESULT", "extend_inputs", "extend_outputs", "extend_processor", "joined"]
 

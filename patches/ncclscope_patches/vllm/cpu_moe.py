@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches import uneven
 from ncclscope_patches.importing import ImportHook
+from ncclscope_patches.probes import uneven
 
 __all__ = ["VARIABLE", "install", "wanted"]
 

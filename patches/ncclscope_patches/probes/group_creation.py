@@ -17,8 +17,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ncclscope.model import CREATION_SUFFIX
-from ncclscope_patches import process_groups, recording
-from ncclscope_patches.recording import NOBODY, Handle
+from ncclscope_patches.probes import process_groups, recording
+from ncclscope_patches.probes.recording import NOBODY, Handle
 
 __all__ = ["Creation", "begin", "end"]
 

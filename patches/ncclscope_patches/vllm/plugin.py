@@ -47,20 +47,20 @@ def _trace() -> None:
 
 
 def _replace_dispatch() -> None:
-    from ncclscope_patches import vllm_dispatch
+    from ncclscope_patches.vllm import dispatch as vllm_dispatch
 
     vllm_dispatch.install()
 
 
 def _extend_cpu() -> None:
-    from ncclscope_patches import vllm_cpu_moe
+    from ncclscope_patches.vllm import cpu_moe as vllm_cpu_moe
 
     if vllm_cpu_moe.wanted():
         vllm_cpu_moe.install()
 
 
 def _return_routing() -> None:
-    from ncclscope_patches import vllm_routing
+    from ncclscope_patches.vllm import routing as vllm_routing
 
     if vllm_routing.wanted():
         vllm_routing.install()

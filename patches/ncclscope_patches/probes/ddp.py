@@ -15,10 +15,10 @@ from typing import Any
 
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite, coverage, session
-from ncclscope_patches import process_groups
-from ncclscope_patches.noting import put_noting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY
 
 __all__ = ["DdpNote"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import session
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.probe import Patch
 
 if TYPE_CHECKING:
     from ncclscope.ring.activity import Slot

@@ -9,8 +9,8 @@ from typing import Any
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.serving import choice_fields
-from ncclscope_patches.vllm_routing.outputs import RESULT, joined
-from ncclscope_patches.vllm_routing.wrapping import wrap
+from ncclscope_patches.vllm.routing.outputs import RESULT, joined
+from ncclscope_patches.vllm.routing.wrapping import wrap
 
 __all__ = ["extend_chat", "extend_completions"]
 

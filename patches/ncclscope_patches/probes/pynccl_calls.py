@@ -9,8 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ncclscope_patches.posting import Read
-from ncclscope_patches.recording import redop_name
+from ncclscope_patches.probes.posting import Read
+from ncclscope_patches.probes.recording import redop_name
 
 __all__ = ["READERS", "Signature", "read_scatter"]
 

@@ -14,12 +14,12 @@ from hashlib import blake2b
 from typing import Any
 
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches import process_groups
-from ncclscope_patches.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
-from ncclscope_patches.posting import Read, put_posting
-from ncclscope_patches.probe import Before, Patch
-from ncclscope_patches.pynccl_calls import READERS, Signature, read_scatter
-from ncclscope_patches.recording import NOBODY, Handle, Handles, record, watch_captures
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
+from ncclscope_patches.probes.posting import Read, put_posting
+from ncclscope_patches.probes.probe import Before, Patch
+from ncclscope_patches.probes.pynccl_calls import READERS, Signature, read_scatter
+from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, record, watch_captures
 
 __all__ = ["PyNcclProbe", "handles"]
 

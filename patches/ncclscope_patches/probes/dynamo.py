@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["DynamoSkip"]
 

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches import process_groups
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY, Handle
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY, Handle
 
 __all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames"]
 
@@ -118,7 +118,8 @@ def _name_coordinator(coordinator: Any) -> None:
 
 def _fast_communicator(device_communicator: Any) -> Handle:
     """Returns what vLLM uses in the place of torch.distributed, where it does."""
-    from ncclscope_patches import cpu_shm, pynccl
+    from ncclscope_patches.probes import pynccl
+    from ncclscope_patches.vllm import cpu_shm
 
     direct = getattr(device_communicator, "pynccl_comm", None)
     if direct is not None and not direct.disabled:

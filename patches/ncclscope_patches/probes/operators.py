@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope_patches.probe import After, Before, Patch
+from ncclscope_patches.probes.probe import After, Before, Patch
 
 __all__ = ["guard_operator", "is_real"]
 

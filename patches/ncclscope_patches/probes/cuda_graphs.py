@@ -16,8 +16,8 @@ from typing import Any
 from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Capture, Graph
 from ncclscope.tracing.tracer import Tracer
-from ncclscope_patches import device_streams
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes import device_streams
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["CudaGraphProbe"]
 
@@ -87,7 +87,7 @@ class CudaGraphProbe(Patch):
         """Returns the method with its record before it.
 
         Not through guard(): a step of an engine replays a piece for each layer. See
-        :mod:`ncclscope_patches.noting`.
+        :mod:`ncclscope_patches.probes.noting`.
         """
         graphs = self._graphs
         start, finish = device_streams.start_replay, device_streams.finish_replay

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope_patches.noting import put_noting
-from ncclscope_patches.probe import Patch
+from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["WORK", "VllmQueues"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.support import Deployment, refuse_unsupported
-from ncclscope_patches.vllm_routing.wrapping import wrap
+from ncclscope_patches.vllm.routing.wrapping import wrap
 
 __all__ = ["deployment_of", "extend_arguments", "places"]
 

@@ -2,7 +2,7 @@
 
 Each method has overloads: with an options object, as the functions of torch.distributed
 use them, and with plain parameters, for direct callers. A reader takes the fields in the
-order that :func:`ncclscope_patches.recording.record` wants them:
+order that :func:`ncclscope_patches.probes.recording.record` wants them:
 
     op, shape, dtype, redop, root, peer, numel, sizes, out_shape
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope_patches.posting import Read
-from ncclscope_patches.recording import redop_name
+from ncclscope_patches.probes.posting import Read
+from ncclscope_patches.probes.recording import redop_name
 
 __all__ = ["READERS", "REDOP_OPTIONS", "note_redop", "on_cpu"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage
-from ncclscope_patches import process_groups
-from ncclscope_patches.noting import put_noting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY
 
 __all__ = [
     "CoalescedNote",
@@ -32,7 +32,7 @@ _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""
 
 _RECORDED_USERS = "vllm.distributed.device_communicators."
-"""What these do with symmetric memory is recorded, see :mod:`ncclscope_patches.vllm_kernels`."""
+"""What these do with symmetric memory is recorded, see :mod:`ncclscope_patches.vllm.kernels`."""
 
 
 class _Note(Patch):

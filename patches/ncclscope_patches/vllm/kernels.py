@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage, session
-from ncclscope_patches import process_groups
-from ncclscope_patches.device_streams import Place, of_tensor
-from ncclscope_patches.posting import Read, put_posting
-from ncclscope_patches.probe import Patch
-from ncclscope_patches.recording import NOBODY, Handle, Handles, watch_captures
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.device_streams import Place, of_tensor
+from ncclscope_patches.probes.posting import Read, put_posting
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
 
 __all__ = ["CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"]
 

@@ -1,0 +1,1 @@
+"""vLLM: names, steps, kernels, queues, dispatch and routed experts."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from ncclscope import Tracer, diagnose, open_run
 from ncclscope.ring import layout
 from tests.campaign.directory import in_memory
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 __all__ = ["old_rings", "processes"]
 

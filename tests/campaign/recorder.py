@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.campaign.directory import in_memory
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 __all__ = ["clock", "full", "kills"]
 

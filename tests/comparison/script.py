@@ -11,8 +11,8 @@ from typing import Any
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.tracing import scope
-from tests.cluster import Cluster
-from tests.dumps import Job
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job
 
 __all__ = ["WORLD", "Script"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.__main__ import main
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 __all__ = ["Specimen", "make_specimens"]
 

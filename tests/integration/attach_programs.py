@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import Stacks
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 PROGRAM = """
 import fcntl, os, signal, socket, subprocess, sys, threading, time

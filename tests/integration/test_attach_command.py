@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.attach_programs import Job, job
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)

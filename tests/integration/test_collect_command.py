@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
-from tests.nodes import SHARED, Nodes, can_unshare, ncclscope, two_nodes
-from tests.standins import add_stand_ins
+from tests.support.nodes import SHARED, Nodes, can_unshare, ncclscope, two_nodes
+from tests.support.standins import add_stand_ins
 
 pytestmark = [
     pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces"),

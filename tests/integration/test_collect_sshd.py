@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer
-from tests.nodes import environment, ncclscope
+from tests.support.nodes import environment, ncclscope
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 

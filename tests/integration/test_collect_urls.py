@@ -12,7 +12,7 @@ import pytest
 from ncclscope import Tracer, diagnose, open_run
 from ncclscope.collect.archive import Unpacked, unpack
 from ncclscope.collect.node import Wanted, write_node
-from tests.nodes import ncclscope
+from tests.support.nodes import ncclscope
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.model import Rank
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 BEGIN = """
 import json, multiprocessing, os, sys, threading

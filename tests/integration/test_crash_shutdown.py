@@ -15,7 +15,7 @@ import pytest
 from ncclscope import open_run
 from ncclscope.model import Rank
 from ncclscope.ring import layout
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 # Records 3000 calls as a probe does, and prints what can be read of them afterwards. With
 # "fill" the file system is full before the ring is made, with "fill later" after.

@@ -20,7 +20,7 @@ from ncclscope.lab.faults import FAULTS
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from tests.integration.test_command_line import NCCLSCOPE
-from tests.remote_nodes import HereAsker
+from tests.support.remote_nodes import HereAsker
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ncclscope import open_run
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 LAYERS = 61
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ncclscope.doctor.checks import Check, is_useful
-from tests.cluster import Cluster
-from tests.nodes import can_unshare
-from tests.programs import ROOT
+from tests.support.cluster import Cluster
+from tests.support.nodes import can_unshare
+from tests.support.programs import ROOT
 
 
 def doctor(

@@ -11,8 +11,8 @@ import pytest
 from rich.cells import cell_len
 
 from ncclscope.__main__ import main
-from tests.documents import Session, blocks, differences, sessions
-from tests.programs import ROOT
+from tests.support.documents import Session, blocks, differences, sessions
+from tests.support.programs import ROOT
 
 _AT_THE_ROOT = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 DOCUMENTS = sorted([*_AT_THE_ROOT, *ROOT.glob("docs/*.md")])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import DATA
-from tests.cluster import Cluster
-from tests.export_runs import prepare
+from tests.support.captures import DATA
+from tests.support.cluster import Cluster
+from tests.support.export_runs import prepare
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

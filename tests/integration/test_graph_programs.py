@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import diagnose, open_run
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rings import fill, tracer_in
+from tests.support.rings import fill, tracer_in
 
 STANDS_STILL = """
 import sys, time

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ncclscope.__main__ import main
-from tests.nodes import Nodes, can_unshare, ncclscope, two_nodes
-from tests.programs import ROOT
-from tests.standins import add_stand_ins
+from tests.support.nodes import Nodes, can_unshare, ncclscope, two_nodes
+from tests.support.programs import ROOT
+from tests.support.standins import add_stand_ins
 
 TEXT = (ROOT / "docs" / "many-nodes.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    \$ ncclscope (collect .*)$", TEXT, re.MULTILINE)

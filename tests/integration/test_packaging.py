@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ncclscope
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

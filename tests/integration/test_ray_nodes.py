@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
-from tests.clusters import cluster
-from tests.nodes import ncclscope
-from tests.programs import ROOT
+from tests.support.clusters import cluster
+from tests.support.nodes import ncclscope
+from tests.support.programs import ROOT
 
 pytest.importorskip("ray")
 pytestmark = [

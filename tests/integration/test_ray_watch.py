@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ncclscope import Tracer
-from tests.clusters import cluster
-from tests.nodes import environment, ncclscope
+from tests.support.clusters import cluster
+from tests.support.nodes import environment, ncclscope
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]

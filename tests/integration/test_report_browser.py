@@ -11,10 +11,10 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.model import Run
 from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html
-from tests.browser import Browser, launch
-from tests.captures import DATA
-from tests.cluster import Cluster
 from tests.integration.test_report_command import EVIL, write_hostile
+from tests.support.browser import Browser, launch
+from tests.support.captures import DATA
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.browser
 

@@ -21,9 +21,9 @@ from ncclscope.model import Run
 from ncclscope.model.device import DeviceStand
 from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html
-from tests.captures import DATA
-from tests.cluster import Cluster
-from tests.dumps import Job, history
+from tests.support.captures import DATA
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202e{{7331*7331}}"
 

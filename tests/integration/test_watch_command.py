@@ -17,9 +17,9 @@ import pytest
 
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
-from tests.emulator import Emulator
-from tests.programs import ROOT
-from tests.rings import tracer_in
+from tests.support.emulator import Emulator
+from tests.support.programs import ROOT
+from tests.support.rings import tracer_in
 
 pytestmark = pytest.mark.timeout(180)
 

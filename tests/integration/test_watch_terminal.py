@@ -19,8 +19,8 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.model import Call
 from ncclscope.tracing.tracer import Tracer
-from tests.emulator import Emulator
-from tests.rings import tracer_in
+from tests.support.emulator import Emulator
+from tests.support.rings import tracer_in
 
 pytestmark = pytest.mark.timeout(180)
 

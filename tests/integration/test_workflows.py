@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.documents import Command, Outcome, Session
-from tests.programs import ROOT
+from tests.support.documents import Command, Outcome, Session
+from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -22,7 +22,7 @@ from ncclscope.readers.bundle import CAPTURE_FILE, read_capture, with_capture
 from ncclscope.render.console.attach import render_attach
 from ncclscope.render.console.plain import plain_text
 from ncclscope.tracing.tracer import Tracer
-from tests.captures import (
+from tests.support.captures import (
     DATA,
     capture,
     elsewhere,
@@ -31,8 +31,8 @@ from tests.captures import (
     verdict_of,
     worker,
 )
-from tests.cluster import Cluster
-from tests.dumps import Job, history
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ncclscope.analysis.processes.device_verdict import gpu_of, hear_gpus
 from ncclscope.model.snapshot import Capture, Source
 from ncclscope.readers.bundle import read_capture
-from tests.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker
+from tests.support.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 

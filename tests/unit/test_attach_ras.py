@@ -20,7 +20,7 @@ from ncclscope.analysis.processes.ras_counts import ShortCount, ras_counts, shor
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.model.snapshot import Capture, RasAnswer
 from ncclscope.readers.bundle import read_capture
-from tests.captures import DATA, capture, in_collective, worker
+from tests.support.captures import DATA, capture, in_collective, worker
 
 JSON = (DATA / "ras_mismatch.json").read_text()
 TEXT = (DATA / "ras_mismatch.txt").read_text()

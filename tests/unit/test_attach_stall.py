@@ -9,8 +9,8 @@ import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
-from tests.captures import capture, elsewhere, gpus, in_collective, stack, worker
-from tests.cluster import Cluster
+from tests.support.captures import capture, elsewhere, gpus, in_collective, stack, worker
+from tests.support.cluster import Cluster
 
 SYNC = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
 

@@ -13,7 +13,7 @@ from ncclscope.analysis.processes.judgement import Judgement
 from ncclscope.analysis.processes.motion import Stance, take_stances
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.model.snapshot import Frame, ProcessSample, Stacks, Thread, Worker
-from tests.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
+from tests.support.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 GRAPH = "torch/autograd/graph.py:979 _engine_run_backward"

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ncclscope.model.snapshot import Stacks
-from tests.captures import capture, elsewhere, in_collective, judged, recorded_moe, stack, worker
+from tests.support.captures import (
+    capture,
+    elsewhere,
+    in_collective,
+    judged,
+    recorded_moe,
+    stack,
+    worker,
+)
 
 REDUCE, REDUCE_LATER, GATHER = (
     in_collective("all_reduce", 10),

@@ -21,7 +21,7 @@ from ncclscope.model.sites import Sites
 from ncclscope.model.sites import read as read_sites
 from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from ncclscope.tracing import callsite
-from tests.rings import read, tracer_in
+from tests.support.rings import read, tracer_in
 
 
 def places() -> Sites:

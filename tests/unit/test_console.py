@@ -13,7 +13,7 @@ from rich.console import Console
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.tui.divergence import divergence_lines
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def _screen(verdict: Verdict, width: int) -> str:

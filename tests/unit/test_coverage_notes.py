@@ -16,7 +16,7 @@ from ncclscope.readers import open_run
 from ncclscope.readers.jsonl.trace import read_trace, write_trace
 from ncclscope.tracing import coverage, session
 from ncclscope_patches.probes.probe import Patch
-from tests.rings import read, tracer_in
+from tests.support.rings import read, tracer_in
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from ncclscope import open_run
 from ncclscope.readers.ring import crowd
 from ncclscope.ring import layout
 from ncclscope.watch.jobs import Rings
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 DAY = 86_400 * 10**9
 

@@ -13,7 +13,7 @@ from ncclscope.model import Call
 from ncclscope.readers import open_run
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 HASH = 16
 """Where the running hash stands in a record."""

@@ -11,9 +11,9 @@ from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.readers import open_run
-from tests.captures import capture, elsewhere, gpus, in_collective, stack, worker
-from tests.cluster import Cluster
-from tests.dumps import Job, history
+from tests.support.captures import capture, elsewhere, gpus, in_collective, stack, worker
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
 
 DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
 BACKWARD = stack(

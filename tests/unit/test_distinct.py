@@ -8,7 +8,7 @@ from typing import Any
 from ncclscope.model import Call
 from ncclscope.parity.sequence import Stream, Vocabulary
 from ncclscope.readers.ring.distinct import distinct_calls, group_calls
-from tests.rings import read, tracer_in
+from tests.support.rings import read, tracer_in
 
 CALLS: tuple[dict[str, Any], ...] = (
     {"op": "all_reduce", "redop": "sum", "dtype": "float32", "shape": (4, 6)},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import Command, Outcome, Session, differences, sessions
+from tests.support.documents import Command, Outcome, Session, differences, sessions
 
 TEXT = """\
 Words.

@@ -13,10 +13,10 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.flight_recorder import PREFIX, write_json, write_pickles
 from ncclscope.model import Run
 from ncclscope.readers import open_run
-from tests.cluster import Cluster
 from tests.comparison.fr_trace import Task, answers
-from tests.dumps import Job, history
-from tests.export_runs import SCENARIOS, prepare
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
+from tests.support.export_runs import SCENARIOS, prepare
 
 # Of these nothing is in a dump: reduction, root, capture into a graph.
 UNSEEN = {"wrong_redop", "wrong_root", "captured", "replayed"}

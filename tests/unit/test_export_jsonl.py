@@ -11,9 +11,9 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.export.jsonl import write_jsonl
 from ncclscope.model import Run
 from ncclscope.readers import open_run
-from tests.cluster import Cluster
-from tests.dumps import Job, history
-from tests.export_runs import SCENARIOS, prepare
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
+from tests.support.export_runs import SCENARIOS, prepare
 
 
 def again(run: Run, directory: Path) -> Run:

@@ -9,7 +9,7 @@ import pytest
 from ncclscope.errors import UsageError
 from ncclscope.export.selection import Selection, calls_of, select
 from ncclscope.model import Run
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 @pytest.fixture

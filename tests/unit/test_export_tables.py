@@ -18,9 +18,9 @@ from ncclscope.export.selection import calls_of
 from ncclscope.export.tables import COLUMNS, LISTS, tables, write_csv, write_parquet
 from ncclscope.model import Run
 from ncclscope.readers import open_run
-from tests.cluster import Cluster
-from tests.export_runs import prepare
-from tests.programs import ROOT
+from tests.support.cluster import Cluster
+from tests.support.export_runs import prepare
+from tests.support.programs import ROOT
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from ncclscope.export.chrome import write_chrome
 from ncclscope.export.intervals import axis_of
 from ncclscope.export.perfetto import write_perfetto
 from ncclscope.model import Run
-from tests.browser import Browser, launch
-from tests.cluster import Cluster
-from tests.export_runs import prepare
-from tests.trace_processor import opened
+from tests.support.browser import Browser, launch
+from tests.support.cluster import Cluster
+from tests.support.export_runs import prepare
+from tests.support.trace_processor import opened
 
 
 @pytest.fixture(scope="module")

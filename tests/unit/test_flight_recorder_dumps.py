@@ -16,7 +16,7 @@ from ncclscope.model import State
 from ncclscope.readers import open_run
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from ncclscope.readers.flight_recorder.reader import rank_of
-from tests.dumps import Job, history
+from tests.support.dumps import Job, history
 
 # --- forms -----------------------------------------------------------------------------------
 

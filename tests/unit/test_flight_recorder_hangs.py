@@ -16,7 +16,7 @@ from ncclscope.readers import open_run
 from ncclscope.readers.flight_recorder.decoder import Strings
 from ncclscope.readers.flight_recorder.pattern import head_and_entries, raw_entries
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
-from tests.dumps import Job, history
+from tests.support.dumps import Job, history
 
 WORLD = [0, 1, 2, 3]
 MINUTE_NS = 60 * 10**9

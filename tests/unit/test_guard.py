@@ -15,8 +15,8 @@ from ncclscope.guard import cursors as guard_words
 from ncclscope.guard.cursors import DEPTH, PeerWords, digest_of
 from ncclscope.tracing import scope, session
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.programs import run_program
-from tests.rings import post, tracer_in
+from tests.support.programs import run_program
+from tests.support.rings import post, tracer_in
 
 KEY = "key of tp:0"
 Ranks = Callable[..., list[tuple[Tracer, Comm]]]
@@ -204,7 +204,7 @@ def test_but_its_calls_do(ranks: Ranks) -> None:
 
 GONE = f"""
 import sys
-from tests.rings import post, tracer_in
+from tests.support.rings import post, tracer_in
 tracer = tracer_in(sys.argv[1], rank=0, world_size=2)
 comm = tracer.communicator({KEY!r}, "tp:0", [0, 1])
 for number in range(10, 40):

@@ -14,7 +14,7 @@ from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, Handles, record
-from tests.rings import tracer_in
+from tests.support.rings import tracer_in
 
 
 class Library:

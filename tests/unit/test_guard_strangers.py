@@ -15,7 +15,7 @@ from ncclscope.errors import PartedError
 from ncclscope.guard import cursors as guard_words
 from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.rings import post, tracer_in
+from tests.support.rings import post, tracer_in
 
 KEY = "key of tp:0"
 STRANGER = 12345

@@ -15,9 +15,9 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.readers import budget
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from ncclscope.readers.flight_recorder.reader import read_dump
-from tests.dumps import Job, history
-from tests.hostile import ask
-from tests.programs import run_program
+from tests.support.dumps import Job, history
+from tests.support.hostile import ask
+from tests.support.programs import run_program
 
 DEEP = 100_000
 FIELDS = ("pg_id", "state", "input_sizes", "output_sizes", "input_dtypes", "profiling_name")
@@ -124,7 +124,7 @@ KEYS = """
 import pickle, struct, sys
 from pathlib import Path
 from ncclscope import open_run
-from tests.dumps import Job, history
+from tests.support.dumps import Job, history
 
 folder = Path(sys.argv[1])
 job = Job(3)

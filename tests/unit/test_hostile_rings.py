@@ -14,9 +14,9 @@ from ncclscope.analysis.verdict import diagnose
 from ncclscope.errors import InputError
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
-from tests.hostile import survive
-from tests.programs import run_program
-from tests.rings import SMALL, fill, tracer_in
+from tests.support.hostile import survive
+from tests.support.programs import run_program
+from tests.support.rings import SMALL, fill, tracer_in
 
 WRONG: list[Any] = [5, True, "x", 2.5, [], [5], [[]], [["k", 1]], [["k", [], {}]], {"a": 1}, None]
 DETAILS = ("overdue", "timed_out", "dumped", "tells", "splits", "idle_s", "stated", "numbered")

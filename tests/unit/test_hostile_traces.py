@@ -13,8 +13,8 @@ from ncclscope import open_run
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers import budget
 from ncclscope.readers.jsonl.trace import read_trace
-from tests.hostile import survive
-from tests.rings import fill, tracer_in
+from tests.support.hostile import survive
+from tests.support.rings import fill, tracer_in
 
 HEADER = json.dumps({"ncclscope_trace": 1, "rank": 1, "world_size": 2}).encode() + b"\n"
 LINES = {

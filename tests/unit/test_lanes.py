@@ -9,7 +9,7 @@ import pytest
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.columns import Sheet, align_lanes, transfer_lanes
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 @pytest.fixture

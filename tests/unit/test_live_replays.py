@@ -13,7 +13,7 @@ from ncclscope.tracing import session
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope.watch.watch import Watcher
-from tests.rings import post, tracer_in
+from tests.support.rings import post, tracer_in
 
 
 def captured(tracer: Tracer, comm: Comm, rows: int, calls: int = 62) -> Graph:

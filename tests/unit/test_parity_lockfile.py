@@ -10,7 +10,7 @@ import pytest
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.parity.lockfile import read_baseline, render_baseline, write_baseline
 from ncclscope.parity.sequence import Vocabulary, sections
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 HEAD = "ncclscope baseline 1\nshapes exact\n"
 

@@ -20,8 +20,8 @@ from ncclscope.export.formats import FORMATS
 from ncclscope.private import copy_private, make_private, open_private, write_private
 from ncclscope.watch.actions import Actions
 from ncclscope.watch.watch import Watcher
-from tests.captures import capture, in_collective, worker
-from tests.cluster import Cluster
+from tests.support.captures import capture, in_collective, worker
+from tests.support.cluster import Cluster
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct, autouse=True)

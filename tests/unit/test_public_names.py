@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ncclscope
-from tests.programs import ROOT, run_program
+from tests.support.programs import ROOT, run_program
 
 PROMISED = {"Tracer", "open_run", "diagnose"}
 LAZY = ("torch", "vllm", "pandas", "numpy", "jinja2", "pyarrow")

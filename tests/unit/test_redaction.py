@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope.attach.processes import describe
 from ncclscope.redaction import redact_text, redact_words
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 SECRETS = {
     "option with =": (["--api-key=hunter2"], ["--api-key=***"]),
@@ -89,7 +89,7 @@ def test_long_words_take_no_longer(letter: str) -> None:
 
 RECORDS = """
 import sys
-from tests.rings import post, tracer_in
+from tests.support.rings import post, tracer_in
 tracer = tracer_in(sys.argv[1])
 post(tracer, tracer.communicator("k"), 1)
 """

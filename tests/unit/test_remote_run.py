@@ -18,8 +18,8 @@ from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
 from ncclscope.ring import layout
 from tests.bench.rings import DIVERGING, make_rings
-from tests.remote_nodes import HereAsker
-from tests.rings import fill, tracer_in
+from tests.support.remote_nodes import HereAsker
+from tests.support.rings import fill, tracer_in
 from tests.unit.host_device import HostDevice, post
 
 

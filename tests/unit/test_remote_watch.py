@@ -12,7 +12,7 @@ from ncclscope import Tracer
 from ncclscope.remote.words import RemoteRings
 from ncclscope.tracing.tracer import Comm
 from ncclscope.watch.watch import Watcher
-from tests.remote_nodes import HereAsker
+from tests.support.remote_nodes import HereAsker
 
 SIZE = 4
 

@@ -18,8 +18,8 @@ from ncclscope.model.signature import extend
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.programs import ROOT
-from tests.rings import tracer_in
+from tests.support.programs import ROOT
+from tests.support.rings import tracer_in
 
 CALLS = 62
 

@@ -13,8 +13,8 @@ import pytest
 
 from ncclscope.model import Activity
 from ncclscope.ring import layout
-from tests.programs import ROOT
-from tests.rings import fill, read, tracer_in
+from tests.support.programs import ROOT
+from tests.support.rings import fill, read, tracer_in
 
 
 def activity(rank_path: str, name: str) -> Activity:

@@ -14,7 +14,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.reader import RingFile
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.rings import SMALL, fill, read, signature, tracer_in
+from tests.support.rings import SMALL, fill, read, signature, tracer_in
 
 
 def gatherv(tracer: Tracer, comm: Comm, number: int, members: int = 8) -> tuple[int, ...]:

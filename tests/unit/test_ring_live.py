@@ -20,8 +20,8 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
 from ncclscope.ring.reader import RingFile
-from tests.programs import ROOT
-from tests.rings import SMALL, check_log, fill, read, slot, tracer_in
+from tests.support.programs import ROOT
+from tests.support.rings import SMALL, check_log, fill, read, slot, tracer_in
 
 # Records as fast as it can, or now and then, on two communicators; calls are a function of
 # their number. It ends when its stdin does, and then says how far it has come.

@@ -15,7 +15,7 @@ from ncclscope import open_run
 from ncclscope.errors import NothingFoundError, RingError
 from ncclscope.ring import layout, place
 from ncclscope.ring.writer import RingWriter
-from tests.rings import SMALL, check_log, fill, read, tracer_in
+from tests.support.rings import SMALL, check_log, fill, read, tracer_in
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.rings import SMALL, tracer_in
+from tests.support.rings import SMALL, tracer_in
 
 Place = tuple[int | None, int, int, int]
 """Number of the graph, of the replay, of the call in the graph, and calls in the graph."""

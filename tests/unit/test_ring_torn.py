@@ -9,7 +9,17 @@ import pytest
 
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.rings import SMALL, check_log, fill, parameters, post, read, signature, slot, tracer_in
+from tests.support.rings import (
+    SMALL,
+    check_log,
+    fill,
+    parameters,
+    post,
+    read,
+    signature,
+    slot,
+    tracer_in,
+)
 
 EVERY = layout.table_every(SMALL)
 SIGNATURES = [signature(number) for number in range(5 * SMALL)]

@@ -8,7 +8,7 @@ import pytest
 
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from tests.rings import SMALL, check_log, fill, post, read, running, tracer_in
+from tests.support.rings import SMALL, check_log, fill, post, read, running, tracer_in
 
 EVERY = layout.table_every(SMALL)
 

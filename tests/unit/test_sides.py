@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ncclscope.render.console.sides import aligned_sides
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def _sides(cluster: Cluster) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

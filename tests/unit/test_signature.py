@@ -23,7 +23,7 @@ from ncclscope.model.signature import (
     stretch,
 )
 from ncclscope.ring.reader import hash_before
-from tests.programs import run_program
+from tests.support.programs import run_program
 
 CALL: dict[str, Any] = {"dtype": "float32", "shape": (4, 3), "out_shape": (8, 3)}
 

@@ -21,9 +21,9 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
 from ncclscope.untrusted import MAX_RANKS, open_regular
-from tests.hostile import survive
-from tests.programs import run_program
-from tests.rings import SMALL, check_log, fill, tracer_in
+from tests.support.hostile import survive
+from tests.support.programs import run_program
+from tests.support.rings import SMALL, check_log, fill, tracer_in
 
 bounded = settings(
     max_examples=150,
@@ -266,7 +266,7 @@ import os, resource, struct, sys
 from pathlib import Path
 sys.path.insert(0, ".")
 from ncclscope.ring import layout
-from tests.hostile import survive
+from tests.support.hostile import survive
 import numpy
 
 held = int(open("/proc/self/statm").read().split()[0]) * 4096

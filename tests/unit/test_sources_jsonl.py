@@ -19,8 +19,8 @@ from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS, VECTOR_OPS, extend, sign
 from ncclscope.readers.jsonl import trace as jsonl
 from ncclscope.readers.jsonl.trace import read_trace, write_trace
-from tests.hostile import survive
-from tests.rings import check_log, fill, read, tracer_in
+from tests.support.hostile import survive
+from tests.support.rings import check_log, fill, read, tracer_in
 
 HEADER = {"ncclscope_trace": 1, "rank": 2, "world_size": 4, "host": "node-15", "pid": 8802}
 

@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope import Run, open_run
 from ncclscope.readers.jsonl import write_trace
-from tests.rings import fill, read, tracer_in
+from tests.support.rings import fill, read, tracer_in
 
 SECOND = 1_000_000_000
 NOW = 2_000_000_000 * SECOND

@@ -18,8 +18,8 @@ from ncclscope.model import State
 from ncclscope.model.signature import sign
 from ncclscope.ring import layout
 from ncclscope.tracing import identity, scope
-from tests.programs import run_program
-from tests.rings import SMALL, check_log, fill, read, tracer_in
+from tests.support.programs import run_program
+from tests.support.rings import SMALL, check_log, fill, read, tracer_in
 
 
 def test_everything_that_is_recorded_is_read(rings: Path) -> None:

@@ -15,8 +15,8 @@ from ncclscope import open_run
 from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
-from tests.programs import run_program
-from tests.rings import read, tracer_in
+from tests.support.programs import run_program
+from tests.support.rings import read, tracer_in
 
 THREADS = 4
 CALLS = 16_000

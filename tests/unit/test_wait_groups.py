@@ -10,7 +10,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.waits.wait_groups import MOST_PLACES, WaitPicture, draw_waits
 from ncclscope.render.html.graph import draw_graph
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def picture_of(cluster: Cluster) -> WaitPicture:

@@ -18,9 +18,9 @@ from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.watch.gpu_load import GpuLoad, all_spin
 from ncclscope.watch.watch import Look, Watcher
-from tests.captures import gpus
-from tests.programs import run_program
-from tests.rings import slot, tracer_in
+from tests.support.captures import gpus
+from tests.support.programs import run_program
+from tests.support.rings import slot, tracer_in
 
 STALL = 10.0
 
@@ -455,8 +455,8 @@ def test_other_calls_in_a_group_are_one(job: Job) -> None:
 
 GONE = """
 import os, sys
-from tests.captures import gpus
-from tests.rings import tracer_in
+from tests.support.captures import gpus
+from tests.support.rings import tracer_in
 for rank in (0, 1):
     tracer = tracer_in(sys.argv[1], rank=rank, world_size=2)
     comm = tracer.communicator("tp:0/(0, 1)", "tp:0", [0, 1], "gloo")

@@ -21,12 +21,12 @@ from ncclscope.tracing import identity
 from ncclscope.watch.actions import Actions, kill, write_bundle
 from ncclscope.watch.textfile import metrics_text, write_textfile
 from ncclscope.watch.watch import Look, Watcher
-from tests.programs import ROOT
-from tests.rings import tracer_in
+from tests.support.programs import ROOT
+from tests.support.rings import tracer_in
 
 WORKER = """
 import sys
-from tests.rings import post, tracer_in
+from tests.support.rings import post, tracer_in
 tracer = tracer_in(sys.argv[1], rank=1, world_size=2)
 post(tracer, tracer.communicator("k", "tp:0", [0, 1]), 1)
 print("ready", flush=True)

@@ -9,7 +9,7 @@ import pytest
 from ncclscope.render.console.plain import plain_text
 from ncclscope.render.console.watch import one_line, render_look
 from ncclscope.watch.watch import Look, Watcher
-from tests.rings import tracer_in
+from tests.support.rings import tracer_in
 
 RANKS = 24
 

@@ -14,7 +14,7 @@ from ncclscope.model import Run
 from ncclscope.model.windows import best_shift
 from ncclscope.readers import open_run
 from ncclscope.readers.jsonl import write_trace
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 LAYERS = 6
 NODES = (range(4), range(4, 8))

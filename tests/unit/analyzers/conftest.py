@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ncclscope.analysis.verdict import Verdict
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

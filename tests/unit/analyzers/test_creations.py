@@ -8,7 +8,7 @@ import pytest
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.parity.sequence import Stream, Vocabulary
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ncclscope import open_run
 from ncclscope.tracing.tracer import Tracer
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ncclscope.tracing import scope
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ncclscope.model import Finding
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.verdict import Verdict
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ncclscope.model import Finding
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 OPS = {"g": "all_gather", "r": "all_reduce", "s": "reduce_scatter", "b": "all_to_all"}

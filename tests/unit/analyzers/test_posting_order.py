@@ -11,7 +11,7 @@ import pytest
 from ncclscope import diagnose
 from ncclscope.tracing import scope
 from ncclscope.tracing.graphs import Graph
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

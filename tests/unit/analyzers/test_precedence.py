@@ -16,7 +16,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import drop_refined
 from ncclscope.analysis.registry import Analyzer
 from ncclscope.model import Communicator, Finding
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

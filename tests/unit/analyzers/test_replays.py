@@ -9,7 +9,7 @@ import pytest
 
 from ncclscope.tracing import scope
 from ncclscope.tracing.graphs import Graph
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 Layer = tuple[str, dict[str, Any]]

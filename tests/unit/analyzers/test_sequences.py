@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

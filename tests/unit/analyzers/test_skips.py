@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.tracing import scope
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 Program = list[tuple[str, str]]  # communicator and call site

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ncclscope.analysis.verdict import Verdict
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

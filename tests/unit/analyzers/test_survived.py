@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope.analysis.waits.posting_order import AHEAD
 from ncclscope.model import Finding
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

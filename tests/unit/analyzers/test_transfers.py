@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.verdict import diagnose
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyte
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 __all__ = ["Emulator"]
 

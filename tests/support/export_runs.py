@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import Cluster
+from tests.support.cluster import Cluster
 
 __all__ = ["SCENARIOS", "prepare"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.nodes import Nodes
+from tests.support.nodes import Nodes
 
 __all__ = ["add_stand_ins"]
 

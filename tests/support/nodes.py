@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 SHARED = "/dev/shm/rings"
 """Where rings are on each node: the same place, and another directory."""

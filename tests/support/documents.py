@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.programs import ROOT
+from tests.support.programs import ROOT
 
 __all__ = ["Command", "Outcome", "Session", "blocks", "differences", "sessions", "words"]
 

@@ -21,7 +21,7 @@ from ncclscope.model.snapshot import (
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import with_capture
 
-DATA = Path(__file__).parent / "data" / "attach"
+DATA = Path(__file__).parents[1] / "data" / "attach"
 C10D = "torch/distributed/distributed_c10d.py"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import Browser
+from tests.support.browser import Browser
 
 __all__ = ["TraceProcessor", "opened"]
 

@@ -6,12 +6,13 @@ communicator differ, from which call on, who of them is odd, and who waits for w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
 
 from ncclscope.analysis.processes.device_verdict import gpu_conditions
-from ncclscope.analysis.sequences.align import Parting, align_windows, side_by_side
+from ncclscope.analysis.records import Records
+from ncclscope.analysis.sequences.align import Parting, side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.explain import explain
 from ncclscope.analysis.sequences.groups import GroupSwap, part_outside_groups
@@ -24,7 +25,7 @@ from ncclscope.analysis.waits.endings import interrupted_after
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import Stand, Waits
-from ncclscope.model import Rank, Run, State
+from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
 __all__ = ["Case", "may_hold"]
@@ -42,7 +43,7 @@ def may_hold(log: CallLog, *ops: str) -> bool:
     return posted is None or not posted.isdisjoint(ops)
 
 
-class Case:
+class Case(Records):
     """One run under examination.
 
     Args:
@@ -55,9 +56,8 @@ class Case:
     def __init__(
         self, run: Run, *, stall_seconds: float = 2.0, live_stall_seconds: float = 30.0
     ) -> None:
-        self.run = self._recorded = run
-        self.stall_seconds = stall_seconds
-        self.live_stall_seconds = live_stall_seconds
+        super().__init__(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
+        self._recorded = run
         self.survived: tuple[Difference, ...] = ()
         """Differences after which all members completed calls; they are no cause of a hang."""
         self.uncompared: tuple[Difference, ...] = ()
@@ -90,23 +90,11 @@ class Case:
         rests = any(conditions.get(rank) == "idle" for rank in followed.stands)
         return recorded if rests else followed
 
-    def logs(self, key: str) -> Mapping[int, CallLog]:
-        """The members' logs of a communicator, with common numbers, by global rank."""
-        if key not in self._logs:
-            self._logs[key] = align_windows(
-                {rank.rank: rank.logs[key] for rank in self.run.members(key)}
-            )
-        return self._logs[key]
-
     def recorded(self, key: str) -> Mapping[int, CallLog]:
         """The same as they were recorded, also before and in what the job survived."""
         if key not in {each.comm.key for each in self.survived}:
             return self.logs(key)
         return {rank.rank: rank.logs[key] for rank in self._recorded.members(key)}
-
-    @cached_property
-    def _logs(self) -> dict[str, Mapping[int, CallLog]]:
-        return {}
 
     # --- differences -------------------------------------------------------------------------
 
@@ -239,18 +227,9 @@ class Case:
     @cached_property
     def swaps(self) -> list[Swap]:
         """Calls that went to another communicator: fewer here, as many more there."""
-        return find_swaps(self)
+        return find_swaps(self, self.differences, self.described)
 
     # --- life and death ------------------------------------------------------------------------
-
-    def quiet_seconds(self, rank: Rank) -> float | None:
-        """How long a rank lived on after its last call, by its own clock; None when unknown."""
-        if rank.last_seen_ns is None:
-            return None
-        last = [rank.last_call(), *rank.last_transfers().values()]
-        times = [call.time_ns for call in last if call is not None and call.time_ns]
-        since = max(times, default=rank.started_ns)
-        return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
 
     @cached_property
     def stalled(self) -> bool:
@@ -278,38 +257,11 @@ class Case:
                 return False
         return True
 
-    @cached_property
-    def all_quiet(self) -> bool:
-        """Whether all ranks wrote their dumps long after their last call, and say what is done."""
-        return all(
-            rank.details.get("dumped") is True
-            and (
-                rank.details.get("tells")
-                or any(calls and calls[0].state is State.COMPLETED for calls in rank.p2p.values())
-            )
-            for rank in self.run.ranks
-        )
-
     @property
     def _waits_for_the_gone(self) -> bool:
         """Whether all waiting ends at processes that are gone: these are not just late."""
         ends = [self.run.by_rank.get(number) for number in self.waits.ends]
         return bool(ends) and all(rank is not None and rank.alive is False for rank in ends)
-
-    def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
-        """How long all of some ranks have been quiet; None where that is not long enough.
-
-        As for :attr:`stalled`, processes that still run may just be busy.
-        """
-        shortest: float | None = None
-        for number in ranks:
-            rank = self.run.by_rank[number]
-            seconds = self.quiet_seconds(rank)
-            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
-            if seconds is None or seconds < limit:
-                return None
-            shortest = seconds if shortest is None else min(shortest, seconds)
-        return shortest
 
     def is_usual(self, stand: Stand) -> bool:
         """Whether the call that a rank stands in is one that its communicator has seen before.
@@ -320,11 +272,6 @@ class Case:
         log = self.run.by_rank[stand.rank].logs[stand.comm.key]
         past = log.span(max(log.first, stand.call.seq - PAST), stand.call.seq)
         return any(habit_of(call) == habit_of(stand.call) for call in past)
-
-    @cached_property
-    def timeless(self) -> bool:
-        """Whether the input says nothing about how long the ranks lived on."""
-        return all(rank.last_seen_ns is None for rank in self.run.ranks)
 
     @cached_property
     def quiet(self) -> float | None:

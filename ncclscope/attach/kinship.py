@@ -11,16 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
+from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.titles import is_worker_title
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers.ring.cursor import Words
-
-if TYPE_CHECKING:
-    from ncclscope.attach.processes import Candidate
 
 __all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
 

@@ -13,18 +13,19 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.kinship import group_jobs, is_launcher, meeting_points, without_relatives
 from ncclscope.attach.proc_sample import state_of
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
 from ncclscope.redaction import redact_text, redact_words
 from ncclscope.ring import layout
-from ncclscope.untrusted import MAX_RANKS, printable
+from ncclscope.untrusted import printable
 
 __all__ = ["Candidate", "Placed", "choose_job", "describe", "find_workers", "give_ranks"]
 
@@ -48,53 +49,6 @@ _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
 """Seconds that a process in the kernel may take to tell its command line."""
 _MOST_MAPS = 1 << 24
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A process that may be a worker.
-
-    Attributes:
-        pid: Process id.
-        parent: Its parent's.
-        title: What it calls itself, or its command line.
-        words: Its command line.
-        environment: Variables of interest.
-        rings: Rings that it has mapped.
-        python: Whether it runs Python.
-        ancestors: Its parent's parent, and so on.
-        name: The kernel's name for its main thread.
-        communicates: Whether it has threads of a communication library.
-        meeting: Where the ranks of its job meet, as its command line or that of an ancestor says.
-    """
-
-    pid: int
-    parent: int = 0
-    title: str = ""
-    words: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    rings: tuple[str, ...] = ()
-    python: bool = False
-    ancestors: tuple[int, ...] = ()
-    name: str = ""
-    communicates: bool = False
-    meeting: str = ""
-
-    def integer(self, *names: str) -> int | None:
-        """The first of some variables that is a plausible number."""
-        for name in names:
-            value = self.environment.get(name, "")
-            if value.isdecimal() and int(value[:9]) < MAX_RANKS:
-                return int(value[:9])
-        return None
-
-    @property
-    def job(self) -> str:
-        """What the workers of one job share, where their environment says so."""
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-        told = " ".join(self.environment.get(name, "") for name in names).strip()
-        # Each rank of a job may have been started by an `ncclscope run` of its own.
-        return told or self.environment.get("NCCLSCOPE_RUN", "")
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Any
 from ncclscope.errors import NcclscopeError, PartedError
 from ncclscope.guard import cursors as guard_words
 from ncclscope.guard.cursors import PeerWords, Words, WordsFile, digest_of
+from ncclscope.tracing.warning import warn_once
 
 if TYPE_CHECKING:
     from ncclscope.guard import records as guard_records
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.tracer import Comm, Tracer
 
-__all__ = ["Guard", "mode", "open_guard"]
+__all__ = ["Guard", "open_guard"]
 
 MODES = ("warn", "raise")
 _MASK = guard_words.DEPTH - 1
@@ -46,25 +47,17 @@ _AWAY = 256
 """Calls after which a peer is looked at again that was too far ahead or behind."""
 
 
-def mode() -> str:
-    """Returns what the environment asks for: ``warn``, ``raise``, or nothing."""
-    # Ray's executors hand only names that begin with NCCL_ to their workers.
-    return os.environ.get("NCCLSCOPE_GUARD") or os.environ.get("NCCL_SCOPE_GUARD") or ""
-
-
 def open_guard(tracer: Tracer, mode: str) -> Guard | None:
     """Returns a guard for a tracer; None, said once, when there can be none."""
-    from ncclscope.tracing import session
-
     if mode not in MODES:
         if mode not in ("0", "off"):
             said = f"NCCLSCOPE_GUARD={mode!r} is neither warn nor raise; nothing is guarded"
-            session.warn_once("guard", said)
+            warn_once("guard", said)
         return None
     try:
         return Guard(tracer, mode)
     except (NcclscopeError, OSError, ImportError) as error:
-        session.warn_once("guard", f"the guard is off in this process: {error}")
+        warn_once("guard", f"the guard is off in this process: {error}")
         return None
 
 
@@ -362,14 +355,13 @@ class Guard:
             watched.views = [other.words for other in watched.peers]
         else:
             return
-        from ncclscope.tracing import session
 
         when = time.time_ns()
         if self._mode == "warn":
             # It is said once. What peers do from here on follows from it.
             self.active = False
             self._known.clear()
-            session.warn_once("guard parted", said.text)
+            warn_once("guard parted", said.text)
         self._tracer.describe(guard={**said.to_dict(), "mode": self._mode, "time_ns": when})
         if self._mode == "raise":
             raise PartedError(
@@ -386,10 +378,8 @@ class Guard:
         self._known.clear()
         # The interpreter may be half gone, and the error one that cannot be printed.
         with contextlib.suppress(Exception):
-            from ncclscope.tracing import session
-
             reason = f"{type(error).__name__}: {error}"
-            session.warn_once("guard", f"the guard is off in this process: {reason}")
+            warn_once("guard", f"the guard is off in this process: {reason}")
 
 
 def _ring_of(process: PeerWords) -> Path:

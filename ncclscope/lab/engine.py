@@ -11,23 +11,34 @@ Every place at which a rank could leave the common sequence is a method of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ncclscope.lab.communicator import LabCommunicator
-from ncclscope.lab.faults.base import Fault
-from ncclscope.lab.plan import Program
+from ncclscope.lab.sizes import Sizes
 
 if TYPE_CHECKING:
     from ncclscope.lab.progress import Entry
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
 
-__all__ = ["Engine"]
+__all__ = ["Conduct", "Engine"]
 
 _LOGITS = 8
 """Width of what the ranks exchange for sampling."""
+
+
+class Conduct(Protocol):
+    """How a rank goes through a step: see :class:`~ncclscope.lab.faults.base.Fault`."""
+
+    def coordinate(self, engine: Engine) -> list[int]: ...
+    def share_schedule(self, engine: Engine) -> None: ...
+    def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None: ...
+    def dispatch(self, engine: Engine, hidden: torch.Tensor, layer: int) -> torch.Tensor: ...
+    def combine(self, engine: Engine, gathered: torch.Tensor, layer: int) -> torch.Tensor: ...
+    def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None: ...
+    def finish(self, engine: Engine) -> None: ...
 
 
 class Engine:
@@ -43,6 +54,8 @@ class Engine:
         tracer: Is told the steps.
         progress: Likewise.
         device: Where tensors live.
+        healthy: How all ranks go through a step.
+        planted: How the diverging rank goes through the step of the fault.
 
     Attributes:
         rows: Rows of the batch in this step.
@@ -51,7 +64,7 @@ class Engine:
 
     def __init__(
         self,
-        program: Program,
+        program: Sizes,
         rank: int,
         *,
         world: LabCommunicator,
@@ -61,6 +74,8 @@ class Engine:
         tracer: Tracer,
         progress: Entry,
         device: torch.device,
+        healthy: Conduct,
+        planted: Conduct,
     ) -> None:
         self.program = program
         self.rank = rank
@@ -74,7 +89,8 @@ class Engine:
         self.sizes: list[int] = []
         self._tracer = tracer
         self._progress = progress
-        self._usual: Fault = program.planted_fault.usual()
+        self._healthy = healthy
+        self._planted = planted
 
     def run(self) -> None:
         """Runs all steps.
@@ -90,7 +106,7 @@ class Engine:
     def _run_step(self, step: int) -> None:
         program = self.program
         planted = (self.rank, step) == (program.fault_rank, program.fault_step)
-        conduct = program.planted_fault if planted else self._usual
+        conduct = self._planted if planted else self._healthy
         tokens = program.tokens(step, self.dp_rank)
         self.rows = program.rows(step, self.dp_rank)
         self._tracer.step(step, tokens=tokens, dummy=tokens == 0)

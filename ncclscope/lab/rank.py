@@ -119,6 +119,8 @@ def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: Entry) ->
         tracer=tracer,
         progress=progress,
         device=device,
+        healthy=program.planted_fault.usual(),
+        planted=program.planted_fault,
     )
 
 

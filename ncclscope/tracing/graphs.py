@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
@@ -22,8 +22,7 @@ from ncclscope.ring.replays import parts_of
 
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
-    from ncclscope.tracing.device.marks import Marks
-    from ncclscope.tracing.tracer import Tracer
+    from ncclscope.tracing.host import Host
 
 __all__ = ["Capture", "Graph", "Graphs"]
 
@@ -58,11 +57,11 @@ class Graph:
 
     __slots__ = ("_parts", "_singles", "_tracer", "marks", "number", "replays")
 
-    def __init__(self, tracer: Tracer, number: int, calls: Sequence[GraphCall], kept: bool) -> None:
+    def __init__(self, tracer: Host, number: int, calls: Sequence[GraphCall], kept: bool) -> None:
         self._tracer = tracer
         self.number = number
         self.replays = 0
-        self.marks: Sequence[tuple[Marks, int]] = ()
+        self.marks: Sequence[tuple[Any, int]] = ()
         self._parts = parts_of(calls, number) if kept else []
         # What is not part of a common sequence, or what there was no room for.
         self._singles = [call for call in calls if not (kept and call.signature)]
@@ -102,7 +101,7 @@ class Graphs:
         tracer: Where calls and replays are recorded.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Host) -> None:
         self._tracer = tracer
         self._open: list[Capture] = []
         self._count = 0

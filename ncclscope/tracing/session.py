@@ -6,10 +6,7 @@ themselves: a forked child has none until it records something of its own.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +14,9 @@ from typing import Any
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
 from ncclscope.tracing import identity
+from ncclscope.tracing.environment import variable
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.tracing.warning import warn_once
 
 __all__ = [
     "current",
@@ -30,12 +29,9 @@ __all__ = [
     "warn_once",
 ]
 
-log = logging.getLogger("ncclscope")
-
 _lock = threading.RLock()
 _tracer: Tracer | None = None
 _failed = False
-_warned: set[str] = set()
 _resets: list[Callable[[], None]] = []
 _said: dict[str, Any] = {}
 """What :func:`describe` was given: a ring that is made later says it, too."""
@@ -48,8 +44,7 @@ def directory() -> str | None:
     """Where rings go, or None when tracing is off."""
     if os.environ.get("NCCLSCOPE") == "0":
         return None
-    # Ray's executors hand only names that begin with NCCL_ to their workers.
-    return os.environ.get("NCCLSCOPE_DIR") or os.environ.get("NCCL_SCOPE_DIR") or None
+    return variable("DIR") or None
 
 
 def enabled() -> bool:
@@ -100,25 +95,13 @@ def describe(**fields: Any) -> None:
             _tracer.describe(**fields)
 
 
-def warn_once(topic: str, message: str) -> None:
-    """Says something once in the life of the process, where the program's own warnings go."""
-    if topic in _warned:
-        return
-    _warned.add(topic)
-    if log.hasHandlers():
-        log.warning(message)
-    elif sys.stderr is not None:  # it is None where the descriptor is closed
-        with contextlib.suppress(OSError, ValueError):
-            print(f"ncclscope: {message}", file=sys.stderr)
-
-
 def on_reset(action: Callable[[], None]) -> None:
     """Has something called in the child after a fork: whatever holds on to the tracer."""
     _resets.append(action)
 
 
 def _capacity() -> int:
-    text = os.environ.get("NCCLSCOPE_RECORDS", "")
+    text = variable("RECORDS")
     if not text:
         return layout.DEFAULT_CAPACITY
     try:

@@ -16,11 +16,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ncclscope.guard import guard
-from ncclscope.guard.guard import Guard
 from ncclscope.model import signature
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
@@ -28,13 +27,14 @@ from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.tracing import callsite, device, identity, scope
+from ncclscope.tracing.environment import variable
 from ncclscope.tracing.graphs import Graphs
-
-if TYPE_CHECKING:
-    pass
+from ncclscope.tracing.host import Guard
 
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
+_GUARD = "ncclscope.guard.guard:open_guard"
+"""Loaded where it is asked for: it reads rings and compares them, which tracing never does."""
 _TEMPLATES_KEPT = 4096
 _READ = 4096
 """Letters of an error's text that are searched for secrets."""
@@ -121,11 +121,9 @@ class Tracer:
         """Hears of replays, where calls are compared."""
         self.device = device.open_marks(self, counts) if counts else None
         """Counts calls on the GPU, where that was asked for."""
-        self._guard: Guard | None = None
-        if mode := guard.mode():
-            self._guard = guard.open_guard(self, mode)
-            if self._guard is not None:
-                self.post, self.watched = self._guard.post, self._guard.replayed
+        self._guard = _open_guard(self)
+        if self._guard is not None:
+            self.post, self.watched = self._guard.post, self._guard.replayed
         if heartbeat:
             beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
@@ -389,6 +387,15 @@ class Tracer:
         if self._guard is not None:
             self._guard.detach()
         self.ring.detach()
+
+
+def _open_guard(tracer: Tracer) -> Guard | None:
+    """Return what compares the calls of a tracer, where the environment asks for it."""
+    mode = variable("GUARD")
+    if not mode:
+        return None
+    found: Guard | None = EntryPoint("guard", _GUARD, "ncclscope").load()(tracer, mode)
+    return found
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:

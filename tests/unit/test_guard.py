@@ -13,7 +13,7 @@ import pytest
 from ncclscope.errors import PartedError
 from ncclscope.guard import cursors as guard_words
 from ncclscope.guard.cursors import DEPTH, PeerWords, digest_of
-from ncclscope.tracing import scope, session
+from ncclscope.tracing import scope, warning
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.programs import run_program
 from tests.support.rings import post, tracer_in
@@ -25,7 +25,7 @@ Ranks = Callable[..., list[tuple[Tracer, Comm]]]
 @pytest.fixture
 def ranks(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Makes guarded ranks of one communicator, all in this process."""
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
 
     def make(count: int, mode: str = "raise", capacity: int = 4096) -> list[tuple[Tracer, Comm]]:
         monkeypatch.setenv("NCCLSCOPE_GUARD", mode)
@@ -286,7 +286,7 @@ def test_foreign_files_are_passed_over(ranks: Ranks, rings: Path, content: bytes
 def test_a_mode_that_does_not_exist_is_said_to_be_none(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
     monkeypatch.setenv("NCCLSCOPE_GUARD", "shout")
     with caplog.at_level(logging.WARNING, "ncclscope"):
         assert tracer_in(rings)._guard is None

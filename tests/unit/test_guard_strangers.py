@@ -13,7 +13,7 @@ import pytest
 
 from ncclscope.errors import PartedError
 from ncclscope.guard import cursors as guard_words
-from ncclscope.tracing import session
+from ncclscope.tracing import warning
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.rings import post, tracer_in
 
@@ -25,7 +25,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a
 @pytest.fixture(autouse=True)
 def _guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCLSCOPE_GUARD", "raise")
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
 
 
 def rank_in(rings: Path, rank: int) -> tuple[Tracer, Comm]:

@@ -9,7 +9,7 @@ import pytest
 from ncclscope.errors import PartedError
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.tracing import session
+from ncclscope.tracing import warning
 from ncclscope.tracing.graphs import Graph
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope.watch.watch import Watcher
@@ -80,7 +80,7 @@ def test_watch_sees_replays_go_on_and_part(rings: Path) -> None:
 
 @pytest.fixture
 def guarded(rings: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tracer, Comm, list[Graph]]]:
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(warning, "_warned", set())
     monkeypatch.setenv("NCCLSCOPE_GUARD", "raise")
     return ranks_in(rings, 3)
 

@@ -11,7 +11,7 @@ from ncclscope.model import Call, Rank
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.difference import Difference
 
 __all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph", "replay_edits"]
@@ -87,7 +87,7 @@ def block_at(rank: Rank, log: CallLog, seq: int) -> Block | None:
     return Block(graph.number, call.replay.number, own[0], count, digest)
 
 
-def other_graph(case: Case, difference: Difference) -> OtherGraph | None:
+def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
     """Finds whether two sides parted because they replayed different graphs.
 
     Both began to replay at the same call, and one of them has the other's graph as well, under
@@ -98,7 +98,7 @@ def other_graph(case: Case, difference: Difference) -> OtherGraph | None:
     if difference.witness:
         return None
     odd, peer = (
-        _side(case, difference, call) for call in (difference.odd_call, difference.peer_call)
+        _side(records, difference, call) for call in (difference.odd_call, difference.peer_call)
     )
     if odd is None or peer is None:
         return None
@@ -168,15 +168,15 @@ def _but_replayed(one: Call, other: Call) -> bool:
     )
 
 
-def _side(case: Case, difference: Difference, posted: Call) -> tuple[Rank, CallLog] | None:
+def _side(records: Records, difference: Difference, posted: Call) -> tuple[Rank, CallLog] | None:
     """Returns a rank that posted a call as the differing one, and its calls."""
-    logs: Mapping[int, CallLog] = case.logs(difference.comm.key)
+    logs: Mapping[int, CallLog] = records.logs(difference.comm.key)
     for number in (*difference.odd, *difference.peers):
         log = logs.get(number)
         if log is None or not log.first <= difference.seq <= log.calls:
             continue
         if log.signatures(difference.seq, difference.seq + 1)[0] == posted.signature:
-            return case.run.by_rank[number], log
+            return records.run.by_rank[number], log
     return None
 
 

@@ -24,7 +24,7 @@ from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
 
 __all__ = ["find_skips", "trace_back"]
 
@@ -34,18 +34,20 @@ MOST_RANKS = 64
 """Ranks with the same number of calls that are looked at one by one."""
 
 
-def find_skips(case: Case, keys: Iterable[str], singled: set[int]) -> Iterator[Difference]:
+def find_skips(records: Records, keys: Iterable[str], singled: set[int]) -> Iterator[Difference]:
     """Finds ranks that left out or put in a call which equals those around it.
 
     Args:
-        case: The case.
+        records: What was recorded.
         keys: Communicators on which all calls agree by themselves.
         singled: Ranks that are odd on other communicators.
     """
-    if case.run.window:
+    if records.run.window:
         return  # numbers say nothing about how many calls were made
     told = set(singled)
-    members = [_Members(case, case.run.communicators[key], case.logs(key)) for key in sorted(keys)]
+    members = [
+        _Members(records, records.run.communicators[key], records.logs(key)) for key in sorted(keys)
+    ]
     for each in members:
         for difference in each.decided():
             told.update(difference.odd)
@@ -54,13 +56,13 @@ def find_skips(case: Case, keys: Iterable[str], singled: set[int]) -> Iterator[D
         yield from each.undecided(told)
 
 
-def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) -> Difference:
+def trace_back(records: Records, difference: Difference, odd: CallLog, peer: CallLog) -> Difference:
     """Finds where two sequences really parted that were noticed to differ.
 
     A call that was left out among equal ones is noticed where the last of them is missing.
 
     Args:
-        case: The case.
+        records: What was recorded.
         difference: What was noticed.
         odd: The odd rank's calls.
         peer: A peer's.
@@ -68,7 +70,7 @@ def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) 
     Returns:
         The difference where it began, or as it was.
     """
-    first, run = difference.first, case.run
+    first, run = difference.first, records.run
     alone = len(difference.edits) == 1 and first.put == first.left == 1 and not first.met
     if not difference.odd or (first.put and first.left and not alone):
         return difference
@@ -76,9 +78,9 @@ def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) 
     if alone:
         stops = difference.seq, difference.seq + 1
     one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
-    found = _shift(case, difference.comm, (one, odd), (other, peer), stops)
+    found = _shift(records, difference.comm, (one, odd), (other, peer), stops)
     if found is None or found.seq >= difference.seq:
-        return _from_other_lines(case, difference, odd, peer) if alone else difference
+        return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
     if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
         return difference  # what differs before is the order inside of a group, and no matter
@@ -107,7 +109,7 @@ def trace_back(case: Case, difference: Difference, odd: CallLog, peer: CallLog) 
 
 
 def _from_other_lines(
-    case: Case, difference: Difference, odd: CallLog, peer: CallLog
+    records: Records, difference: Difference, odd: CallLog, peer: CallLog
 ) -> Difference:
     """Move a difference back to where the odd rank's calls began to come from other lines.
 
@@ -116,7 +118,7 @@ def _from_other_lines(
     seq = first_other_line(odd, peer, difference.seq)
     if seq is None:
         return difference
-    rest = [case.logs(difference.comm.key)[number] for number in difference.peers]
+    rest = [records.logs(difference.comm.key)[number] for number in difference.peers]
     at = {site for log in rest if log.first <= seq <= log.calls for site in log.sites(seq, seq + 1)}
     if len(at) != 1:
         return difference  # each rank has lines of its own
@@ -141,8 +143,8 @@ def _from_other_lines(
 class _Members:
     """The members of a communicator on which all calls agree, but not their number."""
 
-    def __init__(self, case: Case, comm: Communicator, logs: Mapping[int, CallLog]) -> None:
-        self._case = case
+    def __init__(self, records: Records, comm: Communicator, logs: Mapping[int, CallLog]) -> None:
+        self._records = records
         self._comm = comm
         self._logs = logs
 
@@ -191,10 +193,10 @@ class _Members:
     @cached_property
     def _stand_still(self) -> bool:
         """Whether no member goes on, by the records or by what was seen of the processes."""
-        case = self._case
-        if case.timeless or case.longest_common_quiet(self._logs) is not None:
+        records = self._records
+        if records.timeless or records.longest_common_quiet(self._logs) is not None:
             return True
-        capture = case.run.capture
+        capture = records.run.capture
         if capture is None or capture.gap < HANG_SECONDS:
             return False
         stances = take_stances(capture)
@@ -220,7 +222,7 @@ class _Members:
 
     def _by_steps(self, one: int, other: int, seq: int) -> list[bool]:
         """Which of two ranks posted another number of calls in a step than in those before."""
-        by_rank = self._case.run.by_rank
+        by_rank = self._records.run.by_rank
         sides = [(by_rank[rank], self._logs[rank]) for rank in (one, other)]
         return broke_rhythm(sides[0], sides[1], seq)
 
@@ -237,9 +239,9 @@ class _Members:
         return found
 
     def _shift(self, rank: int, reference: int) -> Shift | None:
-        by_rank, logs = self._case.run.by_rank, self._logs
+        by_rank, logs = self._records.run.by_rank, self._logs
         one, other = (by_rank[rank], logs[rank]), (by_rank[reference], logs[reference])
-        return _shift(self._case, self._comm, one, other)
+        return _shift(self._records, self._comm, one, other)
 
     def _odd(
         self, reference: int, shifts: Mapping[Shift, Sequence[int]], basis: str
@@ -265,7 +267,7 @@ class _Members:
 
 
 def _shift(
-    case: Case,
+    records: Records,
     comm: Communicator,
     one: tuple[Rank, CallLog],
     other: tuple[Rank, CallLog],
@@ -273,7 +275,7 @@ def _shift(
 ) -> Shift | None:
     """Returns the earliest shift that anything tells."""
     found: list[Shift] = []
-    for odd, peer in tracks_of(case.run, comm, one, other):
+    for odd, peer in tracks_of(records.run, comm, one, other):
         shift = find_shift(odd, peer, stops)
         if shift is not None:
             found.append(shift)

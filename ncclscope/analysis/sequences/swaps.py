@@ -12,7 +12,7 @@ from ncclscope.model import Call, Communicator, Rank, Run
 from ncclscope.model.log import CallLog
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.difference import Difference
 
 __all__ = ["Swap", "find_swaps"]
@@ -57,42 +57,46 @@ class Swap:
         return any(each is not None and not each.survived for each in (self.difference, self.other))
 
 
-def find_swaps(case: Case) -> list[Swap]:
-    """Finds the swaps of a case, at most one for each rank and communicator.
+def find_swaps(
+    records: Records, differences: Sequence[Difference], described: Sequence[Difference]
+) -> list[Swap]:
+    """Finds the swaps of a run, at most one for each rank and communicator.
 
     The job may have survived one half of a swap. It has not survived a swap of which the other half
     is in question.
     """
     found: list[Swap] = []
-    for rank in sorted({rank for difference in case.differences for rank in difference.odd}):
-        own = [difference for difference in case.described if difference.odd == (rank,)]
-        swaps = (swap for swap in _swaps_of(case, case.run.by_rank[rank], own) if swap.in_question)
+    for rank in sorted({rank for difference in differences for rank in difference.odd}):
+        own = [difference for difference in described if difference.odd == (rank,)]
+        swaps = (
+            swap for swap in _swaps_of(records, records.run.by_rank[rank], own) if swap.in_question
+        )
         found += list(swaps)[:1]
     return found
 
 
-def _swaps_of(case: Case, rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
+def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
     by_comm = {difference.comm.key: difference for difference in own}
     for more in own:
         if more.surplus <= 0:
             continue
         # The last of the calls too many may have nothing after it to be told by.
-        surplus = {more.surplus, _lead(case, rank, more.comm.key) or more.surplus}
+        surplus = {more.surplus, _lead(records, rank, more.comm.key) or more.surplus}
         for key in rank.logs:
             if key == more.comm.key:
                 continue
             fewer = by_comm.get(key)
-            count = -fewer.surplus if fewer is not None else _behind(case.run, rank, key)
+            count = -fewer.surplus if fewer is not None else _behind(records.run, rank, key)
             if fewer is not None and fewer.inferred and _usual_on(rank, key, more.odd_call):
                 # How many are missing was concluded from calls elsewhere, which the swap shifts.
-                count = -(_lead(case, rank, key) or 0)
+                count = -(_lead(records, rank, key) or 0)
             # Being behind is no omission. But to be behind by just as many calls as were made
             # too many elsewhere, and by more than one, is no coincidence.
             if count in surplus and (fewer is not None or count > 1):
-                yield _from_differences(case, rank.rank, more, fewer, key, count)
+                yield _from_differences(records, rank.rank, more, fewer, key, count)
     for fewer in own:
         if fewer.surplus < 0:
-            yield from _ahead_elsewhere(case, rank, fewer, by_comm)
+            yield from _ahead_elsewhere(records, rank, fewer, by_comm)
     yield from _exchanged(rank, own)
 
 
@@ -143,7 +147,7 @@ def _alike(one: Call, other: Call) -> bool:
 
 
 def _from_differences(
-    case: Case, rank: int, more: Difference, fewer: Difference | None, key: str, count: int
+    records: Records, rank: int, more: Difference, fewer: Difference | None, key: str, count: int
 ) -> Swap:
     return Swap(
         rank=rank,
@@ -152,7 +156,7 @@ def _from_differences(
         odd_call=more.odd_call,
         peer_call=more.peer_call,
         peers=more.peers,
-        fewer=case.run.communicators[key],
+        fewer=records.run.communicators[key],
         missed=fewer.peer_call if fewer is not None and fewer.skipped else None,
         count=count,
         difference=more,
@@ -161,7 +165,7 @@ def _from_differences(
 
 
 def _ahead_elsewhere(
-    case: Case, rank: Rank, fewer: Difference, by_comm: Mapping[str, Difference]
+    records: Records, rank: Rank, fewer: Difference, by_comm: Mapping[str, Difference]
 ) -> Iterator[Swap]:
     """Calls left out here that stand at the end of another communicator, before all peers.
 
@@ -169,14 +173,14 @@ def _ahead_elsewhere(
     that this communicator has never seen is not.
     """
     for key, log in rank.logs.items():
-        lead = _lead(case, rank, key)
+        lead = _lead(records, rank, key)
         if key in by_comm or lead != -fewer.surplus or lead is None:
             continue
         ahead = log.span(log.calls - lead + 1, log.calls + 1)
         usual = {habit_of(call) for call in log.span(log.first, log.calls - lead + 1)}
         if not ahead or any(habit_of(call) in usual for call in ahead):
             continue
-        comm = case.run.communicators[key]
+        comm = records.run.communicators[key]
         yield Swap(
             rank=rank.rank,
             comm=comm,
@@ -192,11 +196,11 @@ def _ahead_elsewhere(
         )
 
 
-def _lead(case: Case, rank: Rank, key: str) -> int | None:
+def _lead(records: Records, rank: Rank, key: str) -> int | None:
     """Calls a rank made more than any peer; None where counts mean nothing."""
-    logs: Mapping[int, CallLog] = case.recorded(key)
+    logs: Mapping[int, CallLog] = records.recorded(key)
     others = [log.calls for number, log in logs.items() if number != rank.rank]
-    if case.run.window or not others:
+    if records.run.window or not others:
         return None
     return logs[rank.rank].calls - max(others)
 

@@ -13,14 +13,14 @@ from ncclscope.analysis.sequences.habit import PAST, follows, habit_of, in_step
 from ncclscope.analysis.sequences.step_rhythm import broke_rhythm
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
     from ncclscope.analysis.sequences.align import Parting
     from ncclscope.model.log import CallLog
 
 __all__ = ["suspect_of_pair", "usual_group"]
 
 
-def usual_group(case: Case, parting: Parting) -> tuple[int, ...] | None:
+def usual_group(records: Records, parting: Parting) -> tuple[int, ...] | None:
     """Return the group that did what most communicators of the same kind did at this call.
 
     Replicas of a model run the same program, though not on the same data: signatures
@@ -29,14 +29,14 @@ def usual_group(case: Case, parting: Parting) -> tuple[int, ...] | None:
     tokens, is at another place of the program and tells nothing.
     """
     calls = []
-    logs = case.logs(parting.comm.key)
+    logs = records.logs(parting.comm.key)
     own = logs[parting.groups[0][0]]
-    for key, comm in case.run.communicators.items():
+    for key, comm in records.run.communicators.items():
         if key == parting.comm.key or not comm.kind or comm.kind != parting.comm.kind:
             continue
         posted = {
             log.signatures(parting.seq, parting.seq + 1)[0]: log
-            for log in case.logs(key).values()
+            for log in records.logs(key).values()
             if log.first <= parting.seq <= log.calls
         }
         if len(posted) == 1:
@@ -57,15 +57,15 @@ def usual_group(case: Case, parting: Parting) -> tuple[int, ...] | None:
     return None
 
 
-def suspect_of_pair(case: Case, parting: Parting) -> tuple[tuple[int, ...], str] | None:
+def suspect_of_pair(records: Records, parting: Parting) -> tuple[tuple[int, ...], str] | None:
     """Return the member of a pair that broke a rhythm which both had kept, and which one."""
     if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
         return None
-    logs = [case.logs(parting.comm.key)[group[0]] for group in parting.groups]
+    logs = [records.logs(parting.comm.key)[group[0]] for group in parting.groups]
     by_habit = _broke_habit(logs, parting.seq)
     if by_habit is not None:
         return parting.groups[by_habit], "habit"
-    by_steps = _broke_steps(case, parting, logs)
+    by_steps = _broke_steps(records, parting, logs)
     return None if by_steps is None else (parting.groups[by_steps], "steps")
 
 
@@ -78,7 +78,7 @@ def _broke_habit(logs: list[CallLog], seq: int) -> int | None:
     return 1 if habit_of(one) in usual else 0
 
 
-def _broke_steps(case: Case, parting: Parting, logs: list[CallLog]) -> int | None:
+def _broke_steps(records: Records, parting: Parting, logs: list[CallLog]) -> int | None:
     """Which of two posted more or fewer calls in this step than ever before.
 
     A call of a kind that is new to both may belong to this step alone, and be missing on the
@@ -89,7 +89,8 @@ def _broke_steps(case: Case, parting: Parting, logs: list[CallLog]) -> int | Non
     if any(habit_of(log.call(parting.seq)) not in known for log in logs):
         return None
     one, other = (
-        (case.run.by_rank[group[0]], log) for group, log in zip(parting.groups, logs, strict=True)
+        (records.run.by_rank[group[0]], log)
+        for group, log in zip(parting.groups, logs, strict=True)
     )
     broke = broke_rhythm(one, other, parting.seq)
     return broke.index(True) if any(broke) else None

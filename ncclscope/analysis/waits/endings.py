@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ncclscope.model import Rank
 
 if TYPE_CHECKING:
-    from ncclscope.analysis.case import Case
+    from ncclscope.analysis.records import Records
 
 __all__ = ["interrupted_after"]
 
@@ -15,14 +15,14 @@ _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """How a process ends by a signal that somebody sends to the whole job."""
 
 
-def interrupted_after(case: Case, rank: Rank) -> float | None:
+def interrupted_after(records: Records, rank: Rank) -> float | None:
     """Return how long peers had waited when a signal to the job ended a rank.
 
     Ctrl-C reaches all ranks. One that is in Python ends by it; those that wait in a collective
     live on until somebody kills them. Its end is then not what they wait for.
 
     Args:
-        case: The case.
+        records: What was recorded.
         rank: The rank that ended.
 
     Returns:
@@ -32,5 +32,5 @@ def interrupted_after(case: Case, rank: Rank) -> float | None:
     said = str(rank.details.get("ended_with") or "")
     if not said.startswith(_INTERRUPTS):
         return None
-    quiet = case.quiet_seconds(rank)
-    return quiet if quiet is not None and quiet >= case.stall_seconds else None
+    quiet = records.quiet_seconds(rank)
+    return quiet if quiet is not None and quiet >= records.stall_seconds else None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["Fault"]
 
@@ -49,7 +49,7 @@ class Fault:
         """One line for a list of choices."""
         return (type(self).__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Sizes) -> None:
         """Looks whether the fault can happen in a program.
 
         Raises:
@@ -62,7 +62,7 @@ class Fault:
                     f"give {size} of at least {least}",
                 )
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         """Returns what goes wrong in a program, in the terms of the verdict."""
         return {
             "fault": self.name,
@@ -108,7 +108,7 @@ class Fault:
 
 def describe(
     fault: Fault,
-    program: Program,
+    program: Sizes,
     comm: str,
     summary: str,
     *,
@@ -143,7 +143,7 @@ def describe(
     }
 
 
-def require_ranks(fault: Fault, program: Program, least: int) -> None:
+def require_ranks(fault: Fault, program: Sizes, least: int) -> None:
     """Looks whether a program has so many ranks.
 
     Raises:
@@ -156,7 +156,7 @@ def require_ranks(fault: Fault, program: Program, least: int) -> None:
         )
 
 
-def hidden_reduction(program: Program) -> dict[str, Any]:
+def hidden_reduction(program: Sizes) -> dict[str, Any]:
     """Returns the parameters of the all_reduce that most faults are about."""
     return {
         "op": "all_reduce",
@@ -166,6 +166,6 @@ def hidden_reduction(program: Program) -> dict[str, Any]:
     }
 
 
-def fault_rows(program: Program) -> int:
+def fault_rows(program: Sizes) -> int:
     """Returns the rows of the diverging rank's batch."""
     return program.rows(program.fault_step, program.place(program.fault_rank)[0])

@@ -8,7 +8,7 @@ from ncclscope.lab.faults.base import Fault, describe, require_ranks
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["CapturedCall"]
 
@@ -24,11 +24,11 @@ class CapturedCall(Fault):
     name: ClassVar[str] = "captured_call"
     kind: ClassVar[str | None] = "capture_mismatch"
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Sizes) -> None:
         super().check(program)
         require_ranks(self, program, 3)
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         call = {
             "op": "all_reduce",
             "shape": [program.experts],

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["ExtraCall", "SkippedCall"]
 
@@ -26,7 +26,7 @@ class SkippedCall(Fault):
     kind: ClassVar[str | None] = "missing_call"
     least_tp: ClassVar[int] = 2
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         return describe(
             self,
             program,
@@ -49,7 +49,7 @@ class ExtraCall(Fault):
     kind: ClassVar[str | None] = "extra_call"
     least_tp: ClassVar[int] = 2
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         return describe(
             self,
             program,

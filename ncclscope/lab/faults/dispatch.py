@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["DivergentDispatch"]
 
@@ -32,13 +32,13 @@ class DivergentDispatch(Fault):
 
     longest: ClassVar[int] = 17
 
-    def layers(self, program: Program) -> range:
+    def layers(self, program: Sizes) -> range:
         """Returns the layers in which the rank takes the other path."""
         extent = min(self.longest, program.layers)
         first = program.fault_layer % (program.layers - extent + 1)
         return range(first, first + extent)
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         extent = len(self.layers(program))
         return describe(
             self,

@@ -8,7 +8,7 @@ from ncclscope.lab.faults.base import Fault, describe, require_ranks
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["ReorderedGroup"]
 
@@ -22,7 +22,7 @@ class _GroupedLoad(Fault):
             for size in self.sizes(engine.program):
                 engine.world.all_reduce(engine.tensor((size,)))
 
-    def sizes(self, program: Program) -> list[int]:
+    def sizes(self, program: Sizes) -> list[int]:
         """Returns the elements of each all_reduce of the group, in order of posting."""
         return [program.experts, program.world_size, 1]
 
@@ -38,14 +38,14 @@ class ReorderedGroup(_GroupedLoad):
     name: ClassVar[str] = "reordered_group"
     kind: ClassVar[str | None] = "group_order"
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Sizes) -> None:
         super().check(program)
         require_ranks(self, program, 3)
 
     def usual(self) -> Fault:
         return _GroupedLoad()
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         call = {"op": "all_reduce", "dtype": "int32", "redop": "sum"}
         usual = super().sizes(program)
         return describe(
@@ -58,5 +58,5 @@ class ReorderedGroup(_GroupedLoad):
             extent=len(usual),
         )
 
-    def sizes(self, program: Program) -> list[int]:
+    def sizes(self, program: Sizes) -> list[int]:
         return super().sizes(program)[::-1]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["SilentLink"]
 
@@ -37,7 +37,7 @@ class SilentLink(Fault):
     kind: ClassVar[str | None] = "stalled"
     least_tp: ClassVar[int] = 2
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Sizes) -> None:
         super().check(program)
         if program.backend != "gloo":
             raise LaboratoryError(
@@ -45,7 +45,7 @@ class SilentLink(Fault):
                 "give the backend gloo, whose connections are sockets",
             )
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         return describe(
             self,
             program,

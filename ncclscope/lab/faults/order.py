@@ -8,7 +8,7 @@ from ncclscope.lab.faults.base import Fault, describe
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["OrderSwap"]
 
@@ -24,7 +24,7 @@ class OrderSwap(Fault):
     kind: ClassVar[str | None] = "order_cycle"
     least_tp: ClassVar[int] = 2
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         return describe(
             self,
             program,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
 
@@ -25,11 +25,11 @@ class _WrongReduction(Fault):
     least_tp: ClassVar[int] = 2
     changed: ClassVar[dict[str, Any]]
 
-    def odd(self, program: Program) -> dict[str, Any]:
+    def odd(self, program: Sizes) -> dict[str, Any]:
         """Returns the parameters of the replacement."""
         return {**hidden_reduction(program), **self.changed}
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         odd, peers = self.odd(program), hidden_reduction(program)
         ((name, value),) = ((name, odd[name]) for name in odd if odd[name] != peers.get(name))
         return describe(
@@ -60,7 +60,7 @@ class WrongOp(_WrongReduction):
     kind: ClassVar[str | None] = "op_mismatch"
     changed: ClassVar[dict[str, Any]] = {"op": "all_gather"}
 
-    def odd(self, program: Program) -> dict[str, Any]:
+    def odd(self, program: Sizes) -> dict[str, Any]:
         odd = super().odd(program)
         del odd["redop"]
         return odd
@@ -78,7 +78,7 @@ class WrongSize(_WrongReduction):
     name: ClassVar[str] = "wrong_size"
     kind: ClassVar[str | None] = "size_mismatch"
 
-    def odd(self, program: Program) -> dict[str, Any]:
+    def odd(self, program: Sizes) -> dict[str, Any]:
         shape = [fault_rows(program) - 1, program.hidden]
         return {**hidden_reduction(program), "shape": shape}
 
@@ -126,12 +126,12 @@ class WrongRoot(Fault):
     kind: ClassVar[str | None] = "root_mismatch"
     least_tp: ClassVar[int] = 2
 
-    def root(self, program: Program) -> int:
+    def root(self, program: Sizes) -> int:
         """Returns the root that the rank believes in: not itself, where there is a choice."""
         tp_rank = program.place(program.fault_rank)[1]
         return 2 if tp_rank == 1 and program.tp > 2 else 1
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         peers = {"op": "broadcast", "shape": [fault_rows(program)], "dtype": "int32", "root": 0}
         root = self.root(program)
         return describe(

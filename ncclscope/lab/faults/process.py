@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["FrozenRank", "KilledRank", "SleepingRank"]
 
@@ -24,7 +24,7 @@ class _Absence(Fault):
 
     verb: ClassVar[str]
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         # Alone in its replica, the rank is missed by its counterparts first.
         comm = "tp" if program.tp > 1 else "dp"
         peers = hidden_reduction(program) if program.tp > 1 else {"op": "all_gatherv"}
@@ -77,7 +77,7 @@ class FrozenRank(Fault):
     kind: ClassVar[str | None] = "dead_rank"
     least_tp: ClassVar[int] = 2
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         return describe(
             self,
             program,

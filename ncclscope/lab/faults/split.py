@@ -8,7 +8,7 @@ from ncclscope.lab.faults.base import Fault, describe, fault_rows
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["StaleSizes"]
 
@@ -25,7 +25,7 @@ class StaleSizes(Fault):
     kind: ClassVar[str | None] = "split_mismatch"
     least_dp: ClassVar[int] = 2
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         call = {
             "op": "all_gatherv",
             "shape": [fault_rows(program), program.hidden],

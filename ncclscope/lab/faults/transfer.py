@@ -8,7 +8,7 @@ from ncclscope.lab.faults.base import Fault, describe, require_ranks
 
 if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
-    from ncclscope.lab.plan import Program
+    from ncclscope.lab.sizes import Sizes
 
 __all__ = ["WrongPeer"]
 
@@ -42,14 +42,14 @@ class WrongPeer(_Ring):
     kind: ClassVar[str | None] = "p2p_mismatch"
     distance: ClassVar[int] = 2
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Sizes) -> None:
         super().check(program)
         require_ranks(self, program, 3)
 
     def usual(self) -> Fault:
         return _Ring()
 
-    def planted(self, program: Program) -> dict[str, Any]:
+    def planted(self, program: Sizes) -> dict[str, Any]:
         rank = program.fault_rank
         wrong, right = ((rank + step) % program.world_size for step in (2, 1))
         call = {"shape": [program.hidden], "dtype": "int32"}

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
-    from ncclscope.tracing.device.marks import DeviceMarks, Marks
     from ncclscope.tracing.graphs import Capture
 
 __all__ = ["GraphMarkers", "Placement"]
+
+
+class _Counted(Protocol):
+    """The markers of one communicator."""
+
+    @property
+    def is_nccl(self) -> bool: ...
+    @property
+    def channel(self) -> Channel: ...
+
+
+class _Device(Protocol):
+    """The markers of the process."""
+
+    @property
+    def placement(self) -> Placement: ...
+    def attacher(self, channel: Channel, which: int, more: int) -> Attacher: ...
 
 
 class Placement:
@@ -27,7 +43,7 @@ class Placement:
         every: The markers of this process, by number of the communicator.
     """
 
-    def __init__(self, every: Mapping[int, Marks]) -> None:
+    def __init__(self, every: Mapping[int, _Counted]) -> None:
         self._every = every
         self._held: int | None = None
 
@@ -62,7 +78,7 @@ class GraphMarkers:
 
     __slots__ = ("_attach", "_channel", "_device", "_tail")
 
-    def __init__(self, device: DeviceMarks, channel: Channel) -> None:
+    def __init__(self, device: _Device, channel: Channel) -> None:
         self._device = device
         self._channel = channel
         self._attach: dict[tuple[int, int], Attacher] = {}

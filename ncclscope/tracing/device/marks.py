@@ -23,7 +23,7 @@ from ncclscope.tracing.device.graph_markers import GraphMarkers, Placement
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.graphs import Capture
-    from ncclscope.tracing.tracer import Tracer
+    from ncclscope.tracing.host import Host
 
 __all__ = ["DeviceMarks", "Marks"]
 
@@ -47,7 +47,7 @@ class DeviceMarks:
         enters: Whether there are markers before the calls, too.
     """
 
-    def __init__(self, tracer: Tracer, slots: Slots, *, enters: bool) -> None:
+    def __init__(self, tracer: Host, slots: Slots, *, enters: bool) -> None:
         self.slots = slots
         self.enters = enters
         self.is_off = False
@@ -122,13 +122,13 @@ class DeviceMarks:
 
     def turn_off(self, reason: str) -> None:
         """Ends it for this process, and says so once."""
-        from ncclscope.tracing import session
+        from ncclscope.tracing.warning import warn_once
 
         for marks in list(self._marks.values()):
             if marks.is_counted:
                 marks.lose(_ENDED)
         self.is_off = True
-        session.warn_once("device", f"progress on the device is off in this process: {reason}")
+        warn_once("device", f"progress on the device is off in this process: {reason}")
         self._tracer.describe(device_progress=f"off: {reason}"[:500])
 
     def launcher(self, channel: Channel, which: int, more: int) -> Launcher:
@@ -149,7 +149,8 @@ class DeviceMarks:
 
     def capture(self) -> Capture | None:
         """Returns the graph that this thread captures now."""
-        return self._tracer.graphs.current()
+        current: Capture | None = self._tracer.graphs.current()
+        return current
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what is put on a stream becomes a part of a graph."""

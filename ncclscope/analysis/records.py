@@ -1,0 +1,85 @@
+"""What the ranks of a run recorded, as the comparisons ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ncclscope.analysis.sequences.align import align_windows
+from ncclscope.model import Rank, Run, State
+from ncclscope.model.log import CallLog
+
+__all__ = ["Records"]
+
+
+class Records:
+    """The logs of a run with common numbers, and how long each rank has been quiet.
+
+    Args:
+        run: What was recorded.
+        stall_seconds: How long nothing must have happened before waiting ranks of a process
+            that has ended are held to be stuck.
+        live_stall_seconds: The same for processes that still run and may just be busy.
+    """
+
+    def __init__(self, run: Run, *, stall_seconds: float, live_stall_seconds: float) -> None:
+        self.run = run
+        self.stall_seconds = stall_seconds
+        self.live_stall_seconds = live_stall_seconds
+
+    def logs(self, key: str) -> Mapping[int, CallLog]:
+        """The members' logs of a communicator, with common numbers, by global rank."""
+        if key not in self._logs:
+            self._logs[key] = align_windows(
+                {rank.rank: rank.logs[key] for rank in self.run.members(key)}
+            )
+        return self._logs[key]
+
+    def recorded(self, key: str) -> Mapping[int, CallLog]:
+        """Return the logs of a communicator's members as they were recorded."""
+        return self.logs(key)
+
+    @cached_property
+    def _logs(self) -> dict[str, Mapping[int, CallLog]]:
+        return {}
+
+    def quiet_seconds(self, rank: Rank) -> float | None:
+        """How long a rank lived on after its last call, by its own clock; None when unknown."""
+        if rank.last_seen_ns is None:
+            return None
+        last = [rank.last_call(), *rank.last_transfers().values()]
+        times = [call.time_ns for call in last if call is not None and call.time_ns]
+        since = max(times, default=rank.started_ns)
+        return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
+
+    @cached_property
+    def all_quiet(self) -> bool:
+        """Whether all ranks wrote their dumps long after their last call, and say what is done."""
+        return all(
+            rank.details.get("dumped") is True
+            and (
+                rank.details.get("tells")
+                or any(calls and calls[0].state is State.COMPLETED for calls in rank.p2p.values())
+            )
+            for rank in self.run.ranks
+        )
+
+    def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
+        """How long all of some ranks have been quiet; None where that is not long enough.
+
+        As for :attr:`stalled`, processes that still run may just be busy.
+        """
+        shortest: float | None = None
+        for number in ranks:
+            rank = self.run.by_rank[number]
+            seconds = self.quiet_seconds(rank)
+            limit = self.live_stall_seconds if rank.alive else self.stall_seconds
+            if seconds is None or seconds < limit:
+                return None
+            shortest = seconds if shortest is None else min(shortest, seconds)
+        return shortest
+
+    @cached_property
+    def timeless(self) -> bool:
+        """Whether the input says nothing about how long the ranks lived on."""
+        return all(rank.last_seen_ns is None for rank in self.run.ranks)

@@ -208,7 +208,11 @@ def _settings(item: pytest.Item) -> Settings:
 
 def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Trial:
     from ncclscope.parity.trial import Trial
+    from ncclscope.render.console.parity import render_baseline_part
+    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.verdict import render_verdict
 
+    width = min(max(config.get_terminal_writer().fullwidth, _NARROWEST), _WIDEST)
     keep: Path | None = config.getoption("--ncclscope-dir")
     if keep is not None:
         keep = config.invocation_params.dir / keep / _FILE_NAME.sub("-", item.nodeid)
@@ -218,7 +222,8 @@ def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Tria
         traced=_enabled(config),
         update=bool(config.getoption("--ncclscope-update")),
         keep=keep,
-        width=min(max(config.get_terminal_writer().fullwidth, _NARROWEST), _WIDEST),
+        verdict_screen=lambda verdict: plain_text(render_verdict(verdict, width), width),
+        baseline_screen=lambda report: plain_text(render_baseline_part(report, width), width),
     )
 
 

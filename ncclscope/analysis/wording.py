@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ncclscope.model import Call, Communicator, DamagedCall, Rank, Run, sites
 from ncclscope.model.signature import CREATION_OPS
+from ncclscope.model.text import plural, ranks_text, shape_text, sizes_text, verb
 
 __all__ = [
     "call_text",
@@ -26,26 +27,12 @@ __all__ = [
 ]
 
 
-_SIZES_SHOWN = 16
-
-
-def shape_text(shape: Sequence[int] | None) -> str:
-    """Returns ``[15,2]``, or nothing where the shape is not known."""
-    return "" if shape is None else f"[{','.join(map(str, shape))}]"
-
-
 def same_part(comm: Communicator) -> str:
     """Says why groups without names are held to play the same part."""
     return (
         f"that {comm.part} play the same part: they were made one after the other, and divide all "
         f"ranks among them"
     )
-
-
-def sizes_text(sizes: Sequence[int]) -> str:
-    """Returns ``14,16``, of a long list its beginning and its length."""
-    shown = ",".join(map(str, sizes[:_SIZES_SHOWN]))
-    return shown if len(sizes) <= _SIZES_SHOWN else f"{shown},... ({len(sizes)} in all)"
 
 
 def call_text(call: Call | None) -> str:
@@ -115,36 +102,6 @@ def kept_text(ranks: Sequence[Rank]) -> str:
     """Returns ``17 calls kept``; of ranks that replayed graphs ``17 records kept``."""
     noun = "record" if any(rank.graphs for rank in ranks) else "call"
     return f"{plural(sum(rank.records for rank in ranks), noun)} kept"
-
-
-def plural(count: int, noun: str) -> str:
-    """Returns ``1 call`` or ``17 calls``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Returns ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
-    numbers = sorted(set(ranks))
-    if not numbers:
-        return "no rank"
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    texts = []
-    for low, high in spans:
-        if high - low >= 2:
-            texts.append(f"{low}-{high}")
-        else:
-            texts += [str(number) for number in range(low, high + 1)]
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {' '.join(texts)}"
-
-
-def verb(ranks: Iterable[int], plain: str) -> str:
-    """Returns ``wait``, or ``waits`` where one rank does it."""
-    return f"{plain}s" if len(set(ranks)) == 1 else plain
 
 
 def rank_text(run: Run, number: int) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ncclscope import settings
 from ncclscope.attach.session import Look, Options, look
 from ncclscope.collect.archive import Packer
 from ncclscope.collect.urls import UrlFile, is_url, url_files
@@ -30,7 +31,6 @@ from ncclscope.readers import input_files
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.readers.nodes import NODE_FILE, VERSION, describe_ring
 from ncclscope.ring import layout
-from ncclscope.tracing import session
 from ncclscope.untrusted import printable
 
 __all__ = ["Wanted", "write_node"]
@@ -119,7 +119,7 @@ def _files(
         for file in url_files(url):
             yield f"files/{f'url-{number}/' if len(wanted.paths) > 1 else ''}{file.name}", file
     roots = [Path(path) for path in wanted.paths if not is_url(path)]
-    if not wanted.paths and (named := session.directory()):
+    if not wanted.paths and (named := settings.directory()):
         roots = [Path(named)]
     for number, root in enumerate(roots):
         base = "files" if len(roots) == 1 else f"files/{number}"

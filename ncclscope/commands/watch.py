@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ncclscope import settings
 from ncclscope.commands.options import add_ray_options
 from ncclscope.errors import NothingFoundError, UsageError
-from ncclscope.tracing import session
 
 if TYPE_CHECKING:
+    from ncclscope.analysis.verdict import Verdict
     from ncclscope.render.console.output import Output
     from ncclscope.watch.actions import Actions
     from ncclscope.watch.jobs import Rings
@@ -112,7 +113,7 @@ class WatchCommand:
         from ncclscope.watch.watch import Watcher
 
         directory = _directory(arguments)
-        actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill)
+        actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill, _attach_screen)
         actions.check()
         elsewhere = _elsewhere(arguments)
         gpus = GpuLoad() if elsewhere is None else None
@@ -180,6 +181,13 @@ def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
     return LiveView(watcher)
 
 
+def _attach_screen(verdict: Verdict) -> str:
+    from ncclscope.render.console.attach import render_attach
+    from ncclscope.render.console.plain import plain_text
+
+    return plain_text(render_attach(verdict, 120), 120)
+
+
 def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     """Gives one verdict: of what runs, else of what is left."""
     from ncclscope.analysis.verdict import diagnose
@@ -220,7 +228,7 @@ def _directory(arguments: argparse.Namespace) -> Path:
     directory: Path | None = arguments.directory
     if arguments.ray:
         return directory or Path("NCCLSCOPE_DIR of each node")
-    if directory is None and (given := session.directory()):
+    if directory is None and (given := settings.directory()):
         directory = Path(given)
     if directory is None:
         raise UsageError("no directory to watch", "name one, or set NCCLSCOPE_DIR")
@@ -250,12 +258,13 @@ def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
 
 
 def _file(path: Path, look: Look, troubles: int) -> None:
+    from ncclscope.tracing.warning import warn_once
     from ncclscope.watch.textfile import write_textfile
 
     try:
         write_textfile(path, look, troubles=troubles, now=time.time())
     except OSError as error:
-        session.warn_once("textfile", f"{path} cannot be written: {error.strerror or error}")
+        warn_once("textfile", f"{path} cannot be written: {error.strerror or error}")
 
 
 def _end(number: int, _frame: object) -> NoReturn:

@@ -32,7 +32,7 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
-from ncclscope.tracing import identity
+from ncclscope import procfs
 from ncclscope.untrusted import open_regular
 
 __all__ = ["DEPTH", "SLOTS", "SUFFIX", "PeerWords", "Words", "WordsFile", "digest_of"]
@@ -100,8 +100,8 @@ class WordsFile:
 
     def _write_note(self) -> None:
         pid = os.getpid()
-        identity_ = identity.start_ticks(pid), identity.pid_namespace(), time.time_ns()
-        boot = identity.boot_id().encode()
+        identity_ = procfs.start_ticks(pid), procfs.pid_namespace(), time.time_ns()
+        boot = procfs.boot_id().encode()
         memory = os.fstat(self._descriptor).st_ino
         places = self._descriptor, memory, *self.inode
         data = HEADER.pack(MAGIC, VERSION, SLOTS, DEPTH, pid, *identity_, boot, *places)
@@ -176,10 +176,10 @@ class PeerWords:
     @property
     def alive(self) -> bool:
         """Whether the process that writes them runs, on this host."""
-        own = identity.boot_id().encode(), identity.pid_namespace()
+        own = procfs.boot_id().encode(), procfs.pid_namespace()
         if (self._boot.rstrip(b"\0"), self._namespace) != own:
             return False
-        return bool(self._ticks) and self._ticks == identity.start_ticks(self.pid)
+        return bool(self._ticks) and self._ticks == procfs.start_ticks(self.pid)
 
     def find(self, digest: bytes) -> tuple[int, int, Words, Words] | None:
         """Returns rank, number in the ring, words and last seq of a communicator it knows."""

@@ -146,9 +146,9 @@ def _trace(job: Job) -> None:
     if job.rings is not None:
         # By name, as in every other process that is to be traced from its beginning.
         from ncclscope.tracing import session
-        from ncclscope_patches import registry
+        from ncclscope.tracing.bootstrap import install_patches
 
-        registry.install_all()
+        install_patches()
         session.current()  # so that a rank which posts nothing leaves a ring, too
 
 

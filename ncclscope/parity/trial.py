@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.errors import NcclscopeError, UsageError
 from ncclscope.launch.processes import (
@@ -102,7 +103,8 @@ class Trial:
             still runs in as many processes.
         update: Store the sequence in the baseline.
         keep: Where the rings of a failure go; None for nowhere.
-        width: Columns of the verdict screen.
+        verdict_screen: Makes the text of a verdict.
+        baseline_screen: Makes the text of how a run differs from its baseline.
 
     Attributes:
         report: What became of the last run; None where it was not traced or failed before.
@@ -116,14 +118,16 @@ class Trial:
         traced: bool = True,
         update: bool = False,
         keep: Path | None = None,
-        width: int = 100,
+        verdict_screen: Callable[[Verdict], str],
+        baseline_screen: Callable[[Report], str],
     ) -> None:
         self.settings = settings
         self.folder = folder
         self.traced = traced
         self.update = update
         self.keep = keep
-        self.width = width
+        self._verdict_screen = verdict_screen
+        self._baseline_screen = baseline_screen
         self.report: Report | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -205,21 +209,17 @@ class Trial:
         return "\n\n".join(filter(None, parts))
 
     def _screens(self, outcome: Outcome, report: Report) -> list[str]:
-        from ncclscope.render.console.parity import render_baseline_part
-        from ncclscope.render.console.plain import plain_text
-        from ncclscope.render.console.verdict import render_verdict
-
         parts = []
         if report.verdict.cause is not None or outcome.ending in ("stalled", "timeout"):
             if outcome.ending == "finished":
                 parts.append(
                     f"All {plural(self.settings.ranks, 'rank')} returned, but they do not agree."
                 )
-            parts.append(plain_text(render_verdict(report.verdict, self.width), self.width))
+            parts.append(self._verdict_screen(report.verdict))
         elif outcome.ending == "finished" and not report.agree:
             parts.append(f"No ring was left by {ranks_text(report.verdict.run.missing)}.")
         if report.outcome == "differs":
-            screen = plain_text(render_baseline_part(report, self.width), self.width)
+            screen = self._baseline_screen(report)
             parts.append(screen.replace("with --update.", "with pytest --ncclscope-update."))
         return parts
 

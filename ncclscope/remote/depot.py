@@ -25,6 +25,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.analysis.waits.completion import last_states
 from ncclscope.analysis.waits.posting_order import WINDOWS, order_of
 from ncclscope.errors import DamagedFileError
@@ -35,7 +36,6 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack
 from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
-from ncclscope.tracing import session
 from ncclscope.untrusted import printable
 
 __all__ = ["Depot"]
@@ -55,7 +55,7 @@ class Depot:
         self._notes: list[str] = []
         self._ranks: list[Rank] = []
         self._members: dict[str, tuple[int, ...]] = {}
-        named = session.directory()
+        named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
         self._others = 0
         # The files stay open for as long as questions may come.

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.model import Communicator
 from ncclscope.readers.ring.cursor import Words
 from ncclscope.remote.spelling import Kinds, pack, unpack
-from ncclscope.tracing import session
 from ncclscope.watch.jobs import Rings
 
 __all__ = ["Reporter"]
@@ -37,7 +37,7 @@ class Reporter:
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
-        named = session.directory()
+        named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
         self._rings = [Rings(root) for root in roots]
         self._told: dict[Path, object] = {}

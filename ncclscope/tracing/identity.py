@@ -10,14 +10,12 @@ import time
 from importlib import metadata
 from typing import Any
 
+from ncclscope.procfs import boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
 
 __all__ = [
-    "boot_id",
     "describe_process",
-    "pid_namespace",
     "rank_from_environment",
-    "start_ticks",
 ]
 
 _WORDS, _LONGEST_WORD = 40, 200
@@ -63,46 +61,6 @@ def rank_from_environment() -> tuple[int, int]:
         except (KeyError, ValueError):
             continue
     return -1, 0
-
-
-def start_ticks(pid: int) -> int:
-    """Returns when a process started, in clock ticks since boot; 0 when it does not exist.
-
-    Together with the pid and the boot it names one process for ever, where a pid alone is
-    given out again. A process that has ended and that nobody has waited for is none any more.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *numbers = file.read().rpartition(b")")[2].split()
-        return 0 if state in (b"Z", b"X") else int(numbers[18])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def is_stopped(pid: int) -> bool:
-    """Returns whether a signal or a debugger has stopped a process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
-
-
-def pid_namespace() -> int:
-    """Returns which numbering of processes this one's pid belongs to; 0 when not known."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def boot_id() -> str:
-    """Returns what this machine calls the time since it was started."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _versions() -> dict[str, str]:

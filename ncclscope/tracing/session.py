@@ -13,8 +13,8 @@ from typing import Any
 
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
+from ncclscope.settings import directory, variable
 from ncclscope.tracing import identity
-from ncclscope.tracing.environment import variable
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.tracing.warning import warn_once
 
@@ -38,13 +38,6 @@ _said: dict[str, Any] = {}
 
 generation = 0
 """Grows with each fork: what was looked up under another number is no longer true."""
-
-
-def directory() -> str | None:
-    """Where rings go, or None when tracing is off."""
-    if os.environ.get("NCCLSCOPE") == "0":
-        return None
-    return variable("DIR") or None
 
 
 def enabled() -> bool:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ncclscope.model import signature
 from ncclscope.redaction import redact_text
@@ -26,8 +26,9 @@ from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
 from ncclscope.ring.writer import Channel, RingWriter
+from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
-from ncclscope.tracing.environment import variable
+from ncclscope.tracing.comm import Comm, NamelessTemplate, Template, keep
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.host import Guard
 
@@ -35,43 +36,8 @@ __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
 _GUARD = "ncclscope.guard.guard:open_guard"
 """Loaded where it is asked for: it reads rings and compares them, which tracing never does."""
-_TEMPLATES_KEPT = 4096
 _READ = 4096
 """Letters of an error's text that are searched for secrets."""
-
-
-class Template(NamedTuple):
-    """What repeats from call to call with the same parameters."""
-
-    fixed: bytes
-    signature: int
-
-
-class NamelessTemplate(Template):
-    """One to be used once: a signal handler came in while a text of it was being written."""
-
-
-class Comm:
-    """A communicator as this process records on it; made by :meth:`Tracer.communicator`.
-
-    Attributes:
-        templates: For the probes: whatever identifies a call's parameters -> Template.
-    """
-
-    __slots__ = ("__weakref__", "backend", "channel", "key", "label", "ranks", "templates")
-
-    def __init__(
-        self, channel: Channel, key: str, label: str, ranks: tuple[int, ...], backend: str
-    ) -> None:
-        self.channel = channel
-        self.key = key
-        self.label = label
-        self.ranks = ranks
-        self.backend = backend
-        self.templates: dict[Any, Template] = {}
-
-    def __repr__(self) -> str:
-        return f"Comm(key={self.key!r}, label={self.label!r}, ranks={self.ranks!r})"
 
 
 class Tracer:
@@ -396,15 +362,6 @@ def _open_guard(tracer: Tracer) -> Guard | None:
         return None
     found: Guard | None = EntryPoint("guard", _GUARD, "ncclscope").load()(tracer, mode)
     return found
-
-
-def keep(comm: Comm, parameters: Any, template: Template) -> None:
-    """Keeps a template for the next call, and the table from growing without end."""
-    if isinstance(template, NamelessTemplate):
-        return  # the next call with these parameters will have its name
-    if len(comm.templates) >= _TEMPLATES_KEPT:
-        comm.templates.clear()
-    comm.templates[parameters] = template
 
 
 _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()

@@ -11,24 +11,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from ncclscope import procfs
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import Words
-from ncclscope.tracing import identity
 from ncclscope.watch.watch import Look
 
-__all__ = ["Actions", "Done", "kill", "write_bundle"]
+__all__ = ["Actions", "Done", "keep_bundle", "kill"]
 
 LOOKED_SECONDS = 0.5
 """Between the two samples of a bundle's look at the workers; killing them waits for it."""
 _MOST_BUNDLES = 1000
+
+
+def _no_screen(verdict: Verdict) -> str:
+    return verdict.summary + "\n"
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,13 @@ class Actions:
         bundles: Where to put a bundle; None for none.
         command: What to run in a shell, and wait for; the verdict is on its standard input.
         kill: Whether to end the workers.
+        screen: Makes the text of ``ncclscope attach`` for a bundle from a verdict.
     """
 
     bundles: Path | None = None
     command: str = ""
     kill: bool = False
+    screen: Callable[[Verdict], str] = _no_screen
 
     def check(self) -> None:
         """Finds out at once what would fail when it is needed.
@@ -81,7 +87,7 @@ class Actions:
         assert look.verdict is not None
         if self.bundles is not None:
             try:
-                bundle = write_bundle(self.bundles, look.ranks, look.verdict)
+                bundle = keep_bundle(self.bundles, look.ranks, look.verdict, self.screen)
                 said.append(f"bundle: {bundle}")
             except (OSError, InputError) as error:
                 said.append(f"no bundle could be written: {error}")
@@ -119,7 +125,12 @@ class Actions:
         return [f"--on-hang ended with status {done.returncode}"] if done.returncode else []
 
 
-def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> Path:
+def keep_bundle(
+    directory: Path,
+    rings: Sequence[Words],
+    verdict: Verdict,
+    screen: Callable[[Verdict], str] = _no_screen,
+) -> Path:
     """Copies the rings of a job, and what else can be seen of it, into a folder of their own.
 
     The rings come first, since they say what happened; then one look at the workers that
@@ -129,6 +140,7 @@ def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> P
         directory: Where the folder is made.
         rings: What to copy, and whose workers to look at.
         verdict: What to write beside it, as ``verdict.json``.
+        screen: Makes the text of ``ncclscope attach`` from a verdict.
 
     Returns:
         The folder, which ``ncclscope diagnose`` reads.
@@ -150,24 +162,24 @@ def write_bundle(directory: Path, rings: Sequence[Words], verdict: Verdict) -> P
                 raise
     document = json.dumps(verdict.to_dict(), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
-    _look_closer(bundle, sorted({words.pid for words in rings if _is_process_of(words)}), verdict)
+    pids = sorted({words.pid for words in rings if _is_process_of(words)})
+    _look_closer(bundle, pids, verdict, screen)
     return bundle
 
 
-def _look_closer(bundle: Path, pids: Sequence[int], verdict: Verdict) -> None:
+def _look_closer(
+    bundle: Path, pids: Sequence[int], verdict: Verdict, screen: Callable[[Verdict], str]
+) -> None:
     """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
     from ncclscope.attach import bundle as bundles
     from ncclscope.attach.session import Options, look
-    from ncclscope.render.console.attach import render_attach
-    from ncclscope.render.console.plain import plain_text
 
     if not pids:
         return
     with contextlib.suppress(NcclscopeError, OSError):
         seen = replace(look(Options(pids=tuple(pids), gap=LOOKED_SECONDS)), rings=())
         with_capture = replace(verdict, run=replace(verdict.run, capture=seen.capture))
-        screen = plain_text(render_attach(with_capture, 120), 120)
-        bundles.write_bundle(bundle, seen, with_capture.to_dict(), screen)
+        bundles.write_bundle(bundle, seen, with_capture.to_dict(), screen(with_capture))
 
 
 def _new_folder(directory: Path, name: str) -> Path:
@@ -211,12 +223,12 @@ def kill(rings: Sequence[Words]) -> tuple[int, ...]:
 
 def _is_process_of(words: Words) -> bool:
     about = words.about
-    ticks = identity.start_ticks(words.pid)
+    ticks = procfs.start_ticks(words.pid)
     return (
         ticks > 0
         and about.get("start_ticks") == ticks
-        and about.get("boot_id") == identity.boot_id() != ""
-        and about.get("pid_namespace") == identity.pid_namespace()
+        and about.get("boot_id") == procfs.boot_id() != ""
+        and about.get("pid_namespace") == procfs.pid_namespace()
         and words.owner in (0, _user_of(words.pid))
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope import Tracer, open_run
+from ncclscope import Tracer, open_run, procfs
 from ncclscope.errors import RingError
 from ncclscope.model import State
 from ncclscope.model.signature import sign
@@ -93,7 +93,7 @@ def test_what_a_process_says_of_itself(rings: Path, monkeypatch: pytest.MonkeyPa
     assert rank.details["python"] == ".".join(map(str, sys.version_info[:3]))
     assert rank.details["versions"]["ncclscope"]
     assert rank.details["argv"]
-    assert rank.details["start_ticks"] == identity.start_ticks(os.getpid()) > 0
+    assert rank.details["start_ticks"] == procfs.start_ticks(os.getpid()) > 0
     assert rank.alive is True
 
 
@@ -418,9 +418,9 @@ for _ in range(3):
 
 
 def test_start_ticks_tell_processes_apart() -> None:
-    assert identity.start_ticks(os.getpid()) > identity.start_ticks(1) >= 0
+    assert procfs.start_ticks(os.getpid()) > procfs.start_ticks(1) >= 0
     for pid in (0, -1, 1 << 40):
-        assert identity.start_ticks(pid) == 0
+        assert procfs.start_ticks(pid) == 0
 
 
 def test_splits_are_kept_both_ways(rings: Path) -> None:

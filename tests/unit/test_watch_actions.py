@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope import open_run
+from ncclscope import open_run, procfs
 from ncclscope.errors import UsageError
 from ncclscope.readers.ring.cursor import Words
-from ncclscope.tracing import identity
-from ncclscope.watch.actions import Actions, kill, write_bundle
+from ncclscope.watch.actions import Actions, keep_bundle, kill
 from ncclscope.watch.textfile import metrics_text, write_textfile
 from ncclscope.watch.watch import Look, Watcher
 from tests.support.programs import ROOT
@@ -94,7 +93,7 @@ def test_a_process_that_only_has_the_pid_is_not(
     rings: Path, worker: subprocess.Popen[str], claimed: dict[str, object], tmp_path: Path
 ) -> None:
     """The ring's process has ended, and its pid was given to another one since."""
-    truth = {"pid": worker.pid, "start_ticks": identity.start_ticks(worker.pid)}
+    truth = {"pid": worker.pid, "start_ticks": procfs.start_ticks(worker.pid)}
     tracer_in(tmp_path, rank=1, details=truth | claimed)
 
     assert kill(words_in(tmp_path)) == ()
@@ -107,7 +106,7 @@ def test_a_process_that_only_has_the_pid_is_not(
 def test_neither_ourselves_nor_nobody_is_killed(rings: Path) -> None:
     tracer_in(rings, rank=0)
     tracer_in(rings, rank=1, details={"pid": 0})
-    tracer_in(rings, rank=2, details={"pid": 1, "start_ticks": identity.start_ticks(1)})
+    tracer_in(rings, rank=2, details={"pid": 1, "start_ticks": procfs.start_ticks(1)})
     tracer_in(rings, rank=3, details={"pid": -5})
 
     assert kill(words_in(rings)) == ()
@@ -115,9 +114,9 @@ def test_neither_ourselves_nor_nobody_is_killed(rings: Path) -> None:
 
 def test_a_bundle_holds_rings_and_verdict(look: Look, tmp_path: Path) -> None:
     assert look.verdict is not None
-    bundle = write_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
+    bundle = keep_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
     look.ranks[0].path.unlink()
-    second = write_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
+    second = keep_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
 
     assert bundle != second
     assert bundle.name.endswith("-size_mismatch")

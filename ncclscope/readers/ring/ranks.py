@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclscope import procfs
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.device import DeviceStand
@@ -26,7 +27,6 @@ from ncclscope.readers.ring.trails import RingSteps, activities, transfers
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
-from ncclscope.tracing import identity
 from ncclscope.untrusted import MAX_RANKS, integer, integers, number, parse, text, texts
 
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
@@ -61,7 +61,7 @@ def read_ring(path: Path) -> Rank:
         raise
     device = stands(ring)
     details = _with_damage(read_about(about), ring, found)
-    if alive and identity.is_stopped(pid):
+    if alive and procfs.is_stopped(pid):
         details["stopped"] = True
     return Rank(
         rank=_rank(about.get("rank")),
@@ -369,9 +369,9 @@ def is_alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
     """Whether the process runs, where this machine can tell."""
     if not about.get("boot_id") or host != socket.gethostname():
         return None
-    if about["boot_id"] != identity.boot_id():
+    if about["boot_id"] != procfs.boot_id():
         return False
-    if about.get("pid_namespace") not in (None, identity.pid_namespace()):
+    if about.get("pid_namespace") not in (None, procfs.pid_namespace()):
         return None  # a container of its own, in which its pid means another process
-    ticks = identity.start_ticks(pid)
+    ticks = procfs.start_ticks(pid)
     return bool(ticks) and ticks == about.get("start_ticks")

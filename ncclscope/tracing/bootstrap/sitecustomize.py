@@ -19,9 +19,9 @@ def _arrange() -> None:
 
     if PathFinder.find_spec("ncclscope_patches") is None:
         sys.meta_path.append(_OwnPackages())
-    from ncclscope_patches import registry
+    from ncclscope.tracing.bootstrap import install_patches
 
-    registry.install_all()
+    install_patches()
 
 
 class _OwnPackages:

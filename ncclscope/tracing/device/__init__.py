@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclscope.tracing.environment import variable
+from ncclscope.settings import variable
 from ncclscope.tracing.warning import warn_once
 
 if TYPE_CHECKING:

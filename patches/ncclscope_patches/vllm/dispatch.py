@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ncclscope.analysis.wording import ranks_text, sizes_text
 from ncclscope.errors import PartedError
+from ncclscope.model.text import ranks_text, sizes_text
 from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 

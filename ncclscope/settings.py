@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["variable"]
+__all__ = ["directory", "variable"]
 
 
 def variable(name: str) -> str:
@@ -14,3 +14,8 @@ def variable(name: str) -> str:
     names that begin with ``NCCL_`` to their workers.
     """
     return os.environ.get(f"NCCLSCOPE_{name}") or os.environ.get(f"NCCL_SCOPE_{name}") or ""
+
+
+def directory() -> str | None:
+    """Return where rings go, or None when tracing is off."""
+    return None if os.environ.get("NCCLSCOPE") == "0" else variable("DIR") or None

@@ -1,0 +1,50 @@
+"""How ranks, shapes and numbers are put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["plural", "ranks_text", "shape_text", "sizes_text", "verb"]
+
+_SIZES_SHOWN = 16
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """Returns ``[15,2]``, or nothing where the shape is not known."""
+    return "" if shape is None else f"[{','.join(map(str, shape))}]"
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    """Returns ``14,16``, of a long list its beginning and its length."""
+    shown = ",".join(map(str, sizes[:_SIZES_SHOWN]))
+    return shown if len(sizes) <= _SIZES_SHOWN else f"{shown},... ({len(sizes)} in all)"
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns ``1 call`` or ``17 calls``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Returns ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
+    numbers = sorted(set(ranks))
+    if not numbers:
+        return "no rank"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    texts = []
+    for low, high in spans:
+        if high - low >= 2:
+            texts.append(f"{low}-{high}")
+        else:
+            texts += [str(number) for number in range(low, high + 1)]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {' '.join(texts)}"
+
+
+def verb(ranks: Iterable[int], plain: str) -> str:
+    """Returns ``wait``, or ``waits`` where one rank does it."""
+    return f"{plain}s" if len(set(ranks)) == 1 else plain

@@ -6,7 +6,7 @@ NcclscopeError                 what happened, and a help text that says what to 
 │   ├── NothingFoundError      the paths hold no ring, dump or trace
 │   └── DamagedFileError       a file that looks like ours but is not consistent
 ├── RingError                  a ring cannot be made where it was asked for
-├── PartedError                the guard keeps a call from being posted that can never complete
+├── DivergenceError                the guard keeps a call from being posted that can never complete
 ├── DispatchError              ranks are about to dispatch tokens in ways that do not go together
 └── LaboratoryError            the laboratory could not run the program it was asked to run
 
@@ -20,11 +20,11 @@ from collections.abc import Mapping
 __all__ = [
     "DamagedFileError",
     "DispatchError",
+    "DivergenceError",
     "InputError",
     "LaboratoryError",
     "NcclscopeError",
     "NothingFoundError",
-    "PartedError",
     "RingError",
     "UsageError",
 ]
@@ -79,7 +79,7 @@ class RingError(NcclscopeError):
     """A ring cannot be made where it was asked for."""
 
 
-class PartedError(NcclscopeError):
+class DivergenceError(NcclscopeError):
     """The sequences of a communicator have parted; raised under ``NCCLSCOPE_GUARD=raise``.
 
     It reaches the program in place of the call, which its peers would never have joined.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import DEAD_SECONDS, Case
 from ncclscope.analysis.waits.minority import take_sides
-from ncclscope.analysis.waits.waits import Stand
+from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -83,8 +83,8 @@ class DeadRank:
         self, case: Case, finding: Finding, waiting: tuple[int, ...]
     ) -> Iterable[Finding]:
         """Tells who is alone where a rank ended in order: it, or those who wait for it."""
-        stand = case.waits.where_most_wait(waiting)
-        sides = take_sides(case, stand, [n for n in stand.absent if n in case.waits.ends])
+        pending = case.waits.where_most_wait(waiting)
+        sides = take_sides(case, pending, [n for n in pending.absent if n in case.waits.ends])
         if sides.diverging == "absent":
             yield finding
         elif not sides.diverging:
@@ -213,7 +213,7 @@ class DeadRank:
             return False  # nothing says that a call is still under way
         if not all(case.run.by_rank[own].details.get("dumped", True) for own in waiting):
             return False  # they posted it just before they were asked
-        comm = case.waits.stands[waiting[0]].comm
+        comm = case.waits.pending_calls[waiting[0]].comm
         last = {log.calls for log in case.logs(comm.key).values()}
         return len(last) == 1 and len(waiting) == len(comm.ranks) - 1
 
@@ -228,14 +228,14 @@ class DeadRank:
     ) -> Finding:
         rank = case.run.by_rank.get(number)
         # Devices stand in the first call that not all have posted, however far their hosts are.
-        stand = (
+        pending = (
             self._last_stand(case, waiting) if rank is None else case.waits.where_most_wait(waiting)
         )
         # Others may wait for it in other calls.
-        waiting = tuple(own for own in waiting if self._has_posted(case, own, stand))
+        waiting = tuple(own for own in waiting if self._has_posted(case, own, pending))
         evidence = [
-            f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
-            f"{call_text(stand.call)}, and rank {number} did not"
+            f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
+            f"{call_text(pending.call)}, and rank {number} did not"
         ]
         last = None
         if rank is None:
@@ -264,34 +264,36 @@ class DeadRank:
             kind=self.name,
             summary=(
                 f"{who}; {ranks_text(waiting)} {verb(waiting, 'wait')} for {whom} in call "
-                f"{stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}."
+                f"{pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}."
             ),
-            comm=stand.comm,
-            seq=stand.call.seq,
+            comm=pending.comm,
+            seq=pending.call.seq,
             diverging_ranks=(number,) if alone else (),
             candidate_ranks=() if alone else tuple(lost),
             odd=last,
-            peers=stand.call,
+            peers=pending.call,
             confidence="ambiguous" if not alone else "likely" if likely else "certain",
             role="consequence" if consequence else "cause",
             analyzer=self.name,
             evidence=tuple(evidence),
         )
 
-    def _has_posted(self, case: Case, number: int, stand: Stand) -> bool:
+    def _has_posted(self, case: Case, number: int, pending: PendingCall) -> bool:
         """Whether a rank that waits does so on a stand's communicator, and has come as far."""
-        if case.waits.stands[number].comm.key != stand.comm.key:
+        if case.waits.pending_calls[number].comm.key != pending.comm.key:
             return False
-        return case.run.by_rank[number].logs[stand.comm.key].calls >= stand.call.seq
+        return case.run.by_rank[number].logs[pending.comm.key].calls >= pending.call.seq
 
-    def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> Stand:
+    def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> PendingCall:
         """Where those stand who wait for a rank without a record, which tells no first call.
 
         That is their last call where nothing is recorded of completion.
         """
-        stands = [case.waits.stands[rank] for rank in waiting]
-        stand = max(stands, key=lambda stand: stand.call.seq)
-        log = case.run.by_rank[stand.rank].logs[stand.comm.key]
-        if stand.comm.backend == "nccl" or stand.call.seq < log.first:
-            stand = Stand(stand.rank, log.call(log.calls), stand.comm, stand.absent, stand.queued)
-        return stand
+        pending_calls = [case.waits.pending_calls[rank] for rank in waiting]
+        pending = max(pending_calls, key=lambda pending: pending.call.seq)
+        log = case.run.by_rank[pending.rank].logs[pending.comm.key]
+        if pending.comm.backend == "nccl" or pending.call.seq < log.first:
+            pending = PendingCall(
+                pending.rank, log.call(log.calls), pending.comm, pending.absent, pending.queued
+            )
+        return pending

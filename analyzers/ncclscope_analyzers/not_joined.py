@@ -9,7 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.waits.transfers import stuck_transfers
-from ncclscope.analysis.waits.waits import Stand
+from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -42,7 +42,7 @@ class NotJoined:
         if not case.stalled:
             return
         yield from self._strayed(case)
-        missed: dict[tuple[str, int], tuple[Stand, list[int]]] = {}
+        missed: dict[tuple[str, int], tuple[PendingCall, list[int]]] = {}
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None or rank.details.get("probe_failed"):
@@ -51,33 +51,35 @@ class NotJoined:
             if number in case.waits.heads and not is_late:
                 continue  # it is in a call itself, which all its members have joined
             if case.how_it_ended(rank) is None or rank.exited:
-                stand = case.waits.where_most_wait(waiting)
-                if _is_hole(rank, stand):
+                pending = case.waits.where_most_wait(waiting)
+                if _is_hole(rank, pending):
                     continue  # it never recorded a call of this kind, and may stand in it
-                call = stand.comm.key, stand.call.seq
-                missed.setdefault(call, (stand, []))[1].append(number)
+                call = pending.comm.key, pending.call.seq
+                missed.setdefault(call, (pending, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
-        for stand, numbers in missed.values():
-            for finding in self._missed(case, stand, numbers):
+        for pending, numbers in missed.values():
+            for finding in self._missed(case, pending, numbers):
                 # Who waits for the other side of a transfer cannot join anything.
                 yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
         yield from self._elsewhere(case, set(missed))
 
-    def _missed(self, case: Case, stand: Stand, numbers: Sequence[int]) -> Iterable[Finding]:
+    def _missed(
+        self, case: Case, pending: PendingCall, numbers: Sequence[int]
+    ) -> Iterable[Finding]:
         """Tells who is singled out where some wait in a call and some never came to it."""
         living = [n for n in numbers if case.how_it_ended(case.run.by_rank[n]) is None]
-        if any(_posted(case.run.by_rank[n], stand) >= stand.call.seq for n in numbers):
-            yield self._absent(case, numbers, stand)  # it was posted, and not come to
+        if any(_posted(case.run.by_rank[n], pending) >= pending.call.seq for n in numbers):
+            yield self._absent(case, numbers, pending)  # it was posted, and not come to
             return
-        gone = [n for n in stand.absent if n in case.waits.ends and n not in case.run.by_rank]
-        sides = take_sides(case, stand, [*numbers, *gone])
+        gone = [n for n in pending.absent if n in case.waits.ends and n not in case.run.by_rank]
+        sides = take_sides(case, pending, [*numbers, *gone])
         if sides.diverging == "waiting":
-            yield self._alone(case, sides, stand)
+            yield self._alone(case, sides, pending)
         elif living and sides.diverging:
-            yield self._absent(case, living, stand, (sides.reason,) if sides.reason else ())
+            yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
         elif living:
             yield replace(
-                self._absent(case, living, stand),
+                self._absent(case, living, pending),
                 diverging_ranks=(),
                 candidate_ranks=sides.candidates,
                 confidence="ambiguous",
@@ -87,33 +89,34 @@ class NotJoined:
                 ),
             )
 
-    def _alone(self, case: Case, sides: Sides, stand: Stand) -> Finding:
+    def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
         """Describes a call that few wait in and most have not posted."""
         few, many = sides.waiting, sides.absent
         who = rank_text(case.run, few[0]) if len(few) == 1 else ranks_text(few)
         evidence = [
-            f"{ranks_text(few)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
-            f"{call_text(stand.call)}{site_text(stand.call)}, and {verb(few, 'stand')} in it"
+            f"{ranks_text(few)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
+            f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'pending')} in it"
         ]
         for number in many:
             rank = case.run.by_rank.get(number)
             if rank is None:
                 evidence.append(f"no record of rank {number} was found")
                 continue
-            evidence += self._whereabouts(case, rank, stand)
+            evidence += self._whereabouts(case, rank, pending)
             if (how := case.how_it_ended(rank)) is not None:
                 evidence.append(f"rank {number}: {how}")
         return Finding(
             kind="extra_call",
             summary=(
-                f"{sentence(who)} {verb(few, 'wait')} in call {stand.call.seq} on "
-                f"{comm_text(stand.comm)}, {call_text(stand.call)}{site_text(stand.call)}, which "
+                f"{sentence(who)} {verb(few, 'wait')} in call {pending.call.seq} on "
+                f"{comm_text(pending.comm)}, {call_text(pending.call)}"
+                f"{site_text(pending.call)}, which "
                 f"{ranks_text(many)} never posted: a call that most ranks do not make here."
             ),
-            comm=stand.comm,
-            seq=stand.call.seq,
+            comm=pending.comm,
+            seq=pending.call.seq,
             diverging_ranks=few,
-            odd=stand.call,
+            odd=pending.call,
             confidence="likely",
             analyzer=self.name,
             evidence=tuple(evidence),
@@ -128,29 +131,29 @@ class NotJoined:
     def _strayed(self, case: Case) -> Iterable[Finding]:
         """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
         cycle = () if case.waits.cycle_creates else case.waits.cycle
-        strays = [rank for rank in cycle if not case.is_usual(case.waits.stands[rank])]
+        strays = [rank for rank in cycle if not case.is_usual(case.waits.pending_calls[rank])]
         if len(strays) == 1:
             (number,) = strays
             waiting = tuple(
                 rank
-                for rank, stand in case.waits.stands.items()
-                if number in stand.awaited and rank != number
+                for rank, pending in case.waits.pending_calls.items()
+                if number in pending.awaited and rank != number
             )
             yield self._absent(case, [number], case.waits.where_most_wait(waiting))
 
     def _absent(
-        self, case: Case, numbers: Sequence[int], stand: Stand, reasons: Sequence[str] = ()
+        self, case: Case, numbers: Sequence[int], pending: PendingCall, reasons: Sequence[str] = ()
     ) -> Finding:
         ranks = [case.run.by_rank[number] for number in numbers]
-        waiting = waiting_in(case, stand)
+        waiting = waiting_in(case, pending)
         one = len(ranks) == 1
         evidence = [
-            f"{ranks_text(waiting)} posted call {stand.call.seq} on {comm_text(stand.comm)}, "
-            f"{call_text(stand.call)}, and {verb(waiting, 'stand')} in it"
+            f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
+            f"{call_text(pending.call)}, and {verb(waiting, 'pending')} in it"
         ]
         inferred = [*reasons]
         for rank in ranks:
-            evidence += self._whereabouts(case, rank, stand)
+            evidence += self._whereabouts(case, rank, pending)
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
@@ -177,21 +180,21 @@ class NotJoined:
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
         elif one and not ranks[0].lost:
             was = "; it has posted nothing"
-        late = [rank.rank for rank in ranks if _posted(rank, stand) >= stand.call.seq]
+        late = [rank.rank for rank in ranks if _posted(rank, pending) >= pending.call.seq]
         joined = f"{'does' if one else 'do'} not get to" if late else "never joined"
         who = rank_text(case.run, numbers[0]) if one else ranks_text(numbers)
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(who)} {joined} call {stand.call.seq} on "
-                f"{comm_text(stand.comm)}, {call_text(stand.call)}, in which "
+                f"{sentence(who)} {joined} call {pending.call.seq} on "
+                f"{comm_text(pending.comm)}, {call_text(pending.call)}, in which "
                 f"{ranks_text(waiting)} {verb(waiting, 'wait')}{was}."
             ),
-            comm=stand.comm,
-            seq=stand.call.seq,
+            comm=pending.comm,
+            seq=pending.call.seq,
             diverging_ranks=tuple(numbers),
             odd=last,
-            peers=stand.call,
+            peers=pending.call,
             confidence=(
                 "likely" if case.timeless or reasons or any(r.alive for r in ranks) else "certain"
             ),
@@ -204,22 +207,22 @@ class NotJoined:
         """Where sequences differ: ranks that never came to the very call, and wait for nobody."""
         if not case.stalled:
             return
-        parted = {(parting.comm.key, parting.seq) for parting in case.partings}
-        for key, seq in sorted(parted):
-            stands = [
-                stand
-                for stand in case.waits.stands.values()
-                if (stand.comm.key, stand.call.seq) == (key, seq)
+        diverged = {(divergence.comm.key, divergence.seq) for divergence in case.divergences}
+        for key, seq in sorted(diverged):
+            pending_calls = [
+                pending
+                for pending in case.waits.pending_calls.values()
+                if (pending.comm.key, pending.call.seq) == (key, seq)
             ]
             absent = [
                 number
-                for number in (stands[0].absent if stands else ())
+                for number in (pending_calls[0].absent if pending_calls else ())
                 if number in case.waits.ends
                 and number in case.run.by_rank
                 and case.how_it_ended(case.run.by_rank[number]) is None
             ]
             if absent:
-                yield self._absent(case, absent, stands[0])
+                yield self._absent(case, absent, pending_calls[0])
 
     def _missing_apart(self, case: Case) -> Iterable[Finding]:
         """Where sequences differ: ranks that are missing elsewhere, for a reason of their own.
@@ -229,38 +232,38 @@ class NotJoined:
         """
         if not case.stalled:
             return
-        differing = {parting.comm.key: parting.seq for parting in case.partings}
+        differing = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         differing.update((each.comm.key, each.seq) for each in case.differences)
         odd = {rank for difference in case.differences for rank in difference.odd}
         seen = set()
-        for stand in case.waits.stands.values():
-            key = stand.comm.key
+        for pending in case.waits.pending_calls.values():
+            key = pending.comm.key
             if key in differing or key in seen:
                 continue
             seen.add(key)
             reasons: dict[int, str] = {}
-            for number in stand.absent:
+            for number in pending.absent:
                 rank = case.run.by_rank.get(number)
-                if rank is None or number in odd or _is_hole(rank, stand):
+                if rank is None or number in odd or _is_hole(rank, pending):
                     continue
                 if case.how_it_ended(rank) is not None:
                     continue
                 if any(_reached(rank, key) >= seq for key, seq in differing.items()):
                     # It may be held up there, unless it went on past this call before.
-                    if reason := _came_past(case, stand, rank, differing):
+                    if reason := _came_past(case, pending, rank, differing):
                         reasons[number] = reason
                 elif number in case.waits.ends:
                     reasons[number] = ""
             if not reasons:
                 continue
-            sides = take_sides(case, stand, list(reasons))
+            sides = take_sides(case, pending, list(reasons))
             if sides.diverging == "absent":
                 whys = tuple(reason for reason in reasons.values() if reason)
-                yield self._absent(case, list(reasons), stand, whys)
+                yield self._absent(case, list(reasons), pending, whys)
 
-    def _whereabouts(self, case: Case, rank: Rank, stand: Stand) -> Iterable[str]:
+    def _whereabouts(self, case: Case, rank: Rank, pending: PendingCall) -> Iterable[str]:
         """Says what a rank did instead of joining a call."""
-        number, posted = rank.rank, _posted(rank, stand)
+        number, posted = rank.rank, _posted(rank, pending)
         head = case.waits.heads.get(number)
         if case.waits.is_outside(number) and head is not None:
             comm = case.run.communicators[head.comm]
@@ -268,7 +271,7 @@ class NotJoined:
                 f"rank {number} posted it, too, but its device has not come to call {head.seq} on "
                 f"{comm_text(comm)}: its stream is behind other work"
             )
-        elif posted >= stand.call.seq and head is not None:
+        elif posted >= pending.call.seq and head is not None:
             yield (
                 f"rank {number} posted it, too, but of its calls none has completed since "
                 f"#{head.seq} on {comm_text(case.run.communicators[head.comm])}, "
@@ -296,37 +299,37 @@ class NotJoined:
         """Where sequences differ: who waits elsewhere for the ranks that differ."""
         differing = {difference.comm.key for difference in case.differences}
         seen = set()
-        for stand in case.waits.stands.values():
+        for pending in case.waits.pending_calls.values():
             # After a first difference equal numbers are no equal calls, so that who waits for
             # whom on that communicator cannot be told from them.
             absent = tuple(
                 number
-                for number in stand.absent
-                if (rank := case.run.by_rank.get(number)) is None or not _is_hole(rank, stand)
+                for number in pending.absent
+                if (rank := case.run.by_rank.get(number)) is None or not _is_hole(rank, pending)
             )
-            if stand.comm.key in differing or stand.comm.key in seen or not absent:
+            if pending.comm.key in differing or pending.comm.key in seen or not absent:
                 continue
-            seen.add(stand.comm.key)
-            waiting = waiting_in(case, stand)
+            seen.add(pending.comm.key)
+            waiting = waiting_in(case, pending)
             yield Finding(
                 kind=self.name,
                 summary=(
-                    f"{sentence(ranks_text(waiting))} posted call {stand.call.seq} on "
-                    f"{comm_text(stand.comm)}, {call_text(stand.call)}, which "
+                    f"{sentence(ranks_text(waiting))} posted call {pending.call.seq} on "
+                    f"{comm_text(pending.comm)}, {call_text(pending.call)}, which "
                     f"{ranks_text(absent)} never joined."
                 ),
-                comm=stand.comm,
-                seq=stand.call.seq,
+                comm=pending.comm,
+                seq=pending.call.seq,
                 diverging_ranks=absent,
-                peers=stand.call,
+                peers=pending.call,
                 role="consequence",
                 analyzer=self.name,
             )
 
 
-def _posted(rank: Rank, stand: Stand) -> int:
+def _posted(rank: Rank, pending: PendingCall) -> int:
     """How many calls a rank posted on the communicator that another one stands in."""
-    return _reached(rank, stand.comm.key)
+    return _reached(rank, pending.comm.key)
 
 
 def _reached(rank: Rank, key: str) -> int:
@@ -334,33 +337,33 @@ def _reached(rank: Rank, key: str) -> int:
     return 0 if log is None else log.calls
 
 
-def _is_hole(rank: Rank, stand: Stand) -> bool:
+def _is_hole(rank: Rank, pending: PendingCall) -> bool:
     """Whether calls like the one that a rank stands in are known to be missing in a record."""
     unseen = rank.details.get("unseen")
     return isinstance(unseen, list) and any(
         isinstance(one, dict)
-        and one.get("op") == stand.call.op
-        and stand.comm.key in one.get("comms", ())
+        and one.get("op") == pending.call.op
+        and pending.comm.key in one.get("comms", ())
         for one in unseen
     )
 
 
-def _came_past(case: Case, stand: Stand, rank: Rank, differing: Mapping[str, int]) -> str:
+def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[str, int]) -> str:
     """Say which call a rank went on to that the rank which waits posted after the call in question.
 
     Calls beyond the first difference of a communicator say nothing.
     """
-    waiting = case.run.by_rank[stand.rank]
+    waiting = case.run.by_rank[pending.rank]
     for key, log in rank.logs.items():
         theirs = waiting.logs.get(key)
-        if theirs is None or key == stand.comm.key:
+        if theirs is None or key == pending.comm.key:
             continue
         last = min(log.calls, theirs.calls, differing.get(key, log.calls))
         if last < max(log.first, theirs.first):
             continue
-        if theirs.call(last).position > stand.call.position:
+        if theirs.call(last).position > pending.call.position:
             return (
                 f"rank {rank.rank} went on to call {last} on {comm_text(theirs.communicator)}, "
-                f"which rank {stand.rank} posted after this one"
+                f"which rank {pending.rank} posted after this one"
             )
     return ""

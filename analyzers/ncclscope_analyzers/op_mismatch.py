@@ -35,4 +35,4 @@ class OpMismatch(ParameterMismatch):
 def _overwritten(difference: Difference) -> bool:
     """Whether the calls that are left agree, and the difference lies before them."""
     same = difference.odd_call.signature == difference.peer_call.signature
-    return same and not difference.exact and not difference.witness
+    return same and not difference.exact and not difference.item

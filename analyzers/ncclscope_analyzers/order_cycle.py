@@ -9,7 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import counterpart
 from ncclscope.analysis.waits.minority import waiting_in
 from ncclscope.analysis.waits.posting_order import PostingOrder
-from ncclscope.analysis.waits.waits import Stand
+from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -50,15 +50,15 @@ class OrderCycle:
         cycle = case.waits.cycle
         if not cycle or case.differences or not case.stalled:
             return
-        stands = case.waits.stands
+        pending_calls = case.waits.pending_calls
         odd, against = self._odd(case, cycle)
-        new = [number for number in cycle if not case.is_usual(stands[number])]
+        new = [number for number in cycle if not case.is_usual(pending_calls[number])]
         creates = case.waits.cycle_creates
         posted = isinstance(case.waits, PostingOrder)
         if new == [odd] and not creates and not posted:
             return  # it is in a call of its own, and not early in a common one
-        here = stands[odd if odd is not None else cycle[0]]
-        others = [s for s in map(stands.__getitem__, cycle) if s.comm.key != here.comm.key]
+        here = pending_calls[odd if odd is not None else cycle[0]]
+        others = [s for s in map(pending_calls.__getitem__, cycle) if s.comm.key != here.comm.key]
         # Rather one that the rank itself has to come to: in a long circle there are others.
         there = next((s for s in others if here.rank in s.comm.ranks), next(iter(others), here))
         waiting = ranks_text(number for number in cycle if number != here.rank)
@@ -90,7 +90,7 @@ class OrderCycle:
                 finding = replace(finding, inferred=(_NEW_CALLS, *finding.inferred))
             yield finding
             return
-        part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
+        part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         yield Finding(
             kind=self.name,
             summary=summary,
@@ -110,9 +110,9 @@ class OrderCycle:
             analyzer=self.name,
             evidence=(*against, *_sites(case, here, there))
             if posted
-            else (*self._circle(cycle, stands), *against),
+            else (*self._circle(cycle, pending_calls), *against),
             inferred=(
-                *((_ON_ONE_STREAM, *self._circle(cycle, stands)) if posted else ()),
+                *((_ON_ONE_STREAM, *self._circle(cycle, pending_calls)) if posted else ()),
                 *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
                 *((same_part(part),) if odd is not None and part is not None else ()),
             ),
@@ -124,8 +124,8 @@ class OrderCycle:
         case: Case,
         cycle: tuple[int, ...],
         odd: int | None,
-        here: Stand,
-        there: Stand,
+        here: PendingCall,
+        there: PendingCall,
     ) -> Finding:
         """Describes ranks in calls that the others never posted: nobody's order is recorded.
 
@@ -133,15 +133,15 @@ class OrderCycle:
         to it later.
         """
         mine, theirs = (
-            f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
-            for stand in (here, there)
+            f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+            for pending in (here, there)
         )
         waiting = waiting_in(case, there)
         who = ranks_text(waiting_in(case, here)) if odd is None else rank_text(case.run, odd)
         either = "it skipped that call, or would have come to it later"
         if odd is None:
             either = "one side skipped the other's call, or would have come to it later"
-        part = next((stand.comm for stand in (here, there) if stand.comm.part), None)
+        part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
         named = odd is not None
         # Whoever stands in another call does not come to the creation of a group, in any case.
         sure = there.call.op in CREATION_OPS and not case.timeless and part is None
@@ -149,7 +149,7 @@ class OrderCycle:
             kind="not_joined",
             summary=(
                 f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
-                f"{verb(waiting, 'wait')}, but {'stands' if named else 'waits'} in {mine}: "
+                f"{verb(waiting, 'wait')}, but {'pending_calls' if named else 'waits'} in {mine}: "
                 f"{either}."
             ),
             comm=there.comm,
@@ -160,17 +160,19 @@ class OrderCycle:
             peers=there.call,
             confidence="ambiguous" if not named else "certain" if sure else "likely",
             analyzer=self.name,
-            evidence=tuple(self._circle(cycle, case.waits.stands)),
+            evidence=tuple(self._circle(cycle, case.waits.pending_calls)),
             inferred=(same_part(part),) if named and part is not None else (),
             extent=len(cycle),
         )
 
-    def _circle(self, cycle: tuple[int, ...], stands: Mapping[int, Stand]) -> Iterable[str]:
+    def _circle(
+        self, cycle: tuple[int, ...], pending_calls: Mapping[int, PendingCall]
+    ) -> Iterable[str]:
         for place, number in enumerate(cycle):
-            stand = stands[number]
+            pending = pending_calls[number]
             yield (
-                f"rank {number} stands in #{stand.call.seq} on {comm_text(stand.comm)}, "
-                f"{call_text(stand.call)}, and waits for rank {cycle[(place + 1) % len(cycle)]}"
+                f"rank {number} stands in #{pending.call.seq} on {comm_text(pending.comm)}, "
+                f"{call_text(pending.call)}, and waits for rank {cycle[(place + 1) % len(cycle)]}"
             )
 
     def _odd(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
@@ -179,10 +181,14 @@ class OrderCycle:
         In a circle of two nothing in the circle itself says who is odd. But every rank that
         plays the same part enters communicators of the same kinds, and its order counts.
         """
-        stands = case.waits.stands
-        first = stands[cycle[0]]
+        pending_calls = case.waits.pending_calls
+        first = pending_calls[cycle[0]]
         second = next(
-            (stands[number] for number in cycle if stands[number].comm.kind != first.comm.kind),
+            (
+                pending_calls[number]
+                for number in cycle
+                if pending_calls[number].comm.kind != first.comm.kind
+            ),
             None,
         )
         if second is None:
@@ -204,9 +210,11 @@ class OrderCycle:
             f"{ranks_text(rare)}",
         )
 
-    def _order(self, case: Case, rank: Rank, first: Stand, second: Stand) -> bool | None:
+    def _order(
+        self, case: Case, rank: Rank, first: PendingCall, second: PendingCall
+    ) -> bool | None:
         """Whether a rank posted its counterpart of one call before that of the other."""
-        places = [self._place(case, rank, stand) for stand in (first, second)]
+        places = [self._place(case, rank, pending) for pending in (first, second)]
         if -1 in places:
             return None
         before, after = places
@@ -215,19 +223,19 @@ class OrderCycle:
             return None if before is after else before is not None
         return before < after
 
-    def _place(self, case: Case, rank: Rank, stand: Stand) -> int | None:
+    def _place(self, case: Case, rank: Rank, pending: PendingCall) -> int | None:
         """Where a rank posted its counterpart of a call; None not yet, -1 when it has none."""
         place: int | None = -1
-        if stand.comm.creates_groups and rank.rank in stand.comm.ranks:
+        if pending.comm.creates_groups and rank.rank in pending.comm.ranks:
             place = None  # it belongs there, also before its first creation
         for key, log in rank.logs.items():
-            if case.run.communicators[key].kind != stand.comm.kind:
+            if case.run.communicators[key].kind != pending.comm.kind:
                 continue
-            seq: int | None = stand.call.seq
-            if key != stand.comm.key:
-                standing = case.run.by_rank[stand.rank]
-                own = standing.logs[stand.comm.key]
-                seq = counterpart(standing, own, stand.call.seq, rank, log)
+            seq: int | None = pending.call.seq
+            if key != pending.comm.key:
+                standing = case.run.by_rank[pending.rank]
+                own = standing.logs[pending.comm.key]
+                seq = counterpart(standing, own, pending.call.seq, rank, log)
             if seq is None:
                 continue  # it is at another place of the program, and tells nothing
             if log.first <= seq <= log.calls:
@@ -236,28 +244,29 @@ class OrderCycle:
         return place
 
 
-def _both_posted(case: Case, cycle: tuple[int, ...], here: Stand, there: Stand) -> bool:
+def _both_posted(case: Case, cycle: tuple[int, ...], here: PendingCall, there: PendingCall) -> bool:
     """Whether both orders of two calls are recorded: on each side somebody has posted both."""
     orders = set()
     for number in cycle:
         places = []
-        for stand in (here, there):
-            log = case.run.by_rank[number].logs.get(stand.comm.key)
-            if log is not None and log.first <= stand.call.seq <= log.calls:
-                places.append(log.call(stand.call.seq).position)
+        for pending in (here, there):
+            log = case.run.by_rank[number].logs.get(pending.comm.key)
+            if log is not None and log.first <= pending.call.seq <= log.calls:
+                places.append(log.call(pending.call.seq).position)
         if len(places) == 2:
             orders.add(places[0] < places[1])
     return len(orders) == 2
 
 
-def _sites(case: Case, *stands: Stand) -> Iterable[str]:
+def _sites(case: Case, *pending_calls: PendingCall) -> Iterable[str]:
     """Says from where two ranks posted the same two calls, each in its own order."""
-    for stand, other in zip(stands, stands[::-1], strict=True):
-        log = case.run.by_rank[stand.rank].logs.get(other.comm.key)
+    for pending, other in zip(pending_calls, pending_calls[::-1], strict=True):
+        log = case.run.by_rank[pending.rank].logs.get(other.comm.key)
         if log is None or not log.first <= other.call.seq <= log.calls:
             continue
-        first, then = stand.call, log.call(other.call.seq)
+        first, then = pending.call, log.call(other.call.seq)
         yield (
-            f"rank {stand.rank} posted #{first.seq} on {comm_text(stand.comm)}{site_text(first)}, "
+            f"rank {pending.rank} posted #{first.seq} on "
+            f"{comm_text(pending.comm)}{site_text(first)}, "
             f"and after it #{then.seq} on {comm_text(other.comm)}{site_text(then)}"
         )

@@ -27,17 +27,17 @@ class SizeMismatch(ParameterMismatch):
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields differences in size, then calls whose output does not fit their own input."""
         yield from super().analyze(case)
-        parted = {parting.comm.key: parting.seq for parting in case.partings}
+        diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for key, comm in case.run.communicators.items():
             if len(comm.ranks) < 2:
                 continue
             unfit: dict[int, dict[int, Call]] = {}
             for number, log in case.logs(key).items():
-                for call in _unfit(log, len(comm.ranks), parted.get(key), whole=whole):
+                for call in _unfit(log, len(comm.ranks), diverged.get(key), whole=whole):
                     unfit.setdefault(call.seq, {})[number] = call
             seq = min(unfit, default=0)
-            if seq and seq != parted.get(key):
+            if seq and seq != diverged.get(key):
                 yield self._unfit(case, comm, seq, unfit[seq])
 
     def _unfit(

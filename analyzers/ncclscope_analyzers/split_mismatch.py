@@ -40,13 +40,13 @@ class SplitMismatch(ParameterMismatch):
         the rows that a member gathers or is left with are its own entry of the sizes.
         """
         yield from super().analyze(case)
-        parted = {parting.comm.key: parting.seq for parting in case.partings}
+        diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         whole = any(rank.details.get("splits") for rank in case.run.ranks)
         for key, comm in case.run.communicators.items():
-            finding = self._first_unfit(case, comm, parted.get(key), whole=whole)
+            finding = self._first_unfit(case, comm, diverged.get(key), whole=whole)
             if finding is not None:
                 yield finding
-            yield from self._first_unlike(case, comm, parted.get(key))
+            yield from self._first_unlike(case, comm, diverged.get(key))
 
     def _first_unfit(
         self, case: Case, comm: Communicator, end: int | None, *, whole: bool

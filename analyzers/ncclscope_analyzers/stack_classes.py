@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.evidence import judge_capture
-from ncclscope.analysis.processes.motion import Stance
+from ncclscope.analysis.processes.evidence import judge_snapshot
+from ncclscope.analysis.processes.motion import Motion
 from ncclscope.model import Call, Finding, State, sites
 from ncclscope.model.snapshot import Frame
 
@@ -20,10 +20,10 @@ class StackClasses:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yields at most one finding, from stacks, GPUs and NCCL's RAS together."""
-        capture = case.run.capture
-        if capture is None:
+        snapshot = case.run.snapshot
+        if snapshot is None:
             return
-        found = judge_capture(capture)
+        found = judge_snapshot(snapshot)
         if found is None:
             return
         yield Finding(
@@ -41,13 +41,13 @@ class StackClasses:
         )
 
 
-def _call(stance: Stance | None) -> Call | None:
+def _call(motion: Motion | None) -> Call | None:
     """The collective that a stack shows. A stack holds neither its number nor its tensor."""
-    if stance is None or stance.op is None:
+    if motion is None or motion.op is None:
         return None
-    place, user = stance.place, stance.user_place
+    place, user = motion.place, motion.user_place
     return Call(
-        op=stance.op,
+        op=motion.op,
         comm="",
         seq=0,
         position=0,

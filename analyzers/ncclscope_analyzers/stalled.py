@@ -111,10 +111,10 @@ class Stalled:
         if case.waits.heads or len(ranks) < 2:
             return
         seconds = case.longest_common_quiet(ranks)
-        capture = case.run.capture
+        snapshot = case.run.snapshot
         spinning = {rank.rank for rank in case.run.ranks if rank.details.get("gpu_spins")}
-        if capture is not None:
-            found = gpu_conditions(capture)
+        if snapshot is not None:
+            found = gpu_conditions(snapshot)
             spinning.update(rank for rank, condition in found.items() if condition == "spins")
         if seconds is None or seconds < ALONE_SECONDS:
             return
@@ -228,7 +228,7 @@ class Stalled:
             if comm.key in seen or len(comm.ranks) < 2:
                 continue
             seen.add(comm.key)
-            if any(rank in behind or rank in case.waits.stands for rank in comm.ranks):
+            if any(rank in behind or rank in case.waits.pending_calls for rank in comm.ranks):
                 continue  # it has not come to the collective yet, or waits for one that has not
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
@@ -306,7 +306,7 @@ def _behind(case: Case, pending: Mapping[int, _Half]) -> set[int]:
     behind = {
         rank
         for rank, half in pending.items()
-        if half.answer is None or half.is_shared(pending) or half.other in case.waits.stands
+        if half.answer is None or half.is_shared(pending) or half.other in case.waits.pending_calls
     }
     grown = True
     while grown:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
-from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.metadata import DAMAGED
-from ncclscope.model.snapshot import Capture
+from ncclscope.model.snapshot import Snapshot
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -81,17 +81,17 @@ def judge_agreement(
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
         return Agreement("unknown", f"{differ} What they posted later cannot be compared.")
-    capture = run.capture
-    if not waiting and capture is not None and (posted := _posted_since(run, capture)):
+    snapshot = run.snapshot
+    if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
         return Agreement(
             "ok",
             f"The job moves: {ranks_text(posted)} posted calls while it was watched for "
-            f"{capture.gap:.0f} s. {_agree(case)}",
+            f"{snapshot.gap:.0f} s. {_agree(case)}",
         )
     if late := waiting or seen:
         return Agreement("unknown", " ".join(dict.fromkeys(one.summary for one in late[:3])))
-    if capture is not None:
-        return _seen(case, capture, coverage)
+    if snapshot is not None:
+        return _seen(case, snapshot, coverage)
     if any(rank.alive for rank in run.ranks):
         return _living(case, coverage)
     return _past(case, coverage)
@@ -140,46 +140,46 @@ def _unseen(coverage: Coverage) -> str:
     return f" Not recorded: {said}."
 
 
-def _seen(case: Case, capture: Capture, coverage: Coverage) -> Agreement:
+def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     """Judge a job whose processes were seen."""
     run = case.run
-    stances = take_stances(capture)
-    moving = [rank for rank, stance in stances.items() if stance.condition == "moving"]
+    motions = read_motions(snapshot)
+    moving = [rank for rank, motion in motions.items() if motion.condition == "moving"]
     resting = [
         number
-        for number, stance in stances.items()
-        if (stance.condition == "still" and stance.waits == "queue")
-        or stance.condition == "ended"
+        for number, motion in motions.items()
+        if (motion.condition == "still" and motion.waits == "queue")
+        or motion.condition == "ended"
         or ((rank := run.by_rank.get(number)) is not None and (is_idle(rank) or rank.exited))
     ]
     traced = any(rank.logs for rank in run.ranks)
     agree = f" {_agree(case)}" if traced else ""
-    if len(stances) == 1 and len(run.ranks) == 1:
+    if len(motions) == 1 and len(run.ranks) == 1:
         return Agreement(
             "unknown", "One process only: there is no other to compare it with." + agree
         )
-    if len(resting) == len(stances):
+    if len(resting) == len(motions):
         return Agreement("ok", f"All ranks wait for work, none for another.{agree}")
-    if len({*moving, *resting}) == len(stances):
+    if len({*moving, *resting}) == len(motions):
         return Agreement("ok", f"All ranks move. None differs from the others.{agree}")
-    if len(moving) * 2 > len(stances):
+    if len(moving) * 2 > len(motions):
         return Agreement(
             "ok",
-            f"{len(moving)} of {plural(len(stances), 'rank')} move. None is seen to be "
+            f"{len(moving)} of {plural(len(motions), 'rank')} move. None is seen to be "
             f"stuck.{agree}",
         )
-    still = [rank for rank in stances if rank not in moving and rank not in resting]
+    still = [rank for rank in motions if rank not in moving and rank not in resting]
     return Agreement(
         "unknown",
-        f"{sentence(ranks_text(still))} did not move for {capture.gap:.0f} s, and nothing that "
+        f"{sentence(ranks_text(still))} did not move for {snapshot.gap:.0f} s, and nothing that "
         f"was seen says why.{agree}{_unseen(coverage)}",
     )
 
 
-def _posted_since(run: Run, capture: Capture) -> list[int]:
+def _posted_since(run: Run, snapshot: Snapshot) -> list[int]:
     """Return the ranks that posted a call while the job was watched, by its own host's clock."""
-    since = capture.time_ns - int(max(capture.gap, 1.0) * 1e9)
-    hosts = capture.hosts or (capture.host,)
+    since = snapshot.time_ns - int(max(snapshot.gap, 1.0) * 1e9)
+    hosts = snapshot.hosts or (snapshot.host,)
     return [
         rank.rank
         for rank in run.ranks

@@ -12,7 +12,7 @@ from functools import cached_property, cmp_to_key
 
 from ncclscope.analysis.processes.device_verdict import gpu_conditions
 from ncclscope.analysis.records import Records
-from ncclscope.analysis.sequences.align import Parting, side_by_side
+from ncclscope.analysis.sequences.align import Divergence, side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.explain import explain
 from ncclscope.analysis.sequences.groups import GroupSwap, part_outside_groups
@@ -24,7 +24,7 @@ from ncclscope.analysis.sequences.tie_breaks import suspect_of_pair, usual_group
 from ncclscope.analysis.waits.endings import interrupted_after
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
-from ncclscope.analysis.waits.waits import Stand, Waits
+from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Rank, Run
 from ncclscope.model.log import CallLog
 
@@ -64,7 +64,7 @@ class Case(Records):
         """Those of them after which the members' calls cannot be numbered alike."""
         if survived := find_survived(run):
             self.survived = tuple(self._survived(survived))
-            without = {each.parting.comm.key for each in survived if not each.logs}
+            without = {each.divergence.comm.key for each in survived if not each.logs}
             self.uncompared = tuple(each for each in self.survived if each.comm.key in without)
             self.run = after_survived(run, survived)
             self._logs.clear()
@@ -77,17 +77,17 @@ class Case(Records):
         this may be a hang.
         """
         recorded = Waits(self.run)
-        if recorded.stands or self.timeless or self.partings:
+        if recorded.pending_calls or self.timeless or self.divergences:
             return recorded
         quiet = [r for r in self.run.ranks if self.longest_common_quiet([r.rank]) is not None]
         if len(quiet) < 2 or any(rank.exited for rank in quiet):
             return recorded
         followed = PostingOrder(self.run)
-        if not followed.cycle or self.longest_common_quiet(followed.stands) is None:
+        if not followed.cycle or self.longest_common_quiet(followed.pending_calls) is None:
             return recorded
-        capture = self.run.capture
-        conditions = {} if capture is None else gpu_conditions(capture)
-        rests = any(conditions.get(rank) == "idle" for rank in followed.stands)
+        snapshot = self.run.snapshot
+        conditions = {} if snapshot is None else gpu_conditions(snapshot)
+        rests = any(conditions.get(rank) == "idle" for rank in followed.pending_calls)
         return recorded if rests else followed
 
     def recorded(self, key: str) -> Mapping[int, CallLog]:
@@ -99,12 +99,12 @@ class Case(Records):
     # --- differences -------------------------------------------------------------------------
 
     @cached_property
-    def partings(self) -> list[Parting]:
+    def divergences(self) -> list[Divergence]:
         """For each communicator whose members differ, where they part."""
         return [
-            parting
-            for parting, _ in self._parted
-            if parting is not None and len(parting.groups) > 1
+            divergence
+            for divergence, _ in self._parted
+            if divergence is not None and len(divergence.groups) > 1
         ]
 
     @cached_property
@@ -113,7 +113,7 @@ class Case(Records):
         return [swap for _, swaps in self._parted for swap in swaps]
 
     @cached_property
-    def _parted(self) -> list[tuple[Parting | None, list[GroupSwap]]]:
+    def _parted(self) -> list[tuple[Divergence | None, list[GroupSwap]]]:
         return [
             part_outside_groups(comm, self.logs(key))
             for key, comm in self.run.communicators.items()
@@ -129,88 +129,90 @@ class Case(Records):
         """What differs, one entry for each group of odd ranks, in order of their time."""
         found = []
         singled: set[int] = set()
-        for first in self.partings:
-            parting: Parting | None = first
-            while parting is not None and parting.majority:
-                for group in parting.groups[1:]:
+        for first in self.divergences:
+            divergence: Divergence | None = first
+            while divergence is not None and divergence.majority:
+                for group in divergence.groups[1:]:
                     singled.update(group)
-                    found.append(self._difference(parting, group, parting.majority, "majority"))
-                parting = self._later(parting)
-        for parting in self.partings:
-            if not parting.majority:
-                found += self._undecided(parting, singled)
-        parted = {parting.comm.key for parting in self.partings}
-        found += find_skips(self, self.run.communicators.keys() - parted, singled)
+                    found.append(
+                        self._difference(divergence, group, divergence.majority, "majority")
+                    )
+                divergence = self._later(divergence)
+        for divergence in self.divergences:
+            if not divergence.majority:
+                found += self._undecided(divergence, singled)
+        diverged = {divergence.comm.key for divergence in self.divergences}
+        found += find_skips(self, self.run.communicators.keys() - diverged, singled)
         in_order = sorted(found, key=cmp_to_key(self._compare))
         return sorted(in_order, key=lambda difference: not difference.odd)
 
-    def _later(self, parting: Parting) -> Parting | None:
+    def _later(self, divergence: Divergence) -> Divergence | None:
         """Where those part further on who agreed when others left them: another cause by itself."""
-        logs = {number: self._log(parting, number) for number in parting.majority}
-        found, _ = part_outside_groups(parting.comm, logs)
+        logs = {number: self._log(divergence, number) for number in divergence.majority}
+        found, _ = part_outside_groups(divergence.comm, logs)
         return found if found is not None and len(found.groups) > 1 else None
 
     def _survived(self, survived: Sequence[Survived]) -> Iterator[Difference]:
         for each in survived:
-            parting = each.parting
-            largest, *others = parting.groups
-            if parting.majority:
-                found = [self._difference(parting, odd, largest, "majority") for odd in others]
+            divergence = each.divergence
+            largest, *others = divergence.groups
+            if divergence.majority:
+                found = [self._difference(divergence, odd, largest, "majority") for odd in others]
             else:
-                found = [self._of_equal_weight(parting)]
+                found = [self._of_equal_weight(divergence)]
             yield from (replace(one, survived=each.completed) for one in found)
 
-    def _undecided(self, parting: Parting, singled: set[int]) -> Iterator[Difference]:
+    def _undecided(self, divergence: Divergence, singled: set[int]) -> Iterator[Difference]:
         """Decides who is odd where no majority does."""
-        touched = [group for group in parting.groups if singled & set(group)]
-        if 0 < len(touched) < len(parting.groups):
-            untouched = [group for group in parting.groups if group not in touched]
+        touched = [group for group in divergence.groups if singled & set(group)]
+        if 0 < len(touched) < len(divergence.groups):
+            untouched = [group for group in divergence.groups if group not in touched]
             for group in touched:
-                yield self._difference(parting, group, untouched[0], "other communicators")
+                yield self._difference(divergence, group, untouched[0], "other communicators")
             return
-        usual = usual_group(self, parting)
+        usual = usual_group(self, divergence)
         if usual is not None:
-            for group in parting.groups:
+            for group in divergence.groups:
                 if group != usual:
-                    yield self._difference(parting, group, usual, "same kind")
+                    yield self._difference(divergence, group, usual, "same kind")
             return
-        yield self._of_equal_weight(parting)
+        yield self._of_equal_weight(divergence)
 
-    def _of_equal_weight(self, parting: Parting) -> Difference:
+    def _of_equal_weight(self, divergence: Divergence) -> Difference:
         """Describes what two sides did of which neither is known to be odd."""
-        one, other = parting.groups[:2]
-        suspect, basis = suspect_of_pair(self, parting) or ((), "")
+        one, other = divergence.groups[:2]
+        suspect, basis = suspect_of_pair(self, divergence) or ((), "")
         if suspect == one:
             one, other = other, one
-        everybody = tuple(sorted(rank for group in parting.groups for rank in group))
-        found = self._difference(parting, other, one, basis)
+        everybody = tuple(sorted(rank for group in divergence.groups for rank in group))
+        found = self._difference(divergence, other, one, basis)
         return replace(found, odd=(), peers=everybody, suspect=suspect)
 
     def _difference(
-        self, parting: Parting, odd: tuple[int, ...], peers: tuple[int, ...], basis: str
+        self, divergence: Divergence, odd: tuple[int, ...], peers: tuple[int, ...], basis: str
     ) -> Difference:
-        sides = [max(ranks, key=lambda n: self._log(parting, n).calls) for ranks in (odd, peers)]
-        odd_log, peer_log = (self._log(parting, number) for number in sides)
-        one, other = ((self.run.by_rank[n], self._log(parting, n)) for n in sides)
-        found = explain(parting.comm, one, other, parting.seq)
+        sides = [max(ranks, key=lambda n: self._log(divergence, n).calls) for ranks in (odd, peers)]
+        odd_log, peer_log = (self._log(divergence, number) for number in sides)
+        one, other = ((self.run.by_rank[n], self._log(divergence, n)) for n in sides)
+        found = explain(divergence.comm, one, other, divergence.seq)
         difference = Difference(
-            comm=parting.comm,
-            seq=parting.seq,
-            exact=parting.exact,
+            comm=divergence.comm,
+            seq=divergence.seq,
+            exact=divergence.exact,
             odd=odd,
             peers=peers,
-            odd_call=odd_log.call(parting.seq),
-            peer_call=peer_log.call(parting.seq),
+            odd_call=odd_log.call(divergence.seq),
+            peer_call=peer_log.call(divergence.seq),
             edits=tuple(found.edits),
-            aligned=tuple(side_by_side(odd_log, peer_log, parting.seq, found.edits)),
+            aligned=tuple(side_by_side(odd_log, peer_log, divergence.seq, found.edits)),
             basis=basis,
             order=found.order,
             other=found.other,
         )
         return trace_back(self, difference, odd_log, peer_log)
 
-    def _log(self, parting: Parting, rank: int) -> CallLog:
-        return self.logs(parting.comm.key)[rank]
+    def _log(self, divergence: Divergence, rank: int) -> CallLog:
+        return self.logs(divergence.comm.key)[rank]
 
     @cached_property
     def order(self) -> Order:
@@ -238,7 +240,7 @@ class Case(Records):
         Input without signs of life does not tell how long anybody has waited. Even then a
         circle of waiting ranks waits in vain.
         """
-        waiting = [self.run.by_rank[number] for number in self.waits.stands]
+        waiting = [self.run.by_rank[number] for number in self.waits.pending_calls]
         if not waiting:
             return False
         if self.timeless:
@@ -263,20 +265,22 @@ class Case(Records):
         ends = [self.run.by_rank.get(number) for number in self.waits.ends]
         return bool(ends) and all(rank is not None and rank.alive is False for rank in ends)
 
-    def is_usual(self, stand: Stand) -> bool:
+    def is_usual(self, pending: PendingCall) -> bool:
         """Whether the call that a rank stands in is one that its communicator has seen before.
 
         In a circle of waiting ranks this tells a call that came in the wrong order from one
         that nobody else was ever going to make.
         """
-        log = self.run.by_rank[stand.rank].logs[stand.comm.key]
-        past = log.span(max(log.first, stand.call.seq - PAST), stand.call.seq)
-        return any(habit_of(call) == habit_of(stand.call) for call in past)
+        log = self.run.by_rank[pending.rank].logs[pending.comm.key]
+        past = log.span(max(log.first, pending.call.seq - PAST), pending.call.seq)
+        return any(habit_of(call) == habit_of(pending.call) for call in past)
 
     @cached_property
     def quiet(self) -> float | None:
         """How long the waiting ranks have waited at least, in seconds; None when unknown."""
-        known = [self.quiet_seconds(self.run.by_rank[number]) for number in self.waits.stands]
+        known = [
+            self.quiet_seconds(self.run.by_rank[number]) for number in self.waits.pending_calls
+        ]
         return min((seconds for seconds in known if seconds is not None), default=None)
 
     def how_it_ended(self, rank: Rank) -> str | None:
@@ -295,7 +299,7 @@ class Case(Records):
         quiet = self.quiet_seconds(rank)
         others = [
             seconds
-            for number in self.waits.stands
+            for number in self.waits.pending_calls
             if number != rank.rank
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
         ]

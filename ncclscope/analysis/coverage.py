@@ -9,7 +9,7 @@ from typing import Any
 from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
-from ncclscope.model.snapshot import Capture, RasComm
+from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.untrusted import printable
 
 __all__ = [
@@ -142,8 +142,8 @@ def _entries(rank: Rank) -> list[Mapping[str, Any]]:
 def _missing(run: Run) -> Iterator[str]:
     if run.missing:
         yield f"{ranks_text(run.missing)} left no record"
-    capture = run.capture
-    if capture is None:
+    snapshot = run.snapshot
+    if snapshot is None:
         return
     bare = [rank.rank for rank in run.ranks if not rank.logs]
     if bare and len(bare) == len(run.ranks):
@@ -155,7 +155,7 @@ def _missing(run: Run) -> Iterator[str]:
         yield f"{ranks_text(bare)}: no call is recorded of these processes"
     unread = [
         worker.rank
-        for worker in capture.workers
+        for worker in snapshot.workers
         if not worker.stacks[-1:] or not worker.stacks[-1].threads
     ]
     if unread:
@@ -196,12 +196,12 @@ def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
 
     RAS knows a communicator by a hash that no probe sees, but its members by their processes.
     """
-    capture = run.capture
-    if capture is None or capture.ras is None or not any(rank.logs for rank in run.ranks):
+    snapshot = run.snapshot
+    if snapshot is None or snapshot.ras is None or not any(rank.logs for rank in run.ranks):
         return
     counted: dict[tuple[int, ...], list[RasComm]] = {}
-    for one in capture.ras.comms:
-        if (members := _members(capture, one)) and any(rank.counts for rank in one.ranks):
+    for one in snapshot.ras.comms:
+        if (members := _members(snapshot, one)) and any(rank.counts for rank in one.ranks):
             counted.setdefault(members, []).append(one)
     recorded: dict[tuple[int, ...], list[Communicator]] = {}
     for comm in run.communicators.values():
@@ -256,9 +256,9 @@ def _launched(counts: Mapping[str, int]) -> int:
     return sum(count for name, count in counts.items() if name not in ("Send", "Recv"))
 
 
-def _members(capture: Capture, comm: RasComm) -> tuple[int, ...]:
+def _members(snapshot: Snapshot, comm: RasComm) -> tuple[int, ...]:
     """Return the global ranks of a communicator that RAS knows; none where one is not known."""
-    by_pid = {worker.pid: worker.rank for worker in capture.workers}
+    by_pid = {worker.pid: worker.rank for worker in snapshot.workers}
     known = [by_pid.get(rank.pid) for rank in comm.ranks]
     if len(known) != comm.size or None in known:
         return ()

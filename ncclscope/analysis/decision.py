@@ -96,8 +96,8 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         return finding
     waiting = tuple(
         number
-        for number, stand in sorted(case.waits.stands.items())
-        if (stand.comm.key, stand.call.seq) == (comm.key, seq)
+        for number, pending in sorted(case.waits.pending_calls.items())
+        if (pending.comm.key, pending.call.seq) == (comm.key, seq)
     )
     absent = tuple(rank for rank in comm.ranks if rank not in waiting)
     hidden = tuple(rank for rank in absent if _may_hide(case, rank, positions.get(rank), comm.key))
@@ -108,7 +108,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         return finding  # these are known to be elsewhere, and all others wait for them
     if finding.kind == "dead_rank" and len(waiting) > len(absent):
         return finding
-    call = case.waits.stands[waiting[0]].call
+    call = case.waits.pending_calls[waiting[0]].call
     where = f"call {seq} on {comm_text(comm)}, {call_text(call)}"
     doing = _hidden_text(hidden, positions)
     short = _short_by_counts(case)
@@ -263,8 +263,8 @@ def _from_counts(case: Case) -> Iterable[Finding]:
 
     Counts prove how many calls of which function are missing, and not which.
     """
-    capture = case.run.capture
-    heard = None if capture is None else hear_ras(capture)
+    snapshot = case.run.snapshot
+    heard = None if snapshot is None else hear_ras(snapshot)
     if heard is None or not heard.odd:
         return
     ranks = heard.ranks
@@ -288,14 +288,14 @@ def _from_counts(case: Case) -> Iterable[Finding]:
 
 def _short_by_counts(case: Case) -> tuple[int, ...]:
     """Return the ranks that launched fewer calls than their peers; none where counts agree."""
-    capture = case.run.capture
-    heard = None if capture is None else hear_ras(capture)
+    snapshot = case.run.snapshot
+    heard = None if snapshot is None else hear_ras(snapshot)
     return heard.ranks if heard is not None and heard.kind == "missing_call" else ()
 
 
 def _ras_lines(case: Case) -> tuple[str, ...]:
-    capture = case.run.capture
-    heard = None if capture is None else hear_ras(capture)
+    snapshot = case.run.snapshot
+    heard = None if snapshot is None else hear_ras(snapshot)
     return () if heard is None else (f"ras: {heard.says}",)
 
 
@@ -310,7 +310,7 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
     """Return a finding that says where its diverging ranks are now, where a stack says it."""
     if finding.analyzer == FROM_STACKS:
         return finding
-    asked = finding.diverging_ranks[:_SHOWN] if case.run.capture is not None else ()
+    asked = finding.diverging_ranks[:_SHOWN] if case.run.snapshot is not None else ()
     frames = {
         rank: position.frame
         for rank in asked

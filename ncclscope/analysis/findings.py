@@ -109,13 +109,13 @@ def from_difference(
         until = "on, and further later" if len(difference.edits) > 1 else "to the end"
         thoughts.append(
             f"which call it is: these calls equal each other in all that members must agree in, "
-            f"but {difference.witness} are those of the others, shifted by {off}, from "
+            f"but {difference.item} are those of the others, shifted by {off}, from "
             f"#{difference.seq} {until}"
         )
-    elif difference.witness:
+    elif difference.item:
         facts.append(
             f"in what members must agree in they differ from #{difference.noticed} on, in "
-            f"{difference.witness} from #{difference.seq} on"
+            f"{difference.item} from #{difference.seq} on"
         )
     if difference.other is not None:
         did = "put in" if difference.other.put else "left out"

@@ -55,7 +55,9 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
     lost = [rank for rank in comm.ranks if is_damaged(case.run, rank, comm.key)]
     if not lost:
         return finding
-    waiting = [n for n, stand in sorted(case.waits.stands.items()) if stand.comm.key == comm.key]
+    waiting = [
+        n for n, pending in sorted(case.waits.pending_calls.items()) if pending.comm.key == comm.key
+    ]
     where = f"call {finding.seq} on {comm_text(comm)}"
     return replace(
         finding,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 
 __all__ = ["Cell", "Row", "build_table"]
 
@@ -29,7 +29,7 @@ class Cell:
     calls: int
     delta: int
     last: Call | None
-    device: DeviceStand | None = None
+    device: DeviceProgress | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cell in the terms of the JSON verdict."""

@@ -20,7 +20,7 @@ from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
-from ncclscope.analysis.processes.evidence import Witness, call_witnesses, describe_capture
+from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.survived import AssumedCall
@@ -99,9 +99,9 @@ class Verdict:
         return (*self.run.notes, *map(printable, device_notes(self.run)))
 
     @property
-    def witnesses(self) -> tuple[Witness, ...]:
+    def evidence(self) -> tuple[Evidence, ...]:
         """Those of living processes, where somebody looked; what each says."""
-        return call_witnesses(self.run, self.cause)
+        return gather_evidence(self.run, self.cause)
 
     @property
     def in_trouble(self) -> bool:
@@ -119,10 +119,10 @@ class Verdict:
         if self.cause is not None:
             cause = self.cause.to_dict()
         seen = {}
-        if self.run.capture is not None:
+        if self.run.snapshot is not None:
             seen = {
-                "witnesses": [witness.to_dict() for witness in self.witnesses],
-                "stacks": describe_capture(self.run.capture),
+                "witnesses": [item.to_dict() for item in self.evidence],
+                "stacks": describe_snapshot(self.run.snapshot),
             }
         return {
             "schema": SCHEMA,

@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ncclscope.attach.session import Look
+from ncclscope.attach.session import JobSample
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.model import Run, sites
-from ncclscope.model.snapshot import Capture, Frame, Source, Stacks, Thread, Worker
+from ncclscope.model.snapshot import Frame, Snapshot, Source, Stacks, Thread, Worker
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.ring import layout
@@ -63,7 +63,12 @@ def _unusable(directory: Path, error: OSError) -> UsageError:
 
 
 def write_bundle(
-    directory: Path, look: Look, verdict: dict[str, object], screen: str, *, redacted: bool = False
+    directory: Path,
+    look: JobSample,
+    verdict: dict[str, object],
+    screen: str,
+    *,
+    redacted: bool = False,
 ) -> list[str]:
     """Writes a bundle.
 
@@ -80,16 +85,16 @@ def write_bundle(
     Raises:
         UsageError: The directory cannot be written to.
     """
-    capture = redact(look.capture) if redacted else look.capture
+    snapshot = redact(look.snapshot) if redacted else look.snapshot
     failed: list[str] = []
     try:
         make_private(directory)
-        write_private(directory / CAPTURE_FILE, json.dumps(capture.to_dict()) + "\n")
+        write_private(directory / CAPTURE_FILE, json.dumps(snapshot.to_dict()) + "\n")
         document = _redact_texts(verdict) if redacted else verdict
         write_private(directory / "verdict.json", json.dumps(document) + "\n")
         write_private(directory / "verdict.txt", screen + "\n")
-        if capture.ras is not None:
-            write_private(directory / "ras.txt", capture.ras.text)
+        if snapshot.ras is not None:
+            write_private(directory / "ras.txt", snapshot.ras.text)
     except OSError as error:
         raise _unusable(directory, error) from None
     failed += _copy(look.rings, directory / "rings", redacted=redacted)
@@ -104,22 +109,22 @@ def redact_run(run: Run) -> Run:
     """Leaves the same out of a run, so that its verdict can be shown to anybody."""
     return replace(
         run,
-        capture=None if run.capture is None else redact(run.capture),
+        snapshot=None if run.snapshot is None else redact(run.snapshot),
         sources=tuple(Path(source).name for source in run.sources),
         notes=tuple(_without_paths(note) for note in run.notes),
     )
 
 
-def redact(capture: Capture) -> Capture:
+def redact(snapshot: Snapshot) -> Snapshot:
     """Leaves out folders of source files, command lines and environments."""
     return replace(
-        capture,
-        workers=tuple(_redact_worker(worker) for worker in capture.workers),
+        snapshot,
+        workers=tuple(_redact_worker(worker) for worker in snapshot.workers),
         sources=tuple(
             Source(one.name, one.available, _without_paths(one.state), one.enable)
-            for one in capture.sources
+            for one in snapshot.sources
         ),
-        notes=tuple(_without_paths(note) for note in capture.notes),
+        notes=tuple(_without_paths(note) for note in snapshot.notes),
         redacted=True,
     )
 

@@ -17,7 +17,7 @@ import psutil
 from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.titles import is_worker_title
 from ncclscope.errors import DamagedFileError
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 
 __all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
 
@@ -121,7 +121,7 @@ def _named(worker: Candidate) -> Iterable[str]:
 def _communicators(worker: Candidate) -> Iterable[str]:
     for ring in worker.rings:
         with contextlib.suppress(DamagedFileError, OSError):
-            yield from Words(Path(ring)).strands
+            yield from RingCursor(Path(ring)).comm_cursors
 
 
 def _have_ranks_of_their_own(workers: Sequence[Candidate]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ncclscope.analysis.processes.evidence import absent_ranks
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
-from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
@@ -27,12 +27,12 @@ from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
-from ncclscope.model.snapshot import Capture, RasAnswer, Source, Worker
+from ncclscope.model.snapshot import RasAnswer, Snapshot, Source, Worker
 from ncclscope.readers import assemble, open_run
-from ncclscope.readers.bundle import with_capture
+from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 
-__all__ = ["GAP_SECONDS", "Look", "Options", "look"]
+__all__ = ["GAP_SECONDS", "JobSample", "Options", "sample_job"]
 
 
 GAP_SECONDS = 2.0
@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Look:
+class JobSample:
     """What was seen.
 
     Attributes:
@@ -85,13 +85,13 @@ class Look:
     dumps: tuple[Path, ...] = ()
 
     @property
-    def capture(self) -> Capture:
+    def snapshot(self) -> Snapshot:
         """What was seen of the processes."""
-        assert self.run.capture is not None
-        return self.run.capture
+        assert self.run.snapshot is not None
+        return self.run.snapshot
 
 
-def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Look:
+def sample_job(options: Options, say: Callable[[str], None] = lambda text: None) -> JobSample:
     """Looks at a job for a few seconds.
 
     Args:
@@ -127,7 +127,7 @@ def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Lo
         recorded, rings = _read_rings(files)
     workers = tuple(_worker(one, samples) for one in placed)
     dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
-    capture = Capture(
+    snapshot = Snapshot(
         host=socket.gethostname(),
         time_ns=time.time_ns(),
         gap=round(gap, 2),
@@ -146,13 +146,13 @@ def look(options: Options, say: Callable[[str], None] = lambda text: None) -> Lo
         notes=_notes(placed),
         versions=machine.versions(),
     )
-    run = with_capture(recorded or assemble([]), capture)
+    run = with_snapshot(recorded or assemble([]), snapshot)
     if not run.ranks:
         raise InputError(
             f"nothing could be read of {plural(len(pids), 'worker')}: {first_error(workers)}",
             machine.permission_help(pids),
         )
-    return Look(run, tuple(rings), dumps)
+    return JobSample(run, tuple(rings), dumps)
 
 
 def _longer(
@@ -164,9 +164,9 @@ def _longer(
     def is_open(samples: Sequence[Sample], span: float) -> bool:
         nonlocal said
         workers = tuple(_worker(one, samples) for one in placed)
-        capture = Capture(socket.gethostname(), time.time_ns(), span, workers)
-        stances = take_stances(capture)
-        found = judge_stacks(list(stances.values()), span, absent_ranks(capture))
+        snapshot = Snapshot(socket.gethostname(), time.time_ns(), span, workers)
+        motions = read_motions(snapshot)
+        found = judge_stacks(list(motions.values()), span, absent_ranks(snapshot))
         if found is None or not found.is_open:
             return False
         if not said:

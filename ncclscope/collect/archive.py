@@ -24,7 +24,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.private import make_private
 from ncclscope.untrusted import open_regular, printable
 
-__all__ = ["Limits", "Packer", "Unpacked", "unpack"]
+__all__ = ["Limits", "Packer", "UnpackedArchive", "unpack"]
 
 _BLOCK = 512
 _SLICE = 1 << 18
@@ -120,7 +120,7 @@ class Limits:
 
 
 @dataclass
-class Unpacked:
+class UnpackedArchive:
     """What has come of one stream.
 
     Attributes:
@@ -137,7 +137,10 @@ class Unpacked:
 
 
 def unpack(
-    read: Callable[[int], bytes], directory: Path, found: Unpacked, limits: Limits | None = None
+    read: Callable[[int], bytes],
+    directory: Path,
+    found: UnpackedArchive,
+    limits: Limits | None = None,
 ) -> None:
     """Unpacks a stream.
 
@@ -196,7 +199,7 @@ def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
 class _Inflow:
     """Bytes of a stream, unpacked as they are asked for."""
 
-    def __init__(self, read: Callable[[int], bytes], found: Unpacked) -> None:
+    def __init__(self, read: Callable[[int], bytes], found: UnpackedArchive) -> None:
         self._read = read
         self._found = found
         self._unzip = zlib.decompressobj(wbits=31)

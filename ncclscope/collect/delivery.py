@@ -16,20 +16,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ncclscope.collect.archive import Limits, Unpacked, unpack
+from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.private import make_private
 from ncclscope.readers.nodes import node_notes
 from ncclscope.untrusted import printable
 
-__all__ = ["Delivery", "Node", "Stream", "collect", "make_target"]
+__all__ = ["Delivery", "Node", "NodeStream", "collect", "make_target"]
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 _LONGEST_REASON = 300
 
 
-class Stream(Protocol):
+class NodeStream(Protocol):
     """What a node sends."""
 
     def read(self, size: int) -> bytes:
@@ -53,7 +53,7 @@ class Node(Protocol):
         """What it is called."""
         ...
 
-    def open(self, timeout: float) -> AbstractContextManager[Stream]:
+    def open(self, timeout: float) -> AbstractContextManager[NodeStream]:
         """Has it send, for so many seconds at most."""
         ...
 
@@ -150,7 +150,7 @@ def _fetch(
     began = time.monotonic()
     # Nobody reads what has come by halves: it gets its name when it is there.
     part = directory / f".{folder}.part"
-    came = Unpacked()
+    came = UnpackedArchive()
     status, reason = "delivered", ""
     try:
         part.mkdir(mode=0o700)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ncclscope import settings
-from ncclscope.attach.session import Look, Options, look
+from ncclscope.attach.session import JobSample, Options, sample_job
 from ncclscope.collect.archive import Packer
 from ncclscope.collect.urls import UrlFile, is_url, url_files
 from ncclscope.errors import DamagedFileError, NcclscopeError, NothingFoundError
@@ -84,10 +84,10 @@ def write_node(
     packer = Packer(target)
     packer.add_bytes(NODE_FILE, _spelled(_describe(sent)))
     if seen is not None:
-        capture = seen.capture
-        packer.add_bytes(CAPTURE_FILE, _spelled(capture.to_dict()))
-        if capture.ras is not None:
-            packer.add_bytes("ras.txt", capture.ras.text.encode("utf-8", "replace"))
+        snapshot = seen.snapshot
+        packer.add_bytes(CAPTURE_FILE, _spelled(snapshot.to_dict()))
+        if snapshot.ras is not None:
+            packer.add_bytes("ras.txt", snapshot.ras.text.encode("utf-8", "replace"))
     for name, path in sent.files.items():
         try:
             if isinstance(path, UrlFile):
@@ -102,17 +102,17 @@ def write_node(
     return packer.files - 1
 
 
-def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> Look | None:
+def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> JobSample | None:
     """Looks at the processes; a node that has none, or shows none, still has its rings."""
     try:
-        return look(Options.of(wanted.gap), say)
+        return sample_job(Options.of(wanted.gap), say)
     except (NcclscopeError, OSError) as error:
         sent.notes.append(f"no process was looked at: {error}")
         return None
 
 
 def _files(
-    wanted: Wanted, seen: Look | None, notes: list[str]
+    wanted: Wanted, seen: JobSample | None, notes: list[str]
 ) -> Iterator[tuple[str, Path | UrlFile]]:
     """Yields names in the archive and files; the same file once."""
     for number, url in enumerate(path for path in wanted.paths if is_url(path)):

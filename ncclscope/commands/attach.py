@@ -72,7 +72,7 @@ class AttachCommand:
         """Looks, concludes, prints."""
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
-        from ncclscope.attach.session import Options, look
+        from ncclscope.attach.session import Options, sample_job
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.plain import plain_text
         from ncclscope.render.console.terminal import stdout_console
@@ -83,7 +83,7 @@ class AttachCommand:
         if arguments.redact and not arguments.output:
             raise UsageError("--redact is about a bundle", "name its directory with -o DIR")
         directory = check_directory(arguments.output) if arguments.output else None
-        seen = look(
+        seen = sample_job(
             Options.of(
                 gap,
                 pids=tuple(arguments.pids),

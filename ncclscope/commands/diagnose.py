@@ -55,7 +55,7 @@ class DiagnoseCommand:
         if arguments.json:
             json.dump(verdict.to_dict(), sys.stdout)
             sys.stdout.write("\n")
-        elif verdict.run.capture is not None:
+        elif verdict.run.snapshot is not None:
             console = stdout_console()
             console.print(render_attach(verdict, console.width))
         else:
@@ -73,11 +73,11 @@ def _remote_run(arguments: argparse.Namespace) -> Run:
     """Has each node reduce its own rings; what is asked of them besides, is asked as it goes."""
     from ncclscope.collect.ray_nodes import connect, members
     from ncclscope.remote.fleet import Fleet
-    from ncclscope.remote.ray_asker import RayAsker
+    from ncclscope.remote.ray_client import RayClient
     from ncclscope.remote.run import open_remote_run
 
     if not 0.1 <= arguments.ray_timeout <= 86_400:
         raise UsageError("--ray-timeout must be from 0.1 to 86400 seconds")
     ray = connect(arguments.ray_address)
-    asker = RayAsker(ray, members(ray), arguments.paths, arguments.ray_timeout)
+    asker = RayClient(ray, members(ray), arguments.paths, arguments.ray_timeout)
     return open_remote_run(Fleet(asker), arguments.paths or ("--ray",))

@@ -13,7 +13,7 @@ from ncclscope.resources import economy
 
 if TYPE_CHECKING:
     from ncclscope.model import Rank, Run
-    from ncclscope.parity.comparison import Pair
+    from ncclscope.parity.comparison import RankPair
 
 __all__ = ["DiffCommand"]
 
@@ -96,7 +96,7 @@ class DiffCommand:
         return 0 if same else 1
 
 
-def _documents(pairs: Sequence[Pair], texts: Sequence[str]) -> list[dict[str, Any]]:
+def _documents(pairs: Sequence[RankPair], texts: Sequence[str]) -> list[dict[str, Any]]:
     return [pair.to_dict(texts) for pair in pairs]
 
 

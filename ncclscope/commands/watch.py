@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ncclscope.render.console.output import Output
     from ncclscope.watch.actions import Actions
     from ncclscope.watch.jobs import Rings
-    from ncclscope.watch.watch import Look, Watcher
+    from ncclscope.watch.watch import Poll, Watcher
 
 __all__ = ["WatchCommand"]
 
@@ -134,37 +134,37 @@ def _watch(
     troubles, filed_at = 0, 0.0
     while True:
         began = time.monotonic()
-        look = watcher.look()
-        troubles += look.news
-        if arguments.textfile is not None and (look.changed or began - filed_at >= _FILED):
+        poll = watcher.poll()
+        troubles += poll.news
+        if arguments.textfile is not None and (poll.changed or began - filed_at >= _FILED):
             filed_at = began
-            _file(arguments.textfile, look, troubles)
-        output.show(look)
-        if look.news:
-            _act(actions, look, output)
+            _file(arguments.textfile, poll, troubles)
+        output.show(poll)
+        if poll.news:
+            _act(actions, poll, output)
         if arguments.until_divergence:
-            if look.in_trouble:
+            if poll.in_trouble:
                 return 1
-            if look.over_for is not None and look.over_for >= arguments.stall:
-                return _conclude(watcher, look, output)
+            if poll.over_for is not None and poll.over_for >= arguments.stall:
+                return _conclude(watcher, poll, output)
         if not output.wait(arguments.interval - (time.monotonic() - began)):
             return int(output.in_trouble)
 
 
-def _act(actions: Actions, look: Look, output: Output) -> None:
+def _act(actions: Actions, poll: Poll, output: Output) -> None:
     # What a command prints is not to be printed over a picture.
     with output.away() if actions.command else contextlib.nullcontext():
-        said = actions.act(look).said
+        said = actions.act(poll).said
     for line in said:
         output.say(line)
 
 
-def _conclude(watcher: Watcher, look: Look, output: Output) -> int:
+def _conclude(watcher: Watcher, poll: Poll, output: Output) -> int:
     """Ends a wait for what can no longer come, with what is to be said of what was left."""
     verdict = watcher.last_word()
-    if look.verdict is None:  # it had ended before anybody looked
-        output.show(replace(look, verdict=verdict, status=verdict.status, changed=True))
-    count = len(look.ranks)
+    if poll.verdict is None:  # it had ended before anybody looked
+        output.show(replace(poll, verdict=verdict, status=verdict.status, changed=True))
+    count = len(poll.ranks)
     who = "1 process has" if count == 1 else f"{count} processes have"
     output.say(f"nothing runs any more: {who} ended; {_STATUSES[verdict.status]}")
     return verdict.exit_status
@@ -198,13 +198,13 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
 
     if not watcher.directory.is_dir():
         raise UsageError(f"{watcher.directory} is no directory", "name the one with the rings")
-    look = watcher.look()
+    poll = watcher.poll()
     if watcher.is_undecided:
         time.sleep(AGAIN_SPINNING)
-        look = watcher.look()
-    verdict = look.verdict
+        poll = watcher.poll()
+    verdict = poll.verdict
     if verdict is None:
-        if not look.ranks:
+        if not poll.ranks:
             raise NothingFoundError(f"{watcher.directory}: no ring found", *watcher.notes[:1])
         verdict = diagnose(open_run(watcher.directory))
     if arguments.json:
@@ -212,7 +212,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     else:
         print_verdict(verdict, stdout_console())
     if arguments.textfile is not None:
-        _file(arguments.textfile, look, int(look.in_trouble))
+        _file(arguments.textfile, poll, int(poll.in_trouble))
     return verdict.exit_status
 
 
@@ -249,20 +249,20 @@ def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
             "--on-hang 'ncclscope collect --ray -o DIR' keeps what all nodes have",
         )
     from ncclscope.collect.ray_nodes import connect, members
-    from ncclscope.remote.ray_asker import RayAsker
-    from ncclscope.remote.words import RemoteRings
+    from ncclscope.remote.cursor import RemoteRings
+    from ncclscope.remote.ray_client import RayClient
 
     ray = connect(arguments.ray_address)
     paths = [str(arguments.directory)] if arguments.directory is not None else []
-    return RemoteRings(RayAsker(ray, members(ray), paths, _REMOTE_SECONDS))
+    return RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
 
 
-def _file(path: Path, look: Look, troubles: int) -> None:
+def _file(path: Path, poll: Poll, troubles: int) -> None:
     from ncclscope.tracing.warning import warn_once
     from ncclscope.watch.textfile import write_textfile
 
     try:
-        write_textfile(path, look, troubles=troubles, now=time.time())
+        write_textfile(path, poll, troubles=troubles, now=time.time())
     except OSError as error:
         warn_once("textfile", f"{path} cannot be written: {error.strerror or error}")
 

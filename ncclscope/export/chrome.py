@@ -13,7 +13,7 @@ from ncclscope.export.intervals import (
     LAST_SIGN,
     Axis,
     Interval,
-    Track,
+    TimelineTrack,
     arguments_of,
     axis_of,
     gpu_moment,
@@ -90,7 +90,7 @@ def _name(process: int, thread: int, what: str, **about: object) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": about}
 
 
-def _slice(axis: Axis, track: Track, thread: int, interval: Interval) -> Event:
+def _slice(axis: Axis, track: TimelineTrack, thread: int, interval: Interval) -> Event:
     known = dict(arguments_of(interval.call))
     if interval.open:
         known["end"] = "not known to have completed"

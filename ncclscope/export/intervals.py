@@ -21,7 +21,7 @@ __all__ = [
     "LAST_SIGN",
     "Axis",
     "Interval",
-    "Track",
+    "TimelineTrack",
     "arguments_of",
     "axis_of",
     "gpu_moment",
@@ -50,7 +50,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Track:
+class TimelineTrack:
     """One rank on one communicator; sends and receives have a track of their own.
 
     Attributes:
@@ -82,7 +82,7 @@ class Axis:
     end_ns: int
     timed: bool
 
-    def tracks(self, run: Run) -> Iterator[Track]:
+    def tracks(self, run: Run) -> Iterator[TimelineTrack]:
         """Yields the tracks of all ranks, rank by rank, in the order of communicators."""
         for rank in run.ranks:
             yield from self._of_rank(run, rank)
@@ -113,7 +113,7 @@ class Axis:
             times.append(max(time, times[-1] if times else self.start_ns))
         return times
 
-    def _of_rank(self, run: Run, rank: Rank) -> Iterator[Track]:
+    def _of_rank(self, run: Run, rank: Rank) -> Iterator[TimelineTrack]:
         calls = calls_of(rank)
         times = self._times(calls)
         ends = [*times[1:], max(self.end_ns, times[-1] + 1000)] if times else []
@@ -129,23 +129,23 @@ class Axis:
                 found[-1] = Interval(last.call, last.start_ns, end, True)
             comm = run.communicators[key]
             name = (comm.label or key[:12]) + (" p2p" if p2p else "")
-            yield Track(rank, key, p2p, name, tuple(found))
+            yield TimelineTrack(rank, key, p2p, name, tuple(found))
 
 
-def gpu_moment(axis: Axis, track: Track) -> tuple[int, str, dict[str, Any]] | None:
+def gpu_moment(axis: Axis, track: TimelineTrack) -> tuple[int, str, dict[str, Any]] | None:
     """Returns what the GPU has counted on a track: when it last did, in words, and the numbers.
 
     None where it did not count, or its time is not known.
     """
-    stand = None if track.p2p else track.rank.device.get(track.key)
-    if stand is None or not axis.timed or stand.finished_ns is None:
+    pending = None if track.p2p else track.rank.device.get(track.key)
+    if pending is None or not axis.timed or pending.finished_ns is None:
         return None
     about = {
         name: value
         for name in ("finished", "entered", "posted", "at")
-        if (value := getattr(stand, name)) is not None
+        if (value := getattr(pending, name)) is not None
     }
-    return max(stand.finished_ns, axis.start_ns), f"GPU: call {stand.finished} finished", about
+    return max(pending.finished_ns, axis.start_ns), f"GPU: call {pending.finished} finished", about
 
 
 def axis_of(run: Run) -> Axis:

@@ -23,7 +23,7 @@ from ncclscope.export.intervals import (
     LAST_SIGN,
     Axis,
     Interval,
-    Track,
+    TimelineTrack,
     arguments_of,
     axis_of,
     gpu_moment,
@@ -96,7 +96,7 @@ class _Trace:
         packet = bytes_field(_CLOCK_SNAPSHOT, clocks)
         return packet + _sequence(_CLEARED | _NEEDED)
 
-    def _slice(self, track: Track, uuid: int, interval: Interval) -> Iterator[bytes]:
+    def _slice(self, track: TimelineTrack, uuid: int, interval: Interval) -> Iterator[bytes]:
         call = interval.call
         flow = None if track.p2p else _number(f"{track.key} {call.seq}")
         about = arguments_of(call)

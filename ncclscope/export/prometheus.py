@@ -64,11 +64,11 @@ def _samples(verdict: Verdict) -> Iterator[Sample]:
             yield "ncclscope_lag_calls", where, float(farthest[key] - log.calls)
             if sent := rank.p2p.get(key):
                 yield "ncclscope_p2p_calls_total", where, float(len(sent))
-            stand = rank.device.get(key)
-            if stand is not None and stand.finished is not None:
-                yield "ncclscope_gpu_finished_calls_total", where, float(stand.finished)
-                if stand.entered is not None:
-                    yield "ncclscope_gpu_entered_calls_total", where, float(stand.entered)
+            pending = rank.device.get(key)
+            if pending is not None and pending.finished is not None:
+                yield "ncclscope_gpu_finished_calls_total", where, float(pending.finished)
+                if pending.entered is not None:
+                    yield "ncclscope_gpu_entered_calls_total", where, float(pending.entered)
             if log.calls >= log.first:
                 last = log.call(log.calls)
                 tells = any(

@@ -35,7 +35,7 @@ from pathlib import Path
 from ncclscope import procfs
 from ncclscope.untrusted import open_regular
 
-__all__ = ["DEPTH", "SLOTS", "SUFFIX", "PeerWords", "Words", "WordsFile", "digest_of"]
+__all__ = ["DEPTH", "SLOTS", "SUFFIX", "CursorFile", "Hashes", "PeerCursor", "digest_of"]
 
 SUFFIX = ".words"
 MAGIC = b"ncclword"
@@ -43,7 +43,7 @@ VERSION = 2
 SLOTS = 128
 """Communicators that are guarded; later ones of a process are not."""
 DEPTH = 1024
-"""Words of a communicator, a power of two: how far ahead a peer's call is found at once."""
+"""Hashes of a communicator, a power of two: how far ahead a peer's call is found at once."""
 
 HEADER = struct.Struct("<8sIIIIQQQ40sQQQQ")
 """Magic, version, slots, depth, pid, start ticks, pid namespace, started (ns), boot id;
@@ -58,7 +58,7 @@ _NO_EXEC = 8
 _SEQ = 3
 """Place of the last seq among the eight-byte numbers of a slot."""
 
-Words = memoryview
+Hashes = memoryview
 """Of eight-byte numbers."""
 
 
@@ -67,7 +67,7 @@ def digest_of(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-class WordsFile:
+class CursorFile:
     """The words that this process writes.
 
     Args:
@@ -116,7 +116,7 @@ class WordsFile:
         finally:
             os.close(note)
 
-    def add(self, key: str, rank: int, number: int) -> tuple[Words, Words] | None:
+    def add(self, key: str, rank: int, number: int) -> tuple[Hashes, Hashes] | None:
         """Makes a communicator known.
 
         Returns:
@@ -133,7 +133,7 @@ class WordsFile:
         return _views(self._numbers, slot)
 
 
-class PeerWords:
+class PeerCursor:
     """The words of another process of this user and host, opened for reading.
 
     Args:
@@ -181,7 +181,7 @@ class PeerWords:
             return False
         return bool(self._ticks) and self._ticks == procfs.start_ticks(self.pid)
 
-    def find(self, digest: bytes) -> tuple[int, int, Words, Words] | None:
+    def find(self, digest: bytes) -> tuple[int, int, Hashes, Hashes] | None:
         """Returns rank, number in the ring, words and last seq of a communicator it knows."""
         offset = self._map.find(digest, 0, _WORDS_AT)
         if offset < 0 or offset % SLOT.size:
@@ -191,7 +191,7 @@ class PeerWords:
         return rank, number, *_views(self._numbers, slot)
 
 
-def _views(numbers: memoryview, slot: int) -> tuple[Words, Words]:
+def _views(numbers: memoryview, slot: int) -> tuple[Hashes, Hashes]:
     start = _WORDS_AT // 8 + slot * DEPTH
     seq = slot * SLOT.size // 8 + _SEQ
     return numbers[start : start + DEPTH], numbers[seq : seq + 1]

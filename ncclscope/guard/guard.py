@@ -1,7 +1,7 @@
 """Compares each call with those that peers on this host have posted, before it is made.
 
 ``NCCLSCOPE_GUARD=warn`` says once where the sequences of a communicator have parted,
-``raise`` raises :class:`~ncclscope.errors.PartedError` in place of the call that can never
+``raise`` raises :class:`~ncclscope.errors.DivergenceError` in place of the call that can never
 complete. Without the variable nothing of this exists.
 
 Each process leaves the running hash of its last calls where its peers can read it (see
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ncclscope.errors import NcclscopeError, PartedError
+from ncclscope.errors import DivergenceError, NcclscopeError
 from ncclscope.guard import cursors as guard_words
-from ncclscope.guard.cursors import PeerWords, Words, WordsFile, digest_of
+from ncclscope.guard.cursors import CursorFile, Hashes, PeerCursor, digest_of
 from ncclscope.tracing.warning import warn_once
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def open_guard(tracer: Tracer, mode: str) -> Guard | None:
 class _Peer:
     """A peer on one communicator."""
 
-    process: PeerWords
+    process: PeerCursor
     rank: int
     number: int
-    words: Words
-    last: Words
+    words: Hashes
+    last: Hashes
     look_again: int = 0
     """From which call on; only for one that is not compared at each call."""
     ahead: dict[int, int] = field(default_factory=dict)
@@ -82,10 +82,10 @@ class _Watched:
 
     comm: Comm
     digest: bytes
-    words: Words
-    last: Words
+    words: Hashes
+    last: Hashes
     peers: list[_Peer] = field(default_factory=list)
-    views: list[Words] = field(default_factory=list)
+    views: list[Hashes] = field(default_factory=list)
     """The words of the peers that are compared at each call."""
     away: list[_Peer] = field(default_factory=list)
     loose: set[Path] = field(default_factory=set)
@@ -115,12 +115,12 @@ class Guard:
         self._records = guard_records
         self._tracer = tracer
         self._mode = mode
-        self._file: WordsFile | None = WordsFile(tracer.ring.path)
+        self._file: CursorFile | None = CursorFile(tracer.ring.path)
         self._directory = tracer.ring.path.parent
         self._seen_ns = -1
         self._rehearsed = False
         self._known: dict[int, _Watched | None] = {}
-        self._processes: dict[Path, PeerWords | None] = {}
+        self._processes: dict[Path, PeerCursor | None] = {}
         self._lock = threading.RLock()
         self.active = True
         self.post = self._guarded(tracer.ring.post)
@@ -178,7 +178,7 @@ class Guard:
                             if found != running and found != before:
                                 doubt(watched, seq, running, before)
                                 break
-                except PartedError:
+                except DivergenceError:
                     raise
                 except Exception as error:
                     end(error)
@@ -190,7 +190,7 @@ class Guard:
         """Compares where a communicator stands after all calls of a CUDA graph at once.
 
         Raises:
-            PartedError: Its calls are others than the peers', and that is what was asked for.
+            DivergenceError: Its calls are others than the peers', and that is what was asked for.
         """
         watched = self._known.get(channel.index)
         if watched is None:
@@ -204,7 +204,7 @@ class Guard:
                 self._search(watched, seq)
             if any(view[seq & _MASK] not in (running, before) for view in watched.views):
                 self._doubt(watched, seq, running, before)
-        except PartedError:
+        except DivergenceError:
             raise
         except Exception as error:
             self._end(error)
@@ -251,14 +251,16 @@ class Guard:
             own, other = self._place(watched), self._place(watched, watched.peers[0])
             self._records.rehearse(own, other, watched.comm)
 
-    def _place(self, watched: _Watched, peer: _Peer | None = None) -> guard_records.Place:
+    def _place(self, watched: _Watched, peer: _Peer | None = None) -> guard_records.RecordedComm:
         """Returns where a peer records, or this rank itself."""
         if peer is None:
             assert self._file is not None
             tracer, number = self._tracer, watched.comm.channel.index
-            return self._records.Place(tracer.ring.path, self._file.inode, number, tracer.rank)
+            return self._records.RecordedComm(
+                tracer.ring.path, self._file.inode, number, tracer.rank
+            )
         process = peer.process
-        return self._records.Place(_ring_of(process), process.inode, peer.number, peer.rank)
+        return self._records.RecordedComm(_ring_of(process), process.inode, peer.number, peer.rank)
 
     def _came_near(self, peer: _Peer, seq: int) -> bool:
         return seq >= peer.look_again
@@ -277,7 +279,7 @@ class Guard:
             if self._processes.get(path) is not None:
                 continue
             try:
-                process = PeerWords(path)
+                process = PeerCursor(path)
             except (NcclscopeError, OSError, ValueError):
                 continue  # not one of ours, or not ready yet
             self._processes[path] = process if process.alive else None
@@ -301,7 +303,7 @@ class Guard:
         """Looks into what peers have posted under this number.
 
         Raises:
-            PartedError: It is another call, and that is what was asked for.
+            DivergenceError: It is another call, and that is what was asked for.
         """
         with self._lock:
             place = seq & _MASK
@@ -364,7 +366,7 @@ class Guard:
             warn_once("guard parted", said.text)
         self._tracer.describe(guard={**said.to_dict(), "mode": self._mode, "time_ns": when})
         if self._mode == "raise":
-            raise PartedError(
+            raise DivergenceError(
                 said.text,
                 f"ncclscope diagnose {self._directory}",
                 comm=said.label,
@@ -382,7 +384,7 @@ class Guard:
             warn_once("guard", f"the guard is off in this process: {reason}")
 
 
-def _ring_of(process: PeerWords) -> Path:
+def _ring_of(process: PeerCursor) -> Path:
     from ncclscope.ring import layout
 
     return process.path.with_suffix(layout.SUFFIX)

@@ -25,13 +25,13 @@ from ncclscope.untrusted import integer
 if TYPE_CHECKING:
     from ncclscope.tracing.tracer import Comm
 
-__all__ = ["Parted", "Place", "hashes", "judge", "judge_newest", "rehearse"]
+__all__ = ["Parted", "RecordedComm", "hashes", "judge", "judge_newest", "rehearse"]
 
 NEAR = 256
 """Records at the end of a ring among which a call is looked for at first."""
 
 
-class Place(NamedTuple):
+class RecordedComm(NamedTuple):
     """Where a rank records the calls on a communicator.
 
     Attributes:
@@ -70,7 +70,11 @@ class Parted:
 
 
 def judge(
-    own: Place, other: Place, key: str, seq: int, standing: Callable[[int], Mapping[int, int]]
+    own: RecordedComm,
+    other: RecordedComm,
+    key: str,
+    seq: int,
+    standing: Callable[[int], Mapping[int, int]],
 ) -> Parted | None:
     """Compares the calls of a rank that is about to post one with those of a peer.
 
@@ -96,10 +100,15 @@ def judge(
     if here == there:
         there = -2  # neither has said which it is
     comm = mine.communicator
-    parting, _ = part_outside_groups(comm, {here: mine, there: theirs})
-    if parting is None or parting.seq > seq or not parting.exact or len(parting.groups) < 2:
+    divergence, _ = part_outside_groups(comm, {here: mine, there: theirs})
+    if (
+        divergence is None
+        or divergence.seq > seq
+        or not divergence.exact
+        or len(divergence.groups) < 2
+    ):
         return None
-    number = parting.seq
+    number = divergence.seq
     sides = [
         (here, log.fingerprint(number), log.call(number))
         for here, log in ((here, mine), (there, theirs))
@@ -108,8 +117,8 @@ def judge(
 
 
 def judge_newest(
-    own: Place,
-    other: Place,
+    own: RecordedComm,
+    other: RecordedComm,
     comm: Comm,
     seq: int,
     standing: Callable[[int], Mapping[int, int]],
@@ -154,7 +163,7 @@ def _parted(
     return Parted(name, seq, dict(sorted(posted.items())), text)
 
 
-def _newest(place: Place, seq: int) -> tuple[int, Call] | None:
+def _newest(place: RecordedComm, seq: int) -> tuple[int, Call] | None:
     """Returns the running hash after a call, and the call, where it is among the last."""
     try:
         ring = RingImage(place.path, owned=True)
@@ -213,7 +222,7 @@ def _call(ring: RingImage, record: Any, seq: int) -> Call:
     )
 
 
-def _read(place: Place, key: str) -> tuple[int, RingLog] | None:
+def _read(place: RecordedComm, key: str) -> tuple[int, RingLog] | None:
     try:
         ring = RingFile(place.path, owned=True)
         log = _log(ring, key) if ring.inode == place.inode else None
@@ -223,13 +232,13 @@ def _read(place: Place, key: str) -> tuple[int, RingLog] | None:
     return None if log is None else (-1 if rank is None else rank, log)
 
 
-def rehearse(own: Place, other: Place, comm: Comm) -> None:
+def rehearse(own: RecordedComm, other: RecordedComm, comm: Comm) -> None:
     """Does all that judging does, to no end but that it is quick when it matters."""
     judge(own, other, comm.key, 1, lambda _: {})
     judge_newest(own, other, comm, comm.channel.seq, lambda _: {})
 
 
-def hashes(place: Place, key: str, seq: int, count: int) -> dict[int, int]:
+def hashes(place: RecordedComm, key: str, seq: int, count: int) -> dict[int, int]:
     """Returns running hashes of calls ``seq`` to ``seq + count - 1``, as far as they are kept."""
     try:
         ring = RingFile(place.path, owned=True)

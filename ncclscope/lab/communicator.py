@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from ncclscope.lab.progress import Entry
+    from ncclscope.lab.progress import ProgressEntry
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
 
@@ -55,7 +55,7 @@ class LabCommunicator:
         self,
         tracer: Tracer,
         stream: Stream,
-        progress: Entry,
+        progress: ProgressEntry,
         group: ProcessGroup | None,
         *,
         label: str,

@@ -19,7 +19,7 @@ from ncclscope.lab.communicator import LabCommunicator
 from ncclscope.lab.sizes import Sizes
 
 if TYPE_CHECKING:
-    from ncclscope.lab.progress import Entry
+    from ncclscope.lab.progress import ProgressEntry
     from ncclscope.lab.stream import Stream
     from ncclscope.tracing.tracer import Tracer
 
@@ -72,7 +72,7 @@ class Engine:
         dp: LabCommunicator,
         stream: Stream,
         tracer: Tracer,
-        progress: Entry,
+        progress: ProgressEntry,
         device: torch.device,
         healthy: Conduct,
         planted: Conduct,

@@ -23,7 +23,8 @@ from typing import Literal
 from ncclscope.errors import LaboratoryError
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.plan import Program
-from ncclscope.lab.progress import Board, Phase, Progress
+from ncclscope.lab.progress import Phase, Progress, ProgressBoard
+from ncclscope.launch.fork_server import Order, start
 from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["Laboratory", "Outcome"]
@@ -100,10 +101,10 @@ class Laboratory:
                 capacity=self.capacity,
                 nonce=secrets.token_hex(8),
             )
-            self._board = Board.create(self._assignment.board, self.program.world_size)
+            self._board = ProgressBoard.create(self._assignment.board, self.program.world_size)
             stack.callback(self._board.close)
             self._begun = time.monotonic()
-            self._nursery, self._control = _start_nursery(self._assignment)
+            self._server, self._control = start(_order(self._assignment), self._assignment.log)
             stack.callback(self.kill)
             self._cleanup = stack.pop_all()
         return self
@@ -153,15 +154,15 @@ class Laboratory:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         try:
-            self._nursery.wait(_END_SECONDS)
+            self._server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             # Its children have asked the kernel to be killed along with it.
-            self._nursery.kill()
-            self._nursery.wait()
+            self._server.kill()
+            self._server.wait()
         self._control.close()
 
     def _listen(self, seconds: float) -> None:
-        """Waits a moment, or until the nursery has something to say."""
+        """Waits a moment, or until the fork server has something to say."""
         ready, _, _ = select.select([self._control], [], [], seconds)
         if not ready:
             return
@@ -214,31 +215,11 @@ class Laboratory:
         return LaboratoryError(f"{what}: {reason}" if reason else what)
 
 
-def _start_nursery(assignment: Assignment) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    package_root = str(Path(__file__).parents[2])
-    search = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(search),
-        # One thread each: ranks share the cores, and only a process without threads may fork.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        # All ranks are here, and a container's host name often leads nowhere.
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    ours, theirs = socket.socketpair()
-    with theirs, assignment.log.open("wb") as log:
-        nursery = subprocess.Popen(
-            [sys.executable, "-m", "ncclscope.lab.nursery"],
-            stdin=theirs.fileno(),
-            stdout=log,
-            stderr=log,
-            env=environment,
-            # An empty place, since "-m" puts it first on the search path.
-            cwd=assignment.workplace,
-            # Ctrl-C is for whoever opened the laboratory, who then ends the ranks.
-            start_new_session=True,
-        )
-    ours.sendall(assignment.to_json().encode() + b"\n")
-    return nursery, ours
+def _order(assignment: Assignment) -> Order:
+    places = [assignment.program.place(rank) for rank in range(assignment.program.world_size)]
+    return Order(
+        function="ncclscope.lab.rank:run_rank",
+        argument=assignment.to_json(),
+        names=[f"lab_DP{dp_rank}_TP{tp_rank}" for dp_rank, tp_rank in places],
+        workplace=str(assignment.workplace),
+    )

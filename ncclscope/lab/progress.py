@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Board", "Entry", "Phase", "Progress", "RankProgress"]
+__all__ = ["Phase", "Progress", "ProgressBoard", "ProgressEntry", "RankProgress"]
 
 _FIELDS = 5
 _PHASE, _STEP, _POSTED, _COMPLETED, _WRONG = range(_FIELDS)
@@ -80,7 +80,7 @@ class Progress:
         return sum(rank.posted for rank in self.ranks)
 
 
-class Board:
+class ProgressBoard:
     """The shared numbers, five for each rank.
 
     Args:
@@ -96,14 +96,14 @@ class Board:
         self._numbers = memoryview(self._map).cast("q")
 
     @classmethod
-    def create(cls, path: Path, ranks: int) -> Board:
+    def create(cls, path: Path, ranks: int) -> ProgressBoard:
         """Makes the file for so many ranks."""
         path.write_bytes(bytes(8 * _FIELDS * ranks))
         return cls(path)
 
-    def entry(self, rank: int) -> Entry:
+    def entry(self, rank: int) -> ProgressEntry:
         """Returns the numbers of one rank, to write them."""
-        return Entry(self._numbers[rank * _FIELDS : (rank + 1) * _FIELDS])
+        return ProgressEntry(self._numbers[rank * _FIELDS : (rank + 1) * _FIELDS])
 
     def read(self) -> tuple[RankProgress, ...]:
         """Returns the numbers of all ranks."""
@@ -119,7 +119,7 @@ class Board:
         self._map.close()
 
 
-class Entry:
+class ProgressEntry:
     """One rank's numbers; each is written by one thread only."""
 
     def __init__(self, numbers: memoryview[int]) -> None:

@@ -14,7 +14,7 @@ from ncclscope.errors import LaboratoryError, NcclscopeError
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.communicator import LabCommunicator
 from ncclscope.lab.engine import Engine
-from ncclscope.lab.progress import Board, Entry, Phase
+from ncclscope.lab.progress import Phase, ProgressBoard, ProgressEntry
 from ncclscope.lab.stream import CudaStream, HostStream, Stream
 from ncclscope.launch.gpus import SHARED, device_of, enough
 from ncclscope.tracing.tracer import Tracer
@@ -25,13 +25,15 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 """Of the process groups: a hang stays one for as long as anybody looks at it."""
 
 
-def run_rank(assignment: Assignment, rank: int, board: Board) -> int:
-    """Runs one rank, and returns the status its process ends with.
+def run_rank(argument: str, rank: int) -> int:
+    """Run one rank, and return the status its process ends with.
 
     A process whose collective fails does not end: on NCCL it would wait for ever, while gloo
     raises as soon as a connection is lost. It stays where it is, its connections open, so that
     a hang looks the same on both and one broken connection does not bring down the others.
     """
+    assignment = Assignment.from_json(argument)
+    board = ProgressBoard(assignment.board)
     progress = board.entry(rank)
     try:
         tracer = _open_tracer(assignment, rank)
@@ -49,7 +51,7 @@ def run_rank(assignment: Assignment, rank: int, board: Board) -> int:
     return 0
 
 
-def _run(engine: Engine, tracer: Tracer, progress: Entry) -> None:
+def _run(engine: Engine, tracer: Tracer, progress: ProgressEntry) -> None:
     try:
         engine.run()
     except RuntimeError as error:
@@ -75,7 +77,7 @@ def _open_tracer(assignment: Assignment, rank: int) -> Tracer:
     )
 
 
-def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: Entry) -> Engine:
+def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: ProgressEntry) -> Engine:
     """Enters the process groups and returns the engine that uses them."""
     program = assignment.program
     device = _device(program.backend, program.world_size, rank)

@@ -22,7 +22,7 @@ from ncclscope.tracing import scope
 if TYPE_CHECKING:
     import torch
 
-    from ncclscope.lab.progress import Entry
+    from ncclscope.lab.progress import ProgressEntry
     from ncclscope.tracing.tracer import Tracer
 
 __all__ = ["CudaStream", "HostStream", "Stream"]
@@ -38,7 +38,7 @@ class Stream(abc.ABC):
         progress: Counts what has completed.
     """
 
-    def __init__(self, tracer: Tracer, progress: Entry) -> None:
+    def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
         self.tracer = tracer
         self.progress = progress
 
@@ -70,7 +70,7 @@ class Stream(abc.ABC):
 class HostStream(Stream):
     """A thread that runs the work."""
 
-    def __init__(self, tracer: Tracer, progress: Entry) -> None:
+    def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
         super().__init__(tracer, progress)
         self._posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._error: Exception | None = None
@@ -114,7 +114,7 @@ class HostStream(Stream):
 class CudaStream(Stream):
     """The device's current stream, with an event after each collective."""
 
-    def __init__(self, tracer: Tracer, progress: Entry) -> None:
+    def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
         super().__init__(tracer, progress)
         self._pending: deque[tuple[torch.cuda.Event, int]] = deque()
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.launch.gpus import SHARED, enough
-from ncclscope.launch.rank_process import Job, Place, be_rank
+from ncclscope.launch.rank_process import Job, RankPlace, be_rank
 from ncclscope.launch.spawn import pack, spawn
 from ncclscope.ring.layout import BEAT_SECONDS
 
@@ -210,7 +210,7 @@ class _Processes:
             ours, theirs = socket.socketpair()
             self.controls[rank] = self.files.enter_context(ours)
             self.results[rank] = self._nameless()
-            place = Place(rank, os.getpid(), theirs, self.results[rank].fileno())
+            place = RankPlace(rank, os.getpid(), theirs, self.results[rank].fileno())
             with theirs:
                 self.pids[rank] = pid = (
                     self._fork(place) if packed is None else spawn(self.job, place, packed)
@@ -221,7 +221,7 @@ class _Processes:
     def _nameless(self) -> IO[bytes]:
         return self.files.enter_context(tempfile.TemporaryFile(dir=self.job.workplace))
 
-    def _fork(self, place: Place) -> int:
+    def _fork(self, place: RankPlace) -> int:
         with warnings.catch_warnings():
             # Of threads that do not come along. The child starts its own.
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ncclscope.launch.gpus import device_of
 
-__all__ = ["Job", "Place", "be_rank"]
+__all__ = ["Job", "RankPlace", "be_rank"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which rank a process is, and how it reaches the test run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Place:
     result: int
 
 
-def be_rank(job: Job, place: Place, load: Callable[[], Job] | None = None) -> NoReturn:
+def be_rank(job: Job, place: RankPlace, load: Callable[[], Job] | None = None) -> NoReturn:
     """Runs the function in a process that has just begun, and ends that process.
 
     Args:

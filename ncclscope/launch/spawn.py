@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from ncclscope.errors import UsageError
-from ncclscope.launch.rank_process import Job, Place, be_rank
+from ncclscope.launch.rank_process import Job, RankPlace, be_rank
 
 __all__ = ["be_spawned", "pack", "spawn"]
 
@@ -68,7 +68,7 @@ def check_name(function: Callable[..., Any]) -> None:
         )
 
 
-def spawn(job: Job, place: Place, packed: IO[bytes]) -> int:
+def spawn(job: Job, place: RankPlace, packed: IO[bytes]) -> int:
     """Starts a rank; returns its process id."""
     module = job.function.__module__
     path = getattr(sys.modules[module], "__file__", None)
@@ -100,7 +100,7 @@ def spawn(job: Job, place: Place, packed: IO[bytes]) -> int:
 def be_spawned(order: dict[str, Any]) -> NoReturn:
     """Runs a rank in the new interpreter."""
     control, result, packed = order["descriptors"]
-    place = Place(order["rank"], order["parent"], socket.socket(fileno=control), result)
+    place = RankPlace(order["rank"], order["parent"], socket.socket(fileno=control), result)
     job = Job(
         _nothing,
         (),

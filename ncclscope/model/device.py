@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DeviceStand"]
+__all__ = ["DeviceProgress"]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceStand:
+class DeviceProgress:
     """What the GPU has counted of one communicator's calls, in each replay of a graph, too.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclscope.untrusted import integer, number, text, texts
 
-__all__ = ["DAMAGED", "read_about", "read_told", "read_uses", "telling"]
+__all__ = ["DAMAGED", "metadata_of", "read_about", "read_metadata", "read_uses"]
 
 DAMAGED = "damaged"
 """Kind of what is not seen because the record of it cannot be read."""
@@ -22,7 +22,7 @@ _NOT_OF_RINGS = (
 )
 
 
-def telling(details: Mapping[str, Any]) -> dict[str, Any]:
+def metadata_of(details: Mapping[str, Any]) -> dict[str, Any]:
     """What else the input said of the process, as far as the verdict asks for it."""
     told = {
         name: details[name]
@@ -34,7 +34,7 @@ def telling(details: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def read_told(value: Any) -> dict[str, Any]:
+def read_metadata(value: Any) -> dict[str, Any]:
     """The same, read."""
     if not isinstance(value, Mapping):
         return {}

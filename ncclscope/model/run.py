@@ -17,9 +17,9 @@ from ncclscope.model.log import CallLog, last_of, newest_of
 from ncclscope.model.signature import P2P_OPS
 
 if TYPE_CHECKING:
-    from ncclscope.model.device import DeviceStand
+    from ncclscope.model.device import DeviceProgress
     from ncclscope.model.graphs import Graph
-    from ncclscope.model.snapshot import Capture
+    from ncclscope.model.snapshot import Snapshot
 
 __all__ = ["Rank", "Run"]
 
@@ -73,7 +73,7 @@ class Rank:
     steps: Sequence[Step] = ()
     activities: Mapping[str, Activity] = field(default_factory=dict)
     graphs: Mapping[int, Graph] = field(default_factory=dict)
-    device: Mapping[str, DeviceStand] = field(default_factory=dict)
+    device: Mapping[str, DeviceProgress] = field(default_factory=dict)
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Run:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     others: tuple[Rank, ...] = ()
-    capture: Capture | None = None
+    snapshot: Snapshot | None = None
     dumped: Run | None = None
 
     @cached_property

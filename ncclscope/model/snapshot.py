@@ -1,6 +1,6 @@
 """What was read off living processes: the vocabulary of ``ncclscope attach``.
 
-A :class:`Capture` is to :mod:`ncclscope.attach` what a :class:`~ncclscope.model.Run` is to a
+A :class:`Snapshot` is to :mod:`ncclscope.attach` what a :class:`~ncclscope.model.Run` is to a
 ring: all that was seen, and nothing that was concluded. It goes into a bundle as it is, so
 that the conclusions can be drawn again elsewhere.
 """
@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = [
-    "Capture",
     "Frame",
     "GpuSample",
     "ProcessSample",
     "RasAnswer",
     "RasComm",
     "RasRank",
+    "Snapshot",
     "Source",
     "Stacks",
     "Thread",
@@ -262,7 +262,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Capture:
+class Snapshot:
     """All that was seen.
 
     Attributes:

@@ -29,7 +29,7 @@ from ncclscope.model.memory import ListLog
 from ncclscope.model.run import Rank
 from ncclscope.model.signature import BASE
 
-__all__ = ["PlacedLog", "Shift", "best_shift", "infer_windows"]
+__all__ = ["PlacedLog", "WindowShift", "best_shift", "infer_windows"]
 
 Signatures = NDArray[np.uint64]
 
@@ -42,7 +42,7 @@ CANDIDATES = 256
 """Shifts that are examined call by call."""
 
 
-class Shift(NamedTuple):
+class WindowShift(NamedTuple):
     """How two sequences lie against each other.
 
     Attributes:
@@ -105,7 +105,7 @@ def infer_windows(ranks: Sequence[Rank]) -> list[Rank]:
     return [placed.get(id(rank), rank) for rank in marked]
 
 
-def best_shift(one: Signatures, other: Signatures) -> Shift | None:
+def best_shift(one: Signatures, other: Signatures) -> WindowShift | None:
     """Finds how two sequences of signatures lie against each other.
 
     That is where the most calls agree and the fewest do not; of several such places, the one
@@ -142,10 +142,10 @@ def _directions(signatures: Signatures, turn: int) -> NDArray[np.complex128]:
     return directions
 
 
-def _count(one: Signatures, other: Signatures, start: int) -> Shift:
+def _count(one: Signatures, other: Signatures, start: int) -> WindowShift:
     low, high = max(start, 0), min(len(one), start + len(other))
     equal = one[low:high] == other[low - start : high - start]
-    return Shift(start, int(np.count_nonzero(equal)), high - low)
+    return WindowShift(start, int(np.count_nonzero(equal)), high - low)
 
 
 def _begin_apart(ranks: Sequence[Rank]) -> bool:

@@ -13,10 +13,10 @@ from ncclscope.model.signature import VECTOR_OPS
 from ncclscope.parity.changes import Change, changes
 from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls
-from ncclscope.parity.sequence import Stream, Vocabulary
+from ncclscope.parity.sequence import CallStream, Vocabulary
 from ncclscope.progress import steps
 
-__all__ = ["ACROSS", "Difference", "Pair", "Side", "compare_ranks", "compare_runs"]
+__all__ = ["ACROSS", "CommDifference", "RankPair", "Side", "compare_ranks", "compare_runs"]
 
 ACROSS = "all communicators"
 """Role of the calls on all of them, in the order of posting."""
@@ -51,7 +51,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CommDifference:
     """What one communicator's calls are on both sides.
 
     Attributes:
@@ -117,7 +117,7 @@ def _side_dict(side: Side) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RankPair:
     """One rank on both sides.
 
     Attributes:
@@ -128,7 +128,7 @@ class Pair:
 
     a: Rank | None
     b: Rank | None
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[CommDifference, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -157,7 +157,7 @@ class Pair:
         }
 
 
-def _changed(one: Difference) -> tuple[object, ...]:
+def _changed(one: CommDifference) -> tuple[object, ...]:
     return tuple(
         (*one.a.lines[change.a_start : change.a_stop], *one.b.lines[change.b_start : change.b_stop])
         for change in one.changes
@@ -168,7 +168,7 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
     return {"rank": rank.rank, "host": rank.host, "pid": rank.pid, "source": rank.source}
 
 
-def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> list[Pair]:
+def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> list[RankPair]:
     """Compares each rank of a run with the rank of the same number in another.
 
     Args:
@@ -182,7 +182,7 @@ def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> l
     for number in steps("comparing", sorted({*ours, *theirs})):
         one, other = ours.get(number), theirs.get(number)
         if one is None or other is None:
-            pairs.append(Pair(one, other))
+            pairs.append(RankPair(one, other))
         else:
             pairs.append(compare_ranks(one, other, words, shapes=shapes))
     return pairs
@@ -190,7 +190,7 @@ def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> l
 
 def compare_ranks(
     a: Rank, b: Rank, words: Vocabulary, *, shapes: bool = True, p2p: bool = True
-) -> Pair:
+) -> RankPair:
     """Compares what two ranks posted.
 
     Args:
@@ -201,7 +201,7 @@ def compare_ranks(
         p2p: Whether sends and receives are compared: between two ranks of one run they are
             meant to differ.
     """
-    ours, theirs = Stream(a, p2p=p2p), Stream(b, p2p=p2p)
+    ours, theirs = CallStream(a, p2p=p2p), CallStream(b, p2p=p2p)
     comparison = _Comparison(ours, theirs, words, shapes)
     found = []
     for role, one, other in _paired(ours, theirs):
@@ -211,10 +211,10 @@ def compare_ranks(
     if not any(difference.notes for difference in found):
         # Which of a thousand equal calls is missing, only the calls between them tell.
         found += comparison.order()
-    return Pair(a, b, tuple(found))
+    return RankPair(a, b, tuple(found))
 
 
-def _paired(a: Stream, b: Stream) -> list[tuple[str, str | None, str | None]]:
+def _paired(a: CallStream, b: CallStream) -> list[tuple[str, str | None, str | None]]:
     """Returns roles with the key that a communicator of that role has on each side.
 
     Two ranks of one run share communicators, by key. Otherwise the part they play counts.
@@ -236,13 +236,13 @@ def _paired(a: Stream, b: Stream) -> list[tuple[str, str | None, str | None]]:
 class _Comparison:
     """Two streams, and the words that both are spelled in."""
 
-    def __init__(self, a: Stream, b: Stream, words: Vocabulary, shapes: bool) -> None:
+    def __init__(self, a: CallStream, b: CallStream, words: Vocabulary, shapes: bool) -> None:
         self.a = a
         self.b = b
         self.words = words
         self.shapes = shapes
 
-    def collectives(self, role: str, ours: str | None, theirs: str | None) -> Difference:
+    def collectives(self, role: str, ours: str | None, theirs: str | None) -> CommDifference:
         """Compares two communicators' common sequences."""
         one, other = _log(self.a.rank, ours), _log(self.b.rank, theirs)
         if one is None or other is None:
@@ -270,7 +270,7 @@ class _Comparison:
             return replace(found, same=False, notes=(*notes, _UNSEEN))
         return found
 
-    def messages(self, role: str, ours: str | None, theirs: str | None) -> list[Difference]:
+    def messages(self, role: str, ours: str | None, theirs: str | None) -> list[CommDifference]:
         """Compares sends and receives, where there are any."""
         sides = []
         for stream, key in ((self.a, ours), (self.b, theirs)):
@@ -282,7 +282,7 @@ class _Comparison:
             return []
         return [_difference(f"{role} send/recv", sides[0], sides[1], [])]
 
-    def order(self) -> list[Difference]:
+    def order(self) -> list[CommDifference]:
         """Compares all calls in the order of posting, where there are several communicators."""
         sides = []
         for stream in (self.a, self.b):
@@ -294,7 +294,7 @@ class _Comparison:
         return [] if found.same else [found]
 
     def _calls(
-        self, stream: Stream, log: CallLog, first: int
+        self, stream: CallStream, log: CallLog, first: int
     ) -> tuple[Sequence[Call], Sequence[int]]:
         key = log.communicator.key
         if stream.rank.logs.get(key) is log:
@@ -304,7 +304,7 @@ class _Comparison:
         calls = log.span(first, log.calls + 1)
         return calls, self._lines(stream, calls)
 
-    def _lines(self, stream: Stream, calls: Sequence[Call]) -> list[int]:
+    def _lines(self, stream: CallStream, calls: Sequence[Call]) -> list[int]:
         return [self.words.number(stream.spell(call, shapes=self.shapes)) for call in calls]
 
 
@@ -312,7 +312,7 @@ def _log(rank: Rank, key: str | None) -> CallLog | None:
     return None if key is None else rank.logs.get(key)
 
 
-def _differ_unseen(one: CallLog, other: CallLog, streams: Sequence[Stream]) -> bool:
+def _differ_unseen(one: CallLog, other: CallLog, streams: Sequence[CallStream]) -> bool:
     """Whether calls that look alike differ in sizes which are not kept as long as the calls."""
     keys = {one.communicator.key, other.communicator.key}
     gone = any(
@@ -332,6 +332,6 @@ def _same_before(one: CallLog, other: CallLog, first: int) -> bool | None:
 
 def _difference(
     role: str, a: Side, b: Side, notes: list[str], *, same_before: bool = True
-) -> Difference:
+) -> CommDifference:
     found = tuple(changes(a.lines, b.lines))
-    return Difference(role, a, b, found, tuple(notes), same_before and not found)
+    return CommDifference(role, a, b, found, tuple(notes), same_before and not found)

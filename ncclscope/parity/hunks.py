@@ -14,7 +14,7 @@ import numpy as np
 from ncclscope.parity.changes import Change
 from ncclscope.parity.folding import Loop, Node, fold
 
-__all__ = ["Row", "folded_calls", "rows"]
+__all__ = ["HunkRow", "folded_calls", "rows"]
 
 LONG = 8
 """Lines from which a loop that is the same on both sides is only begun."""
@@ -24,7 +24,7 @@ MOST = 1000
 _KINDS = " -+"
 
 
-class Row(NamedTuple):
+class HunkRow(NamedTuple):
     """One line.
 
     Attributes:
@@ -62,7 +62,7 @@ def rows(
     changes: Sequence[Change],
     texts: Sequence[str],
     context: int = 3,
-) -> list[Row]:
+) -> list[HunkRow]:
     """Returns the lines to show.
 
     Args:
@@ -75,7 +75,7 @@ def rows(
     nodes = fold(_script(a, b, changes))
     sizes = [_size(node) for node in nodes]
     near = _near([size.a == size.b == size.same for size in sizes], context)
-    found: list[Row] = []
+    found: list[HunkRow] = []
     x = y = hidden = 0
     for node, size, shown in zip(nodes, sizes, near, strict=True):
         if shown:
@@ -87,7 +87,7 @@ def rows(
         x, y = x + size.a, y + size.b
     found += _hidden(hidden)
     if len(found) > MOST:
-        found[MOST:] = [Row("@", f"{len(found) - MOST} more lines, see --json")]
+        found[MOST:] = [HunkRow("@", f"{len(found) - MOST} more lines, see --json")]
     return found
 
 
@@ -131,30 +131,30 @@ def _near(same: Sequence[bool], context: int) -> list[bool]:
     return shown
 
 
-def _hidden(calls: int) -> Iterator[Row]:
+def _hidden(calls: int) -> Iterator[HunkRow]:
     if calls:
-        yield Row("@", f"{calls} equal call{'s' * (calls != 1)}")
+        yield HunkRow("@", f"{calls} equal call{'s' * (calls != 1)}")
 
 
-def _shortened(found: list[Row]) -> list[Row]:
+def _shortened(found: list[HunkRow]) -> list[HunkRow]:
     if len(found) <= LONG or any(row.kind in "-+" for row in found):
         return found
     more = len(found) - LONG // 2
-    return [*found[: LONG // 2], Row("@", f"{more} more lines", depth=1)]
+    return [*found[: LONG // 2], HunkRow("@", f"{more} more lines", depth=1)]
 
 
-def _rows(node: Node, depth: int, at: tuple[int, int], texts: Sequence[str]) -> Iterator[Row]:
+def _rows(node: Node, depth: int, at: tuple[int, int], texts: Sequence[str]) -> Iterator[HunkRow]:
     size = _size(node)
     x, y = at
     a, b = ((0, 0), (0, 0)) if depth else ((x, size.a), (y, size.b))
     if not isinstance(node, Loop):
-        yield Row(_KINDS[node % 3], texts[node // 3], 1, depth, a, b, at)
+        yield HunkRow(_KINDS[node % 3], texts[node // 3], 1, depth, a, b, at)
     elif len(node.body) == 1 and not isinstance(node.body[0], Loop):
         code = node.body[0]
-        yield Row(_KINDS[code % 3], texts[code // 3], node.count, depth, a, b, at)
+        yield HunkRow(_KINDS[code % 3], texts[code // 3], node.count, depth, a, b, at)
     else:
         kind = "+" if not size.a else "-" if not size.b else " "
-        yield Row(kind, "", node.count, depth, a, b, at)
+        yield HunkRow(kind, "", node.count, depth, a, b, at)
         for inner in node.body:
             yield from _rows(inner, depth + 1, (x, y), texts)
             step = _size(inner)

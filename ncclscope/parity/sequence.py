@@ -15,7 +15,7 @@ from ncclscope.parity.folding import Node, fold
 from ncclscope.parity.spelling import Roles, spell
 from ncclscope.readers.ring.distinct import distinct_calls, group_calls
 
-__all__ = ["Lines", "Section", "Stream", "Vocabulary", "sections"]
+__all__ = ["CallStream", "Lines", "Section", "Vocabulary", "sections"]
 
 
 MOST_REPLAYED = 1 << 23
@@ -42,7 +42,7 @@ Lines = Sequence[int]
 """Calls with their roles, each a number of a :class:`Vocabulary`."""
 
 
-class Stream:
+class CallStream:
     """All that a rank has kept of its calls, in the order in which it posted them.
 
     Without the creation of groups, whose number depends on how many ranks there are.
@@ -150,7 +150,7 @@ def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 class _Calls(Sequence[Call]):
     """Some of a stream's calls, none of which is decoded before it is asked for."""
 
-    def __init__(self, stream: Stream, places: NDArray[np.int64]) -> None:
+    def __init__(self, stream: CallStream, places: NDArray[np.int64]) -> None:
         self._stream = stream
         self._places = places
 
@@ -195,7 +195,7 @@ def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Sectio
     _check_whole(run.ranks)
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in run.ranks:
-        lines = tuple(Stream(rank).lines(words, shapes=shapes))
+        lines = tuple(CallStream(rank).lines(words, shapes=shapes))
         found.setdefault(lines, []).append(rank.rank)
     return [Section(lines, tuple(ranks)) for lines, ranks in found.items()]
 

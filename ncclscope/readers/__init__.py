@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import Communicator, Rank, Run
-from ncclscope.model.snapshot import Capture
+from ncclscope.model.snapshot import Snapshot
 from ncclscope.model.windows import infer_windows
 from ncclscope.progress import steps
-from ncclscope.readers.bundle import is_capture, read_capture, with_capture
+from ncclscope.readers.bundle import is_snapshot, read_snapshot, with_snapshot
 from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
@@ -22,7 +22,7 @@ from ncclscope.readers.partitions import with_parts
 from ncclscope.readers.replicas import separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.readers.snapshots import together
+from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.resources import without_collection
 from ncclscope.ring import layout
 from ncclscope.untrusted import MAX_RANKS, open_regular, printable
@@ -48,7 +48,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     """
     notes: list[str] = []
     ranks: list[Rank] = []
-    captures: list[Capture] = []
+    snapshots: list[Snapshot] = []
     empty = 0
     seen = set()
     nodes = Nodes()
@@ -56,8 +56,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     files = without_long_over(list(input_files(paths, notes)), notes)
     for path in steps("reading", files):
         try:
-            if is_capture(path):
-                captures.append(replace(read_capture(path), node=nodes.of(path)))
+            if is_snapshot(path):
+                snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
             reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
             status = path.stat()
@@ -77,7 +77,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         except OSError as error:
             notes.append(_cannot(path, error))
     given = tuple(printable(str(path)) for path in paths)
-    if not ranks and not captures:
+    if not ranks and not snapshots:
         if notes:
             raise InputError(notes[0], "nothing else was found")
         what = "only empty files" if empty else "no ring, no dump and no trace"
@@ -86,9 +86,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             "give the directory that NCCLSCOPE_DIR or `ncclscope run --dir` named",
         )
     run = assemble(ranks, notes=notes, sources=given)
-    if not captures:
+    if not snapshots:
         return run
-    return with_capture(run, together(captures, run))
+    return with_snapshot(run, join_snapshots(snapshots, run))
 
 
 def assemble(
@@ -162,7 +162,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
                     yield from follow_pointer(found)
                 elif (
                     name.endswith(layout.SUFFIX)
-                    or is_capture(found)
+                    or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)
                 ):

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import (
-    Capture,
     Frame,
     GpuSample,
     ProcessSample,
     RasAnswer,
     RasComm,
     RasRank,
+    Snapshot,
     Source,
     Stacks,
     Thread,
@@ -28,7 +28,7 @@ from ncclscope.model.snapshot import (
 )
 from ncclscope.untrusted import MAX_RANKS, integer, number, open_regular, parse, printable
 
-__all__ = ["CAPTURE_FILE", "is_capture", "read_capture", "with_capture"]
+__all__ = ["CAPTURE_FILE", "is_snapshot", "read_snapshot", "with_snapshot"]
 
 CAPTURE_FILE = "attach.json"
 VERSION = 1
@@ -42,7 +42,7 @@ _LONGEST = 1 << 12
 Item = TypeVar("Item")
 
 
-def is_capture(path: Path) -> bool:
+def is_snapshot(path: Path) -> bool:
     """Whether a file is a capture, by its name or, of other JSON files, by its first bytes."""
     if path.name == CAPTURE_FILE or path.suffix != ".json":
         return path.name == CAPTURE_FILE
@@ -53,7 +53,7 @@ def is_capture(path: Path) -> bool:
         return False
 
 
-def read_capture(path: Path) -> Capture:
+def read_snapshot(path: Path) -> Snapshot:
     """Reads what was seen.
 
     Raises:
@@ -77,7 +77,7 @@ def read_capture(path: Path) -> Capture:
     if len({worker.rank for worker in workers}) < len(workers):
         raise DamagedFileError(f"{path} holds a rank more than once")
     ras, ras_before = document.get("ras"), document.get("ras_before")
-    return Capture(
+    return Snapshot(
         host=_text(document.get("host")),
         time_ns=number(document.get("time_ns"), 1 << 63),
         gap=max(0.0, _float(document.get("gap"))),
@@ -94,50 +94,50 @@ def read_capture(path: Path) -> Capture:
     )
 
 
-def with_capture(run: Run, capture: Capture) -> Run:
+def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
     """Adds what was seen to what was recorded.
 
     Args:
         run: Of the rings; without ranks where the job was not traced.
-        capture: What was seen.
+        snapshot: What was seen.
 
     Returns:
         A run with a rank for each process of which a stack or a ring was read. Records of only
         a part of the ranks prove nothing about the rest, and are left out.
     """
     recorded = run.by_rank
-    notes = list(capture.notes)
-    traced = [worker for worker in capture.workers if worker.rank in recorded]
-    untraced = [worker for worker in capture.workers if worker.rank not in recorded]
+    notes = list(snapshot.notes)
+    traced = [worker for worker in snapshot.workers if worker.rank in recorded]
+    untraced = [worker for worker in snapshot.workers if worker.rank not in recorded]
     if traced and untraced:
         notes.append(
-            f"{len(traced)} of {len(capture.workers)} processes were traced: their records are "
+            f"{len(traced)} of {len(snapshot.workers)} processes were traced: their records are "
             f"not compared with those of none"
         )
         recorded = {}
     ranks: dict[int, Rank] = {}
-    devices = capture.ras is not None or any(capture.gpus)
-    for worker in capture.workers:
+    devices = snapshot.ras is not None or any(snapshot.gpus)
+    for worker in snapshot.workers:
         state = worker.samples[-1].state if worker.samples else ""
         known = recorded.get(worker.rank)
         if known is not None:
             ranks[worker.rank] = replace(known, alive=state not in ("X", "Z"))
         elif devices or _is_known(worker, state):
-            ranks[worker.rank] = _bare(worker, worker.host or capture.host, state)
+            ranks[worker.rank] = _bare(worker, worker.host or snapshot.host, state)
     for number_, rank in recorded.items():
         # Of a host that nobody looked at, nothing is known but what its rings say.
-        seen = rank.host in (capture.hosts or (capture.host,))
+        seen = rank.host in (snapshot.hosts or (snapshot.host,))
         # One that lived when its ring was copied may have been out of sight: in another container.
         gone = seen and rank.alive is not True
         ranks.setdefault(number_, replace(rank, alive=False) if gone else rank)
-    world = max([worker.world_size for worker in capture.workers] or [0])
+    world = max([worker.world_size for worker in snapshot.workers] or [0])
     return replace(
         run,
         ranks=tuple(ranks[number_] for number_ in sorted(ranks)),
         communicators=run.communicators if recorded else {},
         expected=max([run.expected, min(world, MAX_RANKS), *(n + 1 for n in ranks)], default=0),
         notes=(*run.notes, *notes),
-        capture=capture,
+        snapshot=snapshot,
     )
 
 

@@ -7,29 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclscope.model import Rank, Run
-from ncclscope.model.snapshot import Capture, Worker
+from ncclscope.model.snapshot import Snapshot, Worker
 
-__all__ = ["together"]
+__all__ = ["join_snapshots"]
 
 _APART_NS = 600_000_000_000
 """Captures that lie further apart were not taken of the same moment of a job."""
 
 
-def together(captures: Sequence[Capture], run: Run) -> Capture:
+def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
     """Puts the newest capture of each host together, or node, where hosts have the same name.
 
     What is known by the number of a process or of a device is left out: RAS and NVML do not say
     of which host, and another host may have the same numbers.
 
     Args:
-        captures: At least one.
+        snapshots: At least one.
         run: Of the rings; its processes tell which rank is whose, where replicas share numbers.
     """
-    newest = max(captures, key=lambda capture: capture.time_ns)
-    of_host: dict[tuple[str, str], Capture] = {}
-    for capture in sorted(captures, key=lambda capture: capture.time_ns):
-        if newest.time_ns - capture.time_ns <= _APART_NS:
-            of_host[capture.host, capture.node] = capture
+    newest = max(snapshots, key=lambda snapshot: snapshot.time_ns)
+    of_host: dict[tuple[str, str], Snapshot] = {}
+    for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.time_ns):
+        if newest.time_ns - snapshot.time_ns <= _APART_NS:
+            of_host[snapshot.host, snapshot.node] = snapshot
     if len(of_host) == 1:
         return newest
     nodes = {node for _, node in of_host}
@@ -37,14 +37,14 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
     workers: dict[int, Worker] = {}
     notes: list[str] = []
     left_out = 0
-    for (host, node), capture in sorted(of_host.items()):
-        for worker in capture.workers:
+    for (host, node), snapshot in sorted(of_host.items()):
+        for worker in snapshot.workers:
             rank = ranks.get((host, node, worker.pid), worker.rank)
             if rank in workers:
                 left_out += 1
                 continue
             workers[rank] = replace(worker, rank=rank, host=host)
-        notes += [f"{host}: {note}" for note in capture.notes]
+        notes += [f"{host}: {note}" for note in snapshot.notes]
     if left_out:
         notes.append(
             f"{left_out} process(es) with the rank of another, on another host, were left out"
@@ -55,7 +55,7 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
         host=", ".join(hosts),
         hosts=tuple(hosts),
         node="",
-        gap=min(capture.gap for capture in of_host.values()),
+        gap=min(snapshot.gap for snapshot in of_host.values()),
         workers=tuple(workers[rank] for rank in sorted(workers)),
         sources=tuple(
             replace(source, available=False, state="asked on each host, and kept apart by host")
@@ -68,7 +68,7 @@ def together(captures: Sequence[Capture], run: Run) -> Capture:
         gpus=(),
         dead_rings=tuple(ring for one in of_host.values() for ring in one.dead_rings),
         notes=tuple(notes),
-        redacted=any(capture.redacted for capture in of_host.values()),
+        redacted=any(snapshot.redacted for snapshot in of_host.values()),
     )
 
 

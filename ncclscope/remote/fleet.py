@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.remote.spelling import pack, unpack
 
-__all__ = ["Asked", "Asker", "Fleet", "LocalAsker", "Traffic"]
+__all__ = ["Client", "Fleet", "LocalClient", "Query", "Traffic"]
 
 
-class Asker(Protocol):
+class Client(Protocol):
     """A way to reach depots."""
 
     @property
@@ -63,12 +63,12 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """A question to a node, and who is told the answer.
 
     Attributes:
         node: The node's number.
-        words: The question; see :mod:`ncclscope.remote.depot`.
+        words: The question; see :mod:`ncclscope.remote.node_server`.
         take: Told the answer and the table of kinds.
     """
 
@@ -87,7 +87,7 @@ class Fleet:
         traffic: What has travelled so far.
     """
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Client) -> None:
         self._asker = asker
         self.names = asker.names
         self.traffic = Traffic()
@@ -103,13 +103,13 @@ class Fleet:
             found[node] = unpack(data)
         return found
 
-    def ask(self, questions: Iterable[Asked]) -> None:
+    def ask(self, questions: Iterable[Query]) -> None:
         """Asks, and tells the answers to whoever wants them.
 
         Raises:
             InputError: A node does not answer, or says what cannot be understood.
         """
-        by_node: dict[int, list[Asked]] = {}
+        by_node: dict[int, list[Query]] = {}
         for question in questions:
             by_node.setdefault(question.node, []).append(question)
         requests = {
@@ -131,7 +131,7 @@ class Fleet:
                 ) from None
 
 
-class LocalAsker:
+class LocalClient:
     """Depots in this process: what a node would do, without the way there.
 
     Args:

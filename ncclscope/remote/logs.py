@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import Trail
-from ncclscope.remote.fleet import Asked, Fleet
+from ncclscope.remote.fleet import Fleet, Query
 from ncclscope.remote.spelling import read_calls
 from ncclscope.ring import layout
 
-__all__ = ["Place", "RemoteLog", "RemoteTrail", "Shared"]
+__all__ = ["NodePlace", "RemoteLog", "RemoteTrail", "Shared"]
 
 What = TypeVar("What")
 
@@ -26,7 +26,7 @@ _TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a ring is: its node, and its number there."""
 
     fleet: Fleet
@@ -68,7 +68,7 @@ class RemoteLog:
 
     def __init__(
         self,
-        place: Place,
+        place: NodePlace,
         communicator: Communicator,
         told: tuple[int, int, int],
         calls: Sequence[Call],
@@ -180,7 +180,7 @@ class RemoteLog:
         start, stop = max(start, self.first), min(stop, self.calls + 1)
         return any(seq not in self._calls for seq in range(start, stop))
 
-    def _want(self, start: int, stop: int) -> Asked:
+    def _want(self, start: int, stop: int) -> Query:
         key = self.communicator.key
 
         def take(answer: Any, kinds: Sequence[Any]) -> None:
@@ -188,12 +188,12 @@ class RemoteLog:
                 self._calls.setdefault(call.seq, call)
 
         place = self._place
-        return Asked(place.node, ("calls", place.ring, key, start, stop), take)
+        return Query(place.node, ("calls", place.ring, key, start, stop), take)
 
     def _ask(self, what: str, *rest: Any, take: Callable[[Any, Sequence[Any]], None]) -> None:
         place = self._place
         words = (what, place.ring, self.communicator.key, *rest)
-        place.fleet.ask([Asked(place.node, words, take)])
+        place.fleet.ask([Query(place.node, words, take)])
 
 
 class RemoteTrail(Trail[What]):
@@ -208,7 +208,7 @@ class RemoteTrail(Trail[What]):
 
     def __init__(
         self,
-        place: Place,
+        place: NodePlace,
         key: str | None,
         last: Sequence[What],
         read: Callable[[Any, Sequence[Any]], list[What]],
@@ -232,7 +232,7 @@ class RemoteTrail(Trail[What]):
         def take(answer: Any, kinds: Sequence[Any]) -> None:
             found.extend(self._read(answer, kinds))
 
-        place.fleet.ask([Asked(place.node, ("newest", place.ring, self._key, count), take)])
+        place.fleet.ask([Query(place.node, ("newest", place.ring, self._key, count), take)])
         return found
 
     def _everything(self) -> list[What]:

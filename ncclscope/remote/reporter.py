@@ -22,7 +22,7 @@ from typing import Any
 
 from ncclscope import settings
 from ncclscope.model import Communicator
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.remote.spelling import Kinds, pack, unpack
 from ncclscope.watch.jobs import Rings
 
@@ -78,7 +78,7 @@ class Reporter:
         found: list[list[int | None]] = []
         for path, key, seqs in unpack(request):
             words = self._known(path)
-            known = words is not None and key in words.strands
+            known = words is not None and key in words.comm_cursors
             found.append([words.hash_at(key, seq) if words and known else None for seq in seqs])
         return pack(found)
 
@@ -100,34 +100,34 @@ class Reporter:
             }
         )
 
-    def _known(self, path: str) -> Words | None:
-        found = (rings.words.get(Path(path)) for rings in self._rings)
+    def _known(self, path: str) -> RingCursor | None:
+        found = (rings.cursors.get(Path(path)) for rings in self._rings)
         return next((words for words in found if words is not None), None)
 
-    def _look(self, now: float, wall_ns: int) -> dict[Path, Words]:
-        found: dict[Path, Words] = {}
+    def _look(self, now: float, wall_ns: int) -> dict[Path, RingCursor]:
+        found: dict[Path, RingCursor] = {}
         for rings in self._rings:
             rings.scan(now, wall_ns)
-            rings.look(now)
-            found.update(rings.words)
+            rings.poll(now)
+            found.update(rings.cursors)
         return found
 
-    def _row(self, words: Words, now: float) -> list[Any]:
+    def _row(self, words: RingCursor, now: float) -> list[Any]:
         tail, states = words.signature
         who = [
             *(str(words.path), words.rank, words.host, words.pid, words.gpu, words.started_ns),
             *(str(words.about.get("role") or ""), words.alive, words.exited),
         ]
         pending = words.pending()
-        strands = []
-        for key, strand in words.strands.items():
-            number = self._comms.setdefault(strand.comm, len(self._comms))
+        comm_cursors = []
+        for key, comm_cursor in words.comm_cursors.items():
+            number = self._comms.setdefault(comm_cursor.comm, len(self._comms))
             last = words.last(key)
-            strands.append(
+            comm_cursors.append(
                 [
-                    *(number, strand.seq, strand.hash, strand.p2p),
-                    *(strand.tells, strand.in_group, key in pending),
+                    *(number, comm_cursor.seq, comm_cursor.hash, comm_cursor.p2p),
+                    *(comm_cursor.tells, comm_cursor.in_group, key in pending),
                     last and [last.op, last.shape, last.time_ns, int(last.state)],
                 ]
             )
-        return [who, [round(now - words.moved_at, 3), tail, states.hex()], strands]
+        return [who, [round(now - words.moved_at, 3), tail, states.hex()], comm_cursors]

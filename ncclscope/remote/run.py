@@ -9,11 +9,11 @@ from typing import Any
 from ncclscope.analysis.waits.posting_order import WINDOWS
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph
 from ncclscope.readers import assemble
-from ncclscope.remote.fleet import Asked, Fleet
-from ncclscope.remote.logs import Place, RemoteLog, RemoteTrail, Shared
+from ncclscope.remote.fleet import Fleet, Query
+from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
 from ncclscope.untrusted import MAX_RANKS, integers, printable
 
@@ -97,7 +97,7 @@ def _members(fleet: Fleet, told: Mapping[int, Any]) -> dict[str, tuple[int, ...]
                 def take(answer: Any, _kinds: Any, digest: str = digest) -> None:
                     found[digest] = integers(answer, MAX_RANKS) or ()
 
-                asked.append(Asked(node, ("members", digest), take))
+                asked.append(Query(node, ("members", digest), take))
     if asked:
         fleet.ask(asked)
     return found
@@ -120,7 +120,7 @@ def _ranks(
         for key, label, backend, digest in summary["comms"]
     ]
     for ring, told in enumerate(summary["ranks"]):
-        place = Place(fleet, node, ring)
+        place = NodePlace(fleet, node, ring)
         ops = frozenset(map(str, told["ops"]))
         logs = {}
         for number, calls, first, running, spelled in told["logs"]:
@@ -134,7 +134,7 @@ def _ranks(
 
 
 def _rank(
-    place: Place,
+    place: NodePlace,
     told: Mapping[str, Any],
     comms: Sequence[Communicator],
     kinds: Sequence[Any],
@@ -162,7 +162,7 @@ def _rank(
         exited=exited,
         alive=alive,
         steps=RemoteTrail(place, None, read_steps(told["step"]), _steps),
-        device={comms[number].key: DeviceStand(*stand) for number, *stand in told["device"]},
+        device={comms[number].key: DeviceProgress(*pending) for number, *pending in told["device"]},
         orders=dict(zip(WINDOWS, told["orders"], strict=True)),
         activities={one[0]: Activity(*one) for one in told["activities"]},
         source=f"{place.node}:{source}",
@@ -170,7 +170,7 @@ def _rank(
     )
 
 
-def _transfers(place: Place, key: str, last: Any, kinds: Sequence[Any]) -> RemoteTrail[Call]:
+def _transfers(place: NodePlace, key: str, last: Any, kinds: Sequence[Any]) -> RemoteTrail[Call]:
     def read(answer: Any, kinds: Sequence[Any]) -> list[Call]:
         return read_calls(answer, kinds, key)
 

@@ -21,7 +21,7 @@ from ncclscope.errors import RingError
 from ncclscope.private import make_private
 from ncclscope.ring import layout
 
-__all__ = ["Place", "make_file"]
+__all__ = ["RingPlace", "make_file"]
 
 SHARE = 8
 """A ring is made only where it takes at most one part in so many of the free space."""
@@ -32,7 +32,7 @@ _NAMES_TRIED = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class RingPlace:
     """A file that was made for a ring.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
     reason: str = ""
 
 
-def make_file(directory: Path, size: int) -> Place:
+def make_file(directory: Path, size: int) -> RingPlace:
     """Makes a file with its space reserved, in the directory or else on disk.
 
     Args:
@@ -59,7 +59,7 @@ def make_file(directory: Path, size: int) -> Place:
     name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000:x}"
     try:
         path, descriptor = _make_in(directory, name, size)
-        return Place(path, descriptor)
+        return RingPlace(path, descriptor)
     except OSError as error:
         first = error
     fallback = Path(tempfile.gettempdir(), f"ncclscope-{os.getuid()}", directory.name)
@@ -72,7 +72,7 @@ def make_file(directory: Path, size: int) -> Place:
             f"nor in {fallback} ({_reason(second)})",
             f"set NCCLSCOPE_DIR to a directory with {size * SHARE >> 20} MB free",
         ) from second
-    return Place(path, descriptor, _reason(first))
+    return RingPlace(path, descriptor, _reason(first))
 
 
 def leave_pointer(directory: Path, path: Path) -> bool:

@@ -28,8 +28,8 @@ from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chose
 __all__ = [
     "CHUNK",
     "ChannelState",
-    "Marks",
     "RingFile",
+    "RingMarks",
     "bracket",
     "collectives",
     "hash_before",
@@ -53,8 +53,8 @@ class ChannelState:
     p2p: int
 
 
-class Marks(NamedTuple):
-    """Marks of one communicator, in order.
+class RingMarks(NamedTuple):
+    """RingMarks of one communicator, in order.
 
     Attributes:
         seqs: Numbers of the calls that they stand at.
@@ -67,7 +67,7 @@ class Marks(NamedTuple):
     hashes: NDArray[np.uint64]
 
 
-_NO_MARKS = Marks(*(np.empty(0, np.uint64) for _ in range(3)))
+_NO_MARKS = RingMarks(*(np.empty(0, np.uint64) for _ in range(3)))
 
 
 class _Pieces:
@@ -195,7 +195,7 @@ class RingFile(RingImage):
 
         return _pieces.get((self._serial, number, comm), read)
 
-    def marks(self, comm: int) -> Marks:
+    def marks(self, comm: int) -> RingMarks:
         """Returns a communicator's marks, as far as the records are kept that they stand at."""
         low, high = np.searchsorted(self._marks["word"], np.array([comm, comm + 1], np.uint32))
         mine = self._marks[low:high]
@@ -205,11 +205,11 @@ class RingFile(RingImage):
         seqs = mine["seq"]
         if np.any(seqs[1:] <= seqs[:-1]):
             return _NO_MARKS  # damaged; records are found without them
-        return Marks(seqs, mine["begin"] - np.uint64(1), mine["hash"])
+        return RingMarks(seqs, mine["begin"] - np.uint64(1), mine["hash"])
 
     @cached_property
     def _marks(self) -> Circle:
-        """Marks that are whole, by communicator and in order; read when they are asked for."""
+        """RingMarks that are whole, by communicator and in order; read when they are asked for."""
         marks = self.read_circle(self.geometry.mark_area, self.geometry.marks)
         order = np.lexsort((marks["begin"], marks["word"]))
         marks = marks.take(order)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.host import Host
 
-__all__ = ["Capture", "Graph", "Graphs"]
+__all__ = ["GraphCapture", "Graphs", "TracedGraph"]
 
 
-class Capture:
+class GraphCapture:
     """A graph that is being captured; made by :meth:`Graphs.begin`.
 
     Attributes:
@@ -45,7 +45,7 @@ class Capture:
         self.thread = threading.get_ident()
 
 
-class Graph:
+class TracedGraph:
     """A graph that has been captured; made by :meth:`Graphs.end`.
 
     Attributes:
@@ -103,23 +103,23 @@ class Graphs:
 
     def __init__(self, tracer: Host) -> None:
         self._tracer = tracer
-        self._open: list[Capture] = []
+        self._open: list[GraphCapture] = []
         self._count = 0
         self._lock = threading.RLock()
 
-    def begin(self) -> Capture:
+    def begin(self) -> GraphCapture:
         """Notes that a graph is being captured.
 
         What is recorded as captured from here on belongs to it; where several are captured at
         once, to that of the thread which posts it, or else to the newest.
         """
-        capture = Capture()
+        capture = GraphCapture()
         with self._lock:
             self._open.append(capture)
             self._tracer.ring.capture = self._take
         return capture
 
-    def leave(self, capture: Capture) -> bool:
+    def leave(self, capture: GraphCapture) -> bool:
         """Notes that nothing more is captured into a graph; False where that is known."""
         with self._lock:
             if capture not in self._open:
@@ -127,21 +127,21 @@ class Graphs:
             self._open.remove(capture)
         return True
 
-    def end(self, capture: Capture) -> Graph:
+    def end(self, capture: GraphCapture) -> TracedGraph:
         """Writes down what a graph holds, and returns it."""
         self.leave(capture)
         if not capture.calls:
-            return Graph(self._tracer, 0, (), False)
+            return TracedGraph(self._tracer, 0, (), False)
         with self._lock:
             self._count += 1
             number = self._count
         kept = self._tracer.ring.graphs.add(number, capture.calls)
-        graph = Graph(self._tracer, number, capture.calls, kept)
+        graph = TracedGraph(self._tracer, number, capture.calls, kept)
         if self._tracer.device is not None:
             graph.marks = self._tracer.device.captured(capture)
         return graph
 
-    def current(self) -> Capture | None:
+    def current(self) -> GraphCapture | None:
         """Returns what a call belongs to that this thread captures now."""
         captures = self._open[:]
         here = threading.get_ident()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.writer import RingWriter
 
-__all__ = ["Device", "Guard", "Host"]
+__all__ = ["CallGuard", "Device", "Host"]
 
 
 class Device(Protocol):
@@ -18,7 +18,7 @@ class Device(Protocol):
         """Return the markers of a captured graph, each with how many calls it counts."""
 
 
-class Guard(Protocol):
+class CallGuard(Protocol):
     """Compares calls with those of peers."""
 
     post: Callable[..., int]

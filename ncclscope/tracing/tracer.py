@@ -30,7 +30,7 @@ from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.comm import Comm, NamelessTemplate, Template, keep
 from ncclscope.tracing.graphs import Graphs
-from ncclscope.tracing.host import Guard
+from ncclscope.tracing.host import CallGuard
 
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
@@ -355,12 +355,12 @@ class Tracer:
         self.ring.detach()
 
 
-def _open_guard(tracer: Tracer) -> Guard | None:
+def _open_guard(tracer: Tracer) -> CallGuard | None:
     """Return what compares the calls of a tracer, where the environment asks for it."""
     mode = variable("GUARD")
     if not mode:
         return None
-    found: Guard | None = EntryPoint("guard", _GUARD, "ncclscope").load()(tracer, mode)
+    found: CallGuard | None = EntryPoint("guard", _GUARD, "ncclscope").load()(tracer, mode)
     return found
 
 

@@ -21,8 +21,8 @@ from ncclscope import procfs
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.private import copy_private, make_private, write_private
-from ncclscope.readers.ring.cursor import Words
-from ncclscope.watch.watch import Look
+from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.watch.watch import Poll
 
 __all__ = ["Actions", "Done", "keep_bundle", "kill"]
 
@@ -80,22 +80,22 @@ class Actions:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"bundles cannot go to {self.bundles}: {reason}") from None
 
-    def act(self, look: Look) -> Done:
+    def act(self, poll: Poll) -> Done:
         """Does it. What fails is said and keeps nothing else from being done."""
         said: list[str] = []
         bundle = None
-        assert look.verdict is not None
+        assert poll.verdict is not None
         if self.bundles is not None:
             try:
-                bundle = keep_bundle(self.bundles, look.ranks, look.verdict, self.screen)
+                bundle = keep_bundle(self.bundles, poll.ranks, poll.verdict, self.screen)
                 said.append(f"bundle: {bundle}")
             except (OSError, InputError) as error:
                 said.append(f"no bundle could be written: {error}")
         if self.command:
-            said += self._run(look.verdict, bundle)
+            said += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
         if self.kill:
-            killed = kill(look.ranks)
+            killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
             said.append(f"killed: {pids}" if killed else "no worker was left to be killed")
         return Done(bundle, killed, tuple(said))
@@ -127,7 +127,7 @@ class Actions:
 
 def keep_bundle(
     directory: Path,
-    rings: Sequence[Words],
+    rings: Sequence[RingCursor],
     verdict: Verdict,
     screen: Callable[[Verdict], str] = _no_screen,
 ) -> Path:
@@ -152,9 +152,9 @@ def keep_bundle(
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
     bundle = _new_folder(directory, name)
     make_private(bundle / "rings")
-    for words in rings:
+    for cursor in rings:
         try:
-            copy_private(words.path, bundle / "rings" / words.path.name)
+            copy_private(cursor.path, bundle / "rings" / cursor.path.name)
         except (FileNotFoundError, DamagedFileError):
             continue  # a worker's own supervisor may clean up
         except OSError as error:
@@ -162,7 +162,7 @@ def keep_bundle(
                 raise
     document = json.dumps(verdict.to_dict(), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
-    pids = sorted({words.pid for words in rings if _is_process_of(words)})
+    pids = sorted({cursor.pid for cursor in rings if _is_process_of(cursor)})
     _look_closer(bundle, pids, verdict, screen)
     return bundle
 
@@ -172,14 +172,14 @@ def _look_closer(
 ) -> None:
     """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
     from ncclscope.attach import bundle as bundles
-    from ncclscope.attach.session import Options, look
+    from ncclscope.attach.session import Options, sample_job
 
     if not pids:
         return
     with contextlib.suppress(NcclscopeError, OSError):
-        seen = replace(look(Options(pids=tuple(pids), gap=LOOKED_SECONDS)), rings=())
-        with_capture = replace(verdict, run=replace(verdict.run, capture=seen.capture))
-        bundles.write_bundle(bundle, seen, with_capture.to_dict(), screen(with_capture))
+        seen = replace(sample_job(Options(pids=tuple(pids), gap=LOOKED_SECONDS)), rings=())
+        with_snapshot = replace(verdict, run=replace(verdict.run, snapshot=seen.snapshot))
+        bundles.write_bundle(bundle, seen, with_snapshot.to_dict(), screen(with_snapshot))
 
 
 def _new_folder(directory: Path, name: str) -> Path:
@@ -192,7 +192,7 @@ def _new_folder(directory: Path, name: str) -> Path:
     raise InputError(f"{directory} is full of bundles of this second")
 
 
-def kill(rings: Sequence[Words]) -> tuple[int, ...]:
+def kill(rings: Sequence[RingCursor]) -> tuple[int, ...]:
     """Ends the processes that write some rings, with SIGKILL: a hung one heeds nothing else.
 
     A pid alone may by now be another process's. It is held against the start time, the boot and
@@ -203,17 +203,17 @@ def kill(rings: Sequence[Words]) -> tuple[int, ...]:
         The pids that were ended.
     """
     killed = []
-    for words in rings:
-        if words.pid <= 1 or words.pid == os.getpid() or words.pid in killed:
+    for cursor in rings:
+        if cursor.pid <= 1 or cursor.pid == os.getpid() or cursor.pid in killed:
             continue
         try:
-            descriptor = os.pidfd_open(words.pid)
+            descriptor = os.pidfd_open(cursor.pid)
         except OSError:
             continue  # gone, or a pid of another numbering
         try:
-            if _is_process_of(words):
+            if _is_process_of(cursor):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                killed.append(words.pid)
+                killed.append(cursor.pid)
         except OSError:  # it ended just now, or belongs to somebody else
             continue
         finally:
@@ -221,15 +221,15 @@ def kill(rings: Sequence[Words]) -> tuple[int, ...]:
     return tuple(killed)
 
 
-def _is_process_of(words: Words) -> bool:
-    about = words.about
-    ticks = procfs.start_ticks(words.pid)
+def _is_process_of(cursor: RingCursor) -> bool:
+    about = cursor.about
+    ticks = procfs.start_ticks(cursor.pid)
     return (
         ticks > 0
         and about.get("start_ticks") == ticks
         and about.get("boot_id") == procfs.boot_id() != ""
         and about.get("pid_namespace") == procfs.pid_namespace()
-        and words.owner in (0, _user_of(words.pid))
+        and cursor.owner in (0, _user_of(cursor.pid))
     )
 
 

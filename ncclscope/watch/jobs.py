@@ -10,7 +10,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Run
 from ncclscope.readers import follow_pointer, open_run
 from ncclscope.readers.ring.crowd import without_long_over
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring import layout
 
 __all__ = ["Rings", "current", "ring_files"]
@@ -41,7 +41,7 @@ class Rings:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.words: dict[Path, Words] = {}
+        self.cursors: dict[Path, RingCursor] = {}
         self.notes: dict[Path, str] = {}
         self._old: set[Path] = set()
         """Rings of jobs that were over long before; they are not opened."""
@@ -61,38 +61,38 @@ class Rings:
             return
         self._scanned_at = now
         here = set(ring_files(self.directory))
-        new = sorted(here - self.words.keys() - self._old)
+        new = sorted(here - self.cursors.keys() - self._old)
         wanted = without_long_over(new, [])
         self._old.update({*new} - {*wanted})
         for path in wanted:
             try:
-                self.words[path] = Words(path, now, wall_ns)
+                self.cursors[path] = RingCursor(path, now, wall_ns)
                 self.notes.pop(path, None)
             except DamagedFileError as error:  # one that is being made has no head yet
                 self.notes[path] = str(error)
             except OSError as error:
                 self.notes[path] = f"{path} cannot be read: {error.strerror or error}"
-        for path in self.words.keys() - here:
-            del self.words[path]
+        for path in self.cursors.keys() - here:
+            del self.cursors[path]
 
-    def look(self, now: float) -> list[Words]:
+    def poll(self, now: float) -> list[RingCursor]:
         """Looks at all rings of processes that are not over; returns those that have moved."""
         moved = []
-        for path, words in list(self.words.items()):
-            was_over = words.over
-            words.ask(now)
-            if was_over and words.over:
+        for path, cursor in list(self.cursors.items()):
+            was_over = cursor.over
+            cursor.ask(now)
+            if was_over and cursor.over:
                 continue
             try:
-                if words.look(now):
-                    moved.append(words)
+                if cursor.poll(now):
+                    moved.append(cursor)
             except (DamagedFileError, OSError) as error:
                 self.notes[path] = str(error)
-                del self.words[path]
+                del self.cursors[path]
         return moved
 
 
-def current(rings: Sequence[Words]) -> tuple[list[Words], list[Words]]:
+def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCursor]]:
     """Tells what runs from what is over.
 
     Processes that have a communicator in common belong together. Where any of them still runs,
@@ -105,38 +105,38 @@ def current(rings: Sequence[Words]) -> tuple[list[Words], list[Words]]:
     """
     living, past = [], []
     for job in _jobs(rings):
-        running = [words for words in job if not words.over]
+        running = [cursor for cursor in job if not cursor.over]
         if not running:
             past += job
             continue
         newest = {
-            words.rank: max(other.started_ns for other in running if other.rank == words.rank)
-            for words in running
+            cursor.rank: max(other.started_ns for other in running if other.rank == cursor.rank)
+            for cursor in running
         }
-        for words in job:
-            if words.over and words.started_ns <= newest.get(words.rank, -1):
-                past.append(words)
+        for cursor in job:
+            if cursor.over and cursor.started_ns <= newest.get(cursor.rank, -1):
+                past.append(cursor)
             else:
-                living.append(words)
-    if past and all(words.about.get("role") == "engine" for words in living):
+                living.append(cursor)
+    if past and all(cursor.about.get("role") == "engine" for cursor in living):
         return [], [*living, *past]
     return living, past
 
 
-def _jobs(rings: Sequence[Words]) -> list[list[Words]]:
+def _jobs(rings: Sequence[RingCursor]) -> list[list[RingCursor]]:
     """Groups processes by the communicators that they share."""
     place: dict[str, int] = {}
-    groups: dict[int, list[Words]] = {}
-    for number, words in enumerate(rings):
-        joined = {place[key] for key in words.strands if key in place}
+    groups: dict[int, list[RingCursor]] = {}
+    for number, cursor in enumerate(rings):
+        joined = {place[key] for key in cursor.comm_cursors if key in place}
         target = min(joined, default=number)
         merged = groups.setdefault(target, [])
-        merged.append(words)
-        for key in words.strands:
+        merged.append(cursor)
+        for key in cursor.comm_cursors:
             place[key] = target
         for other in joined - {target}:
             moved = groups.pop(other)
             merged += moved
             for member in moved:
-                place.update(dict.fromkeys(member.strands, target))
+                place.update(dict.fromkeys(member.comm_cursors, target))
     return list(groups.values())

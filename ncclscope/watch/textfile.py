@@ -10,25 +10,25 @@ from pathlib import Path
 
 from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
-from ncclscope.readers.ring.cursor import Words
-from ncclscope.watch.watch import Look
+from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.watch.watch import Poll
 
 __all__ = ["metrics_text", "write_textfile"]
 
 
-def write_textfile(path: Path, look: Look, *, troubles: int, now: float) -> None:
+def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None:
     """Writes the file anew; whoever reads it sees the old one or the new one.
 
     Args:
         path: The file; the collector wants a name that ends with ``.prom``.
-        look: What to write of.
+        poll: What to write of.
         troubles: Divergences and hangs so far.
         now: Seconds since 1970.
 
     Raises:
         OSError: It cannot be written.
     """
-    text = metrics_text(look, troubles=troubles, now=now)
+    text = metrics_text(poll, troubles=troubles, now=now)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -41,16 +41,16 @@ def write_textfile(path: Path, look: Look, *, troubles: int, now: float) -> None
         raise
 
 
-def metrics_text(look: Look, *, troubles: int, now: float) -> str:
+def metrics_text(poll: Poll, *, troubles: int, now: float) -> str:
     """Returns the text of the file, metrics in a fixed order."""
-    return samples_text(_samples(look, troubles, now))
+    return samples_text(_samples(poll, troubles, now))
 
 
-def _samples(look: Look, troubles: int, now: float) -> Iterator[Sample]:
+def _samples(poll: Poll, troubles: int, now: float) -> Iterator[Sample]:
     job = {"slurm_job_id": os.environ.get("SLURM_JOB_ID", "")}
     for status in STATUSES:
-        yield "ncclscope_status", {"status": status, **job}, float(status == look.status)
-    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+        yield "ncclscope_status", {"status": status, **job}, float(status == poll.status)
+    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
     if cause is not None:
         about = {
             "kind": cause.kind,
@@ -60,50 +60,50 @@ def _samples(look: Look, troubles: int, now: float) -> Iterator[Sample]:
             **job,
         }
         yield "ncclscope_verdict", about, 1.0
-    yield "ncclscope_ranks", job, float(len(look.ranks))
-    if look.verdict is not None:
-        yield "ncclscope_ranks_expected", job, float(look.verdict.run.expected)
+    yield "ncclscope_ranks", job, float(len(poll.ranks))
+    if poll.verdict is not None:
+        yield "ncclscope_ranks_expected", job, float(poll.verdict.run.expected)
     yield "ncclscope_troubles_total", job, float(troubles)
     yield "ncclscope_looked_seconds", job, now
-    farthest = _farthest(look.ranks)
-    hosts = _hosts(look.ranks)
-    for words in look.ranks:
+    farthest = _farthest(poll.ranks)
+    hosts = _hosts(poll.ranks)
+    for cursor in poll.ranks:
         who = {
-            "node": words.host,
-            "gpu": "" if words.gpu is None else str(words.gpu),
-            "rank": str(words.rank),
-            "pid": str(words.pid),
+            "node": cursor.host,
+            "gpu": "" if cursor.gpu is None else str(cursor.gpu),
+            "rank": str(cursor.rank),
+            "pid": str(cursor.pid),
             **job,
         }
-        yield "ncclscope_idle_seconds", who, round(look.now - words.moved_at, 3)
-        for key, strand in words.strands.items():
+        yield "ncclscope_idle_seconds", who, round(poll.now - cursor.moved_at, 3)
+        for key, comm_cursor in cursor.comm_cursors.items():
             comm = {
-                "comm_name": strand.comm.label,
+                "comm_name": comm_cursor.comm.label,
                 "comm": key,
                 "n_nodes": str(len(hosts[key])),
-                "nranks": str(len(strand.comm.ranks)),
+                "nranks": str(len(comm_cursor.comm.ranks)),
             }
-            last = words.last(key)
-            yield "ncclscope_calls_total", {**who, **comm}, float(strand.seq)
-            yield "ncclscope_lag_calls", {**who, **comm}, float(farthest[key] - strand.seq)
-            if strand.p2p:
-                yield "ncclscope_p2p_calls_total", {**who, **comm}, float(strand.p2p)
-            if last is not None and strand.tells:
+            last = cursor.last(key)
+            yield "ncclscope_calls_total", {**who, **comm}, float(comm_cursor.seq)
+            yield "ncclscope_lag_calls", {**who, **comm}, float(farthest[key] - comm_cursor.seq)
+            if comm_cursor.p2p:
+                yield "ncclscope_p2p_calls_total", {**who, **comm}, float(comm_cursor.p2p)
+            if last is not None and comm_cursor.tells:
                 in_call = last.state is not State.COMPLETED
                 yield "ncclscope_in_call", {**who, **comm, "collective": last.op}, float(in_call)
 
 
-def _farthest(ranks: Sequence[Words]) -> dict[str, int]:
+def _farthest(ranks: Sequence[RingCursor]) -> dict[str, int]:
     farthest: dict[str, int] = {}
-    for words in ranks:
-        for key, strand in words.strands.items():
-            farthest[key] = max(farthest.get(key, 0), strand.seq)
+    for cursor in ranks:
+        for key, comm_cursor in cursor.comm_cursors.items():
+            farthest[key] = max(farthest.get(key, 0), comm_cursor.seq)
     return farthest
 
 
-def _hosts(ranks: Iterable[Words]) -> dict[str, set[str]]:
+def _hosts(ranks: Iterable[RingCursor]) -> dict[str, set[str]]:
     hosts: dict[str, set[str]] = {}
-    for words in ranks:
-        for key in words.strands:
-            hosts.setdefault(key, set()).add(words.host)
+    for cursor in ranks:
+        for key in cursor.comm_cursors:
+            hosts.setdefault(key, set()).add(cursor.host)
     return hosts

@@ -21,11 +21,11 @@ from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Rank, Run
 from ncclscope.model.signature import stretch
 from ncclscope.readers import assemble
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.jobs import Rings, current
 
-__all__ = ["Look", "Watcher"]
+__all__ = ["Poll", "Watcher"]
 
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
@@ -37,7 +37,7 @@ _NEARLY = 0.95
 
 
 @dataclass(frozen=True)
-class Look:
+class Poll:
     """What one look at a job has shown.
 
     Attributes:
@@ -58,7 +58,7 @@ class Look:
     status: str
     activity: str
     verdict: Verdict | None
-    ranks: tuple[Words, ...]
+    ranks: tuple[RingCursor, ...]
     now: float
     changed: bool
     news: bool
@@ -112,7 +112,7 @@ class Watcher:
         self._spins = False
         self._group: tuple[object, float] | None = None
         self._shown: object = None
-        self._stuck_now: list[Words] = []
+        self._stuck_now: list[RingCursor] = []
         self._over: tuple[set[Path], float] | None = None
 
     @property
@@ -125,34 +125,38 @@ class Watcher:
         """Whether another look at the GPUs, some seconds later, may change what is said."""
         return self._gpus is not None and self._gpus.is_undecided
 
-    def look(self) -> Look:
+    def poll(self) -> Poll:
         """Reads what is new and says how the job is."""
         now = self._clock()
         self._rings.scan(now, self._wall_ns(now))
-        moved = self._rings.look(now)
-        living, past = current(list(self._rings.words.values()))
-        self._seen.update(words.path for words in living)
+        moved = self._rings.poll(now)
+        living, past = current(list(self._rings.cursors.values()))
+        self._seen.update(cursor.path for cursor in living)
         was_in_trouble = self._trouble is not None
         self._stuck_now = []
         if living:
             self._examine(living, moved, now)
             activity = "running" if moved or self._inside(living) else "idle"
         else:
-            self._examine_what_is_over([words for words in past if words.path in self._seen], now)
+            self._examine_what_is_over(
+                [cursor for cursor in past if cursor.path in self._seen], now
+            )
             activity = "over" if past else "waiting"
         verdict = self._trouble or self._verdict
         status = verdict.status if verdict is not None else "incomplete"
         shown = _gist(verdict)
         changed, self._shown = shown != self._shown, shown
-        return Look(
+        return Poll(
             status=status,
             activity=activity,
             verdict=verdict,
-            ranks=tuple(sorted(living or past, key=lambda words: (words.rank, words.started_ns))),
+            ranks=tuple(
+                sorted(living or past, key=lambda cursor: (cursor.rank, cursor.started_ns))
+            ),
             now=now,
             changed=changed and verdict is not None,
             news=self._trouble is not None and not was_in_trouble,
-            stuck=frozenset(words.path for words in self._stuck_now),
+            stuck=frozenset(cursor.path for cursor in self._stuck_now),
             over_for=self._over_for(past if activity == "over" else (), now),
         )
 
@@ -164,9 +168,9 @@ class Watcher:
         """
         return self._trouble or self._verdict or diagnose(self._rings.run())
 
-    def _over_for(self, past: Iterable[Words], now: float) -> float | None:
+    def _over_for(self, past: Iterable[RingCursor], now: float) -> float | None:
         """How long all that there is has been over: others may come, and begin it anew."""
-        gone = {words.path for words in past}
+        gone = {cursor.path for cursor in past}
         if not gone:
             self._over = None
         elif self._over is None or not gone <= self._over[0]:
@@ -175,13 +179,15 @@ class Watcher:
 
     # --- when to ask -------------------------------------------------------------------------
 
-    def _examine(self, living: Sequence[Words], moved: Sequence[Words], now: float) -> None:
+    def _examine(
+        self, living: Sequence[RingCursor], moved: Sequence[RingCursor], now: float
+    ) -> None:
         """Asks the analyzers where there is something to be explained."""
         if self._trouble is not None and not ({*self._paths(living)} & self._troubled):
             self._trouble = None  # those that were in trouble are gone
             self._verdict = None
-        who = tuple(sorted((words.path, words.rank, words.over) for words in living))
-        parted = self._compare(living, moved)
+        who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
+        diverged = self._compare(living, moved)
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
@@ -190,10 +196,10 @@ class Watcher:
         if self._trouble is not None or (unknown and moved and not stuck):
             due = due or bool(moved and now >= self._examine_at)
         elif self._group is not None:
-            due = due or bool(parted) or now - self._group[1] >= _GROUP_SECONDS
-        elif (still := stuck or self._still(living, now)) and not parted:
+            due = due or bool(diverged) or now - self._group[1] >= _GROUP_SECONDS
+        elif (still := stuck or self._still(living, now)) and not diverged:
             # A job that is found to be in order is asked about once, until it moves.
-            signature = tuple((words.path, words.signature) for words in still)
+            signature = tuple((cursor.path, cursor.signature) for cursor in still)
             due = due or signature != self._settled
             self._settled = signature
             if not stuck and self._gpus_spin(still, signature, now):
@@ -201,112 +207,116 @@ class Watcher:
                 self._spins = True
             else:
                 self._spins = False
-        if due or (parted and self._trouble is None):
+        if due or (diverged and self._trouble is None):
             self._judge(living, now, stuck)
-        if parted and self._trouble is None and self._group is None:
-            self._accept(parted)
+        if diverged and self._trouble is None and self._group is None:
+            self._accept(diverged)
 
-    def _stuck(self, living: Sequence[Words], now: float) -> list[Words]:
+    def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
         """Returns the ranks inside of a call in which nothing has happened for too long."""
-        quiet = [words for words in living if not words.over and now - words.moved_at >= self.stall]
+        quiet = [
+            cursor for cursor in living if not cursor.over and now - cursor.moved_at >= self.stall
+        ]
         return self._inside(living, quiet) if quiet else []
 
-    def _still(self, living: Sequence[Words], now: float) -> Sequence[Words]:
+    def _still(self, living: Sequence[RingCursor], now: float) -> Sequence[RingCursor]:
         """Returns all ranks, where none has moved for too long and calls may be under way.
 
         Where a backend does not say that a call has completed, this may be rest as well as a
         hang in which all have posted the same, in another order.
         """
-        ranks = [words for words in living if not words.over and words.rank >= 0]
-        if any(now - words.moved_at < self.stall for words in ranks):
+        ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
+        if any(now - cursor.moved_at < self.stall for cursor in ranks):
             return ()
-        return ranks if any(words.pending() for words in ranks) else ()
+        return ranks if any(cursor.pending() for cursor in ranks) else ()
 
-    def _gpus_spin(self, still: Sequence[Words], signature: object, now: float) -> bool:
+    def _gpus_spin(self, still: Sequence[RingCursor], signature: object, now: float) -> bool:
         """Whether ranks that have posted nothing for long have GPUs that run all the same."""
         if self._gpus is None or any(now - w.moved_at < ALONE_SECONDS for w in still):
             return False
-        return self._gpus.spins([words.pid for words in still if words.pid], signature, now)
+        return self._gpus.spins([cursor.pid for cursor in still if cursor.pid], signature, now)
 
-    def _inside(self, living: Sequence[Words], asked: Sequence[Words] | None = None) -> list[Words]:
+    def _inside(
+        self, living: Sequence[RingCursor], asked: Sequence[RingCursor] | None = None
+    ) -> list[RingCursor]:
         """Returns the processes that are inside of a call, as far as that can be known.
 
         Where a backend never says that a call has completed, one that all members have posted
         is taken for done.
         """
         found = []
-        for words in living if asked is None else asked:
-            for key in words.pending():
-                strand = words.strands[key]
-                if strand.tells or self._is_awaited(living, words, key):
-                    found.append(words)
+        for cursor in living if asked is None else asked:
+            for key in cursor.pending():
+                comm_cursor = cursor.comm_cursors[key]
+                if comm_cursor.tells or self._is_awaited(living, cursor, key):
+                    found.append(cursor)
                     break
         return found
 
-    def _is_awaited(self, living: Sequence[Words], words: Words, key: str) -> bool:
+    def _is_awaited(self, living: Sequence[RingCursor], cursor: RingCursor, key: str) -> bool:
         """Whether a member of a communicator has not posted what this one has."""
-        own = words.strands[key]
-        members = [other.strands[key] for other in living if key in other.strands]
+        own = cursor.comm_cursors[key]
+        members = [other.comm_cursors[key] for other in living if key in other.comm_cursors]
         if len(members) < len(own.comm.ranks):
             return True
-        return any(strand.seq < own.seq for strand in members)
+        return any(comm_cursor.seq < own.seq for comm_cursor in members)
 
     # --- comparing ---------------------------------------------------------------------------
 
     def _compare(
-        self, living: Sequence[Words], moved: Iterable[Words]
-    ) -> list[tuple[str, Words, Words, int]]:
+        self, living: Sequence[RingCursor], moved: Iterable[RingCursor]
+    ) -> list[tuple[str, RingCursor, RingCursor, int]]:
         """Returns where hashes under the same number differ: communicator, two ranks, number."""
-        members: dict[str, list[Words]] = {}
-        keys = {key for words in moved for key in words.strands}
-        for words in living:
-            if words.rank >= 0:
-                for key in keys & words.strands.keys():
-                    members.setdefault(key, []).append(words)
-        parted = []
+        members: dict[str, list[RingCursor]] = {}
+        keys = {key for cursor in moved for key in cursor.comm_cursors}
+        for cursor in living:
+            if cursor.rank >= 0:
+                for key in keys & cursor.comm_cursors.keys():
+                    members.setdefault(key, []).append(cursor)
+        diverged = []
         for key, own in members.items():
             if len(own) < 2:
                 continue
-            leader = max(own, key=lambda words: words.strands[key].seq)
-            for words in own:
-                strand = words.strands[key]
-                if words is leader or self._verified.get((key, words.path)) == strand.seq:
+            leader = max(own, key=lambda cursor: cursor.comm_cursors[key].seq)
+            for cursor in own:
+                comm_cursor = cursor.comm_cursors[key]
+                if cursor is leader or self._verified.get((key, cursor.path)) == comm_cursor.seq:
                     continue
-                self._verified[key, words.path] = strand.seq
-                if self._differ(key, leader, words):
-                    parted.append((key, leader, words, strand.seq))
-        return parted
+                self._verified[key, cursor.path] = comm_cursor.seq
+                if self._differ(key, leader, cursor):
+                    diverged.append((key, leader, cursor, comm_cursor.seq))
+        return diverged
 
-    def _differ(self, key: str, leader: Words, words: Words) -> bool:
-        strand = words.strands[key]
-        seq, theirs = strand.seq, leader.hash_at(key, strand.seq)
-        if theirs is None or theirs == strand.hash:
+    def _differ(self, key: str, leader: RingCursor, cursor: RingCursor) -> bool:
+        comm_cursor = cursor.comm_cursors[key]
+        seq, theirs = comm_cursor.seq, leader.hash_at(key, comm_cursor.seq)
+        if theirs is None or theirs == comm_cursor.hash:
             return False  # the same calls, or overwritten: of that nothing can be said
-        base = self._bases.get((key, leader.path, words.path))
+        base = self._bases.get((key, leader.path, cursor.path))
         if base is None or base[0] > seq:
             return True
         since, their_base, own_base = base
         length = seq - since
-        return stretch(their_base, theirs, length) != stretch(own_base, strand.hash, length)
+        return stretch(their_base, theirs, length) != stretch(own_base, comm_cursor.hash, length)
 
-    def _accept(self, parted: Iterable[tuple[str, Words, Words, int]]) -> None:
+    def _accept(self, diverged: Iterable[tuple[str, RingCursor, RingCursor, int]]) -> None:
         """Takes differences for explained, such as another order inside a group."""
-        for key, leader, words, seq in parted:
-            theirs, own = leader.hash_at(key, seq), words.hash_at(key, seq)
+        for key, leader, cursor, seq in diverged:
+            theirs, own = leader.hash_at(key, seq), cursor.hash_at(key, seq)
             if theirs is not None and own is not None:
-                self._bases[key, leader.path, words.path] = seq, theirs, own
-                self._bases[key, words.path, leader.path] = seq, own, theirs
+                self._bases[key, leader.path, cursor.path] = seq, theirs, own
+                self._bases[key, cursor.path, leader.path] = seq, own, theirs
 
     # --- asking ------------------------------------------------------------------------------
 
-    def _judge(self, living: Sequence[Words], now: float, stuck: Sequence[Words]) -> None:
+    def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
         ranks = self._read(living, now)
         if not ranks:
             return
         verdict = self._diagnose(ranks)
         if stuck and not verdict.in_trouble:
             # Elsewhere the job may still move, and wait for a moment as all do now and then.
-            near = {words.path for words in self._near(living, stuck)}
+            near = {cursor.path for cursor in self._near(living, stuck)}
             alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
             verdict = alone if alone.in_trouble else verdict
         self._examine_at = now + _AGAIN
@@ -318,14 +328,14 @@ class Watcher:
         else:
             self._verdict, self._trouble = verdict, None
 
-    def _examine_what_is_over(self, past: Sequence[Words], now: float) -> None:
+    def _examine_what_is_over(self, past: Sequence[RingCursor], now: float) -> None:
         """Gives the last word on a job that was seen to run."""
-        who = tuple(sorted(words.path for words in past))
+        who = tuple(sorted(cursor.path for cursor in past))
         if not past or who == self._examined:
             return
         self._examined = who
         if self._trouble is None:
-            ranks = [rank for words in past if (rank := words.read()) is not None]
+            ranks = [rank for cursor in past if (rank := cursor.read()) is not None]
             self._verdict = diagnose(assemble(ranks, sources=(str(self.directory),)))
             if self._verdict.in_trouble:
                 self._trouble, self._troubled = self._verdict, set(self._paths(past))
@@ -333,13 +343,13 @@ class Watcher:
     def _wall_ns(self, now: float) -> int:
         return self._began_ns + int((now - self._began) * 1e9)
 
-    def _read(self, living: Sequence[Words], now: float) -> list[Rank]:
+    def _read(self, living: Sequence[RingCursor], now: float) -> list[Rank]:
         wall_ns = self._wall_ns(now)
         ranks = []
-        for words in living:
-            rank = words.read()
+        for cursor in living:
+            rank = cursor.read()
             if rank is not None and rank.alive:
-                more: dict[str, object] = {"still_seconds": max(0.0, now - words.moved_at)}
+                more: dict[str, object] = {"still_seconds": max(0.0, now - cursor.moved_at)}
                 if self._spins:
                     more["gpu_spins"] = True
                 rank = replace(rank, details={**rank.details, **more})
@@ -353,19 +363,23 @@ class Watcher:
         run: Run = assemble(ranks, sources=(str(self.directory),))
         return diagnose(run, live_stall_seconds=self.stall * _NEARLY)
 
-    def _near(self, living: Sequence[Words], stuck: Sequence[Words]) -> list[Words]:
+    def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
         """Returns the stuck ranks and the members of the communicators that they are stuck on."""
-        keys = {key for words in stuck for key in words.pending()}
-        return [words for words in living if words in stuck or keys & words.strands.keys()]
+        keys = {key for cursor in stuck for key in cursor.pending()}
+        return [cursor for cursor in living if cursor in stuck or keys & cursor.comm_cursors.keys()]
 
-    def _is_group_under_way(self, living: Iterable[Words], verdict: Verdict, now: float) -> bool:
+    def _is_group_under_way(
+        self, living: Iterable[RingCursor], verdict: Verdict, now: float
+    ) -> bool:
         """Whether ranks differ in a group that some of them may not have posted all of."""
         cause = verdict.cause
         key = cause.comm.key if cause is not None and cause.comm is not None else ""
         calls = () if cause is None else (cause.odd, cause.peers)
         if cause is None or not (
             any(call is not None and call.group for call in calls)
-            and any(words.strands[key].in_group for words in living if key in words.strands)
+            and any(
+                cursor.comm_cursors[key].in_group for cursor in living if key in cursor.comm_cursors
+            )
         ):
             self._group = None
             return False
@@ -374,8 +388,8 @@ class Watcher:
             self._group = where, now
         return now - self._group[1] < _GROUP_SECONDS
 
-    def _paths(self, rings: Iterable[Words]) -> list[Path]:
-        return [words.path for words in rings]
+    def _paths(self, rings: Iterable[RingCursor]) -> list[Path]:
+        return [cursor.path for cursor in rings]
 
 
 def _gist(verdict: Verdict | None) -> object:

@@ -235,7 +235,7 @@ def add_looks(table: Table, directory: Path, effort: Effort) -> None:
     for calls in (0, 100, 1000):
         say(f"looks, {calls} calls a rank between two of them")
         folder = directory / f"watch-{calls}"
-        taken = watching.looks(folder, calls=calls, rounds=effort.turns)
+        taken = watching.samples(folder, calls=calls, rounds=effort.turns)
         shutil.rmtree(folder)
         table.add_row(
             f"{calls * 10:,} calls a second",

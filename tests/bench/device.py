@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Launcher
-from ncclscope.tracing.device.marks import DeviceMarks, Marks
+from ncclscope.tracing.device.markers import DeviceMarks, Marks
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch

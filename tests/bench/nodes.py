@@ -174,13 +174,13 @@ def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
 
 def serve(directory: str, ranks: str) -> None:
     """Serves all nodes until nobody asks any more."""
-    from ncclscope.remote.depot import Depot
+    from ncclscope.remote.node_server import NodeServer
     from tests.bench.replicas import Replica
 
     places = sorted(Path(directory).iterdir())
-    depots: dict[int, Depot | Replica] = {}
+    depots: dict[int, NodeServer | Replica] = {}
     last = len(places) - 1
-    shared: dict[int, Depot] = {}
+    shared: dict[int, NodeServer] = {}
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     with economy():
         while head := asked.read(_FRAME.size):
@@ -190,7 +190,7 @@ def serve(directory: str, ranks: str) -> None:
             if what == _SUMMARY:
                 place = min(node, last)
                 if place not in shared:
-                    shared[place] = Depot([str(places[place])])
+                    shared[place] = NodeServer([str(places[place])])
                 depot = shared[place]
                 depots[node] = Replica(depot, node, PER_NODE, int(ranks)) if int(ranks) else depot
                 answer = depots[node].summary()

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
 from tests.bench.timing import Loop, Sample, in_turns
@@ -66,7 +66,7 @@ def _posts(tracer: Tracer, comm: Any) -> Loop:
     return loop
 
 
-def captured(tracer: Tracer, comms: list[Any], calls: int) -> Graph:
+def captured(tracer: Tracer, comms: list[Any], calls: int) -> TracedGraph:
     """Captures so many calls, on communicators in turns."""
     begun = tracer.graphs.begin()
     for number in range(calls):
@@ -75,7 +75,7 @@ def captured(tracer: Tracer, comms: list[Any], calls: int) -> Graph:
     return tracer.graphs.end(begun)
 
 
-def _replays(graph: Graph) -> Loop:
+def _replays(graph: TracedGraph) -> Loop:
     def loop(count: int) -> None:
         for _ in range(count):
             graph.replay()
@@ -83,7 +83,7 @@ def _replays(graph: Graph) -> Loop:
     return loop
 
 
-def _probed(stack: ExitStack, recorded: Graph | None) -> Loop:
+def _probed(stack: ExitStack, recorded: TracedGraph | None) -> Loop:
     """Replays by way of torch's method, which does nothing else here."""
     module: Any = ModuleType("tests.bench.stand_in")
     module.CUDAGraph = type("CUDAGraph", (), {"replay": lambda self: None})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclscope.remote.depot import Depot
+from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.spelling import pack, unpack
 
 __all__ = ["Replica"]
@@ -25,7 +25,7 @@ class Replica:
         ranks: Of the job.
     """
 
-    def __init__(self, depot: Depot, node: int, size: int, ranks: int) -> None:
+    def __init__(self, depot: NodeServer, node: int, size: int, ranks: int) -> None:
         self._depot = depot
         self._first = node * size
         self._size, self._ranks = size, ranks

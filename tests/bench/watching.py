@@ -22,7 +22,7 @@ from ncclscope.render.tui.picture import Picture
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.watch.watch import Watcher
 
-__all__ = ["FAULTS", "RANKS", "SIZES", "Latency", "latencies", "looks", "pictures"]
+__all__ = ["FAULTS", "RANKS", "SIZES", "Latency", "latencies", "pictures", "samples"]
 
 RANKS = 8
 FAULTS = ("wrong_op", "wrong_size", "skipped_call", "extra_call", "divergent_dispatch")
@@ -32,7 +32,7 @@ _PATIENCE = 30.0
 """Seconds after which a divergence that nobody has reported counts as not found."""
 
 
-def looks(directory: Path, *, calls: int, rounds: int) -> list[float]:
+def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
     """Measures looks at ranks that make so many calls between two of them.
 
     Returns:

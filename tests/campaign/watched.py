@@ -51,14 +51,14 @@ def watched(count: int, seed: int) -> tuple[int, str]:
         said, seen = Path(folder) / "said.txt", Path(folder) / "seen.jsonl"
         launch = ["torch.distributed.run", "--nproc-per-node", str(size), str(program)]
         launch += [str(count // size), str(seed)]
-        with said.open("w") as errors, seen.open("w") as looks:
+        with said.open("w") as errors, seen.open("w") as samples:
             job = subprocess.Popen(
                 [*NCCLSCOPE, "run", "--dir", rings, "--", sys.executable, "-m", *launch],
                 env={**os.environ, "NCCLSCOPE_GUARD": "warn", "OMP_NUM_THREADS": "1"},
                 stderr=errors,
             )
             watch = subprocess.Popen(
-                [*NCCLSCOPE, "watch", rings, "--until-divergence", "--json"], stdout=looks
+                [*NCCLSCOPE, "watch", rings, "--until-divergence", "--json"], stdout=samples
             )
             stops = 0
             try:

@@ -58,11 +58,11 @@ class Running:
     rings: Path
     log: Path
     _watch: subprocess.Popen[bytes]
-    _looks: Path
+    _samples: Path
 
     def watched(self) -> list[dict[str, Any]]:
         """Return the documents that ``watch`` has printed so far."""
-        lines = self._looks.read_text().splitlines(keepends=True)
+        lines = self._samples.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def finish(self, timeout: float) -> Observed:
@@ -101,10 +101,10 @@ def start_watched(
         *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
     )
     command = (str(PROGRAMS / f"{name}.py"), *arguments)
-    log, looks = folder / "program.log", folder / "watch.jsonl"
+    log, samples = folder / "program.log", folder / "watch.jsonl"
     with (
         log.open("wb") as said,
-        looks.open("wb") as seen,
+        samples.open("wb") as seen,
         (folder / "watch.log").open("wb") as told,
     ):
         watch = subprocess.Popen(
@@ -116,7 +116,7 @@ def start_watched(
             start_new_session=True,
         )  # fmt: skip
     try:
-        yield Running(program, rings, log, watch, looks)
+        yield Running(program, rings, log, watch, samples)
     finally:
         watch.kill()
         watch.wait()

@@ -24,7 +24,7 @@ from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
-__all__ = ["TOOLS", "Hang", "look_at", "watching", "witnesses"]
+__all__ = ["TOOLS", "Hang", "evidence", "look_at", "watching"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
@@ -60,7 +60,7 @@ class Hang:
     from_bundle: bool = False
 
 
-def witnesses(directory: Path) -> dict[str, str]:
+def evidence(directory: Path) -> dict[str, str]:
     """Returns variables under which a job can be asked, also beside others of this machine.
 
     NCCL's RAS answers on a port of its own, and torch's Flight Recorder records, and dumps to a
@@ -118,11 +118,11 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
             env={**os.environ, "COLUMNS": "100"},
         )  # fmt: skip
         keep(hang.case, "attach.txt", f"$ ncclscope attach\n{shown.stdout}{shown.stderr}")
-        capture = json.loads((bundle / "attach.json").read_text())
-        keep(hang.case, "ras-asked.txt", (capture.get("ras") or {}).get("text") or "no answer")
+        snapshot = json.loads((bundle / "attach.json").read_text())
+        keep(hang.case, "ras-asked.txt", (snapshot.get("ras") or {}).get("text") or "no answer")
         document = json.loads((bundle / "verdict.json").read_text())
         found["attach"] = said(document)
-        heard = {witness["name"]: witness for witness in document.get("witnesses", ())}
+        heard = {item["name"]: item for item in document.get("witnesses", ())}
         for name in ("ras", "gpu"):
             found[name] = heard.get(name, {}).get("says", "")
     hang.end()

@@ -102,9 +102,9 @@ def rows(name: str, answers: Sequence[Answer], took: float) -> Iterator[list[str
 
 
 def _witness(document: Mapping[str, Any], name: str) -> str:
-    for witness in document.get("witnesses") or ():
-        if witness["name"] == name:
-            return " ".join(str(witness.get("says") or witness.get("why") or "").split())
+    for item in document.get("witnesses") or ():
+        if item["name"] == name:
+            return " ".join(str(item.get("says") or item.get("why") or "").split())
     return ""
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Tail
-from ncclscope.tracing.device.marks import DeviceMarks, Marks
+from ncclscope.tracing.device.markers import DeviceMarks, Marks
 from tests.gpu.graph_programs import ODD
 
 __all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]

@@ -14,7 +14,7 @@ from ncclscope import diagnose, open_run
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.launch.processes import Outcome, run_ranks
 from ncclscope.model import Call
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from tests.gpu.asking import ask, keep
 from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
 from tests.gpu.host import SEATS
@@ -44,12 +44,12 @@ def test_everything_has_finished(
     assert (outcome.ending, outcome.results) == ("finished", [(gathered, 8.0 * RANKS**4)] * RANKS)
     assert verdict.status == "ok"
     for rank in range(RANKS):
-        stand = _stand(verdict, rank)
-        assert stand.unknown == ""
-        assert stand.finished == stand.handed_over == stand.posted
-        assert stand.posted >= (replays + 1) * len(LAYERS) + replays + len(LAYERS)
-        assert stand.entered == (stand.posted if mode == "entered" else None)
-        assert stand.at is None
+        pending = _stand(verdict, rank)
+        assert pending.unknown == ""
+        assert pending.finished == pending.handed_over == pending.posted
+        assert pending.posted >= (replays + 1) * len(LAYERS) + replays + len(LAYERS)
+        assert pending.entered == (pending.posted if mode == "entered" else None)
+        assert pending.at is None
 
 
 def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert odd.posted >= BEFORE
     for rank in range(RANKS):
         if rank != ODD:
-            stand = _stand(verdict, rank)
-            assert (stand.finished, stand.entered) == (odd.posted, odd.posted + 1)
-            assert (stand.at, stand.is_inside) == (odd.posted + 1, True)
+            pending = _stand(verdict, rank)
+            assert (pending.finished, pending.entered) == (odd.posted, odd.posted + 1)
+            assert (pending.at, pending.is_inside) == (odd.posted + 1, True)
     assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
     assert found["seq"] == odd.posted + 1
     assert any("is entered and not finished" in line for line in found["evidence"])
@@ -85,10 +85,10 @@ def test_a_rank_whose_stream_is_behind_something_else(
 
     assert outcome.ending == "stalled"
     for rank in range(RANKS):
-        stand = _stand(verdict, rank)
-        assert stand.unknown == ""
-        assert stand.finished == stand.posted - 3
-        assert stand.is_inside is (rank != ODD)
+        pending = _stand(verdict, rank)
+        assert pending.unknown == ""
+        assert pending.finished == pending.posted - 3
+        assert pending.is_inside is (rank != ODD)
     assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
     assert any("its stream is behind other work" in line for line in found["evidence"])
 
@@ -107,8 +107,8 @@ def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["diverging_ranks"] == ([ODD] if RANKS > 2 else [])
     standing = 0
     for rank in range(RANKS):
-        stand = _stand(verdict, rank)
-        assert stand.unknown == ""
+        pending = _stand(verdict, rank)
+        assert pending.unknown == ""
         call = _call(verdict, rank)
         if call is None:
             continue  # NCCL may let it get through
@@ -139,27 +139,27 @@ def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert set(found["counted"].values()) == {1}
 
 
-def _stand(verdict: Verdict, rank: int) -> DeviceStand:
+def _stand(verdict: Verdict, rank: int) -> DeviceProgress:
     """Where a rank is on the communicator of all, the one that is counted."""
     found = verdict.run.by_rank[rank]
-    (stand,) = [stand for stand in found.device.values() if stand.posted]
-    return stand
+    (pending,) = [pending for pending in found.device.values() if pending.posted]
+    return pending
 
 
 def _call(verdict: Verdict, rank: int) -> Call | None:
     found = verdict.run.by_rank[rank]
-    ((key, stand),) = [(key, stand) for key, stand in found.device.items() if stand.posted]
-    return None if stand.at is None else found.logs[key].call(stand.at)
+    ((key, pending),) = [(key, pending) for key, pending in found.device.items() if pending.posted]
+    return None if pending.at is None else found.logs[key].call(pending.at)
 
 
 def _keep_stands(case: str, verdict: Verdict, outcome: Outcome) -> None:
     """Keeps the counts before anything is asserted of them."""
-    stands = {
-        rank.rank: {key: stand.to_dict() for key, stand in rank.device.items()}
+    pending_calls = {
+        rank.rank: {key: pending.to_dict() for key, pending in rank.device.items()}
         for rank in verdict.run.ranks
     }
     said = {
-        "stands": stands,
+        "stands": pending_calls,
         "notes": verdict.notes,
         "status": verdict.status,
         "ending": outcome.ending,

@@ -23,7 +23,7 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import run_ranks
 from tests.gpu.hang_programs import ODD, swap
-from tests.gpu.hangs import Hang, look_at, watching, witnesses
+from tests.gpu.hangs import Hang, evidence, look_at, watching
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import outside
 
@@ -51,7 +51,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     """Lets the job's RAS and Flight Recorder be asked."""
     directory = tmp_path / "dumps"
     directory.mkdir()
-    found = witnesses(directory)
+    found = evidence(directory)
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     return found

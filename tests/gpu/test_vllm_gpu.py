@@ -13,7 +13,7 @@ import pytest
 
 from ncclscope import open_run
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.hangs import TOOLS, Hang, look_at, watching, witnesses
+from tests.gpu.hangs import TOOLS, Hang, evidence, look_at, watching
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -86,7 +86,7 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
 ) -> None:
     # A replica of one rank has no all_reduce to skip.
     shape = (2, 1) if SHAPE == (1, 2) and fault == "skip_all_reduce" else SHAPE
-    environment = witnesses(_started(tmp_path / "dumps"))
+    environment = evidence(_started(tmp_path / "dumps"))
     given = options(eager=True, shape=shape, memory=0.12, environment=environment)
     traced = TracedServer(tmp_path, **given)
     with traced.server as server:

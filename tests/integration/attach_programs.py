@@ -181,16 +181,16 @@ class Job:
         """By rank."""
         return [rank.pid for rank in self.ranks]
 
-    def wait_until(self, stands: Callable[[int, list[str]], bool]) -> None:
+    def wait_until(self, arrived: Callable[[int, list[str]], bool]) -> None:
         """Waits until each rank stands where it should.
 
         Args:
-            stands: Told rank and function names, the innermost first.
+            arrived: Told rank and function names, the innermost first.
         """
         program = find_py_spy()
         assert program is not None
         deadline = time.monotonic() + 100
-        while not all(stands(r, names(s)) for r, s in enumerate(read(program, self.pids))):
+        while not all(arrived(r, names(s)) for r, s in enumerate(read(program, self.pids))):
             ended = [rank.poll() for rank in self.ranks]
             assert ended == [None] * len(ended), self.said()
             assert time.monotonic() < deadline, read(program, self.pids)

@@ -62,7 +62,7 @@ class Rank:
     def spread(self, *shape: int) -> None:
         dist.broadcast(torch.ones(shape), 0)
 
-    def stand(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    def pending(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
         """Makes a call that does not return; the rank goes on when it has been posted."""
 
         def post() -> None:
@@ -133,7 +133,7 @@ def healthy_json(rank: Rank) -> None:
 
 def wrong_op(rank: Rank) -> None:
     rank.steps()
-    rank.stand(rank.reduce_to_one if rank.rank == 3 else rank.reduce, 4, 2)
+    rank.pending(rank.reduce_to_one if rank.rank == 3 else rank.reduce, 4, 2)
 
 
 def wrong_op_json(rank: Rank) -> None:
@@ -149,13 +149,13 @@ def wrong_dtype(rank: Rank) -> None:
     rank.steps()
     # As many bytes: gloo ends a process that receives more than it expects.
     size, dtype = (128, torch.float64) if rank.rank == 0 else (256, torch.float32)
-    rank.stand(rank.reduce, size, dtype=dtype)
+    rank.pending(rank.reduce, size, dtype=dtype)
 
 
 def absent(rank: Rank) -> None:
     rank.steps()
     if rank.rank != 1:
-        rank.stand(rank.reduce, 4, 2)
+        rank.pending(rank.reduce, 4, 2)
 
 
 def absent_active(rank: Rank) -> None:
@@ -165,7 +165,7 @@ def absent_active(rank: Rank) -> None:
 def absent_and_wrong(rank: Rank) -> None:
     rank.steps()
     if rank.rank != 1:
-        rank.stand(rank.reduce_to_one if rank.rank == 3 else rank.reduce, 4, 2)
+        rank.pending(rank.reduce_to_one if rank.rank == 3 else rank.reduce, 4, 2)
 
 
 def skip(rank: Rank) -> None:
@@ -173,7 +173,7 @@ def skip(rank: Rank) -> None:
     # No two in a row are the same operation, or gloo would make a pair of them.
     for step in range(6):
         if (rank.rank, step) != (2, 2):
-            rank.stand((rank.reduce, rank.gather, rank.spread)[step % 3], 10 + step, 2)
+            rank.pending((rank.reduce, rank.gather, rank.spread)[step % 3], 10 + step, 2)
 
 
 def skip_of_equals(rank: Rank) -> None:
@@ -186,33 +186,33 @@ def skip_of_equals(rank: Rank) -> None:
     if rank.rank == 2:
         dist.all_reduce(torch.ones(4, 2))
     else:
-        rank.stand(dist.all_reduce, torch.ones(4, 2))
+        rank.pending(dist.all_reduce, torch.ones(4, 2))
 
 
 def extra(rank: Rank) -> None:
     rank.steps(1)
     for step in range(6):
         if (rank.rank, step) == (1, 2):
-            rank.stand(rank.gather, 3, 2)
-        rank.stand((rank.reduce, rank.gather, rank.spread)[step % 3], 10 + step, 2)
+            rank.pending(rank.gather, 3, 2)
+        rank.pending((rank.reduce, rank.gather, rank.spread)[step % 3], 10 + step, 2)
 
 
 def pair_mismatch(rank: Rank) -> None:
     rank.steps()
     if rank.rank < 2:
         rank.reduce(4, 2, group=rank.pair)
-        rank.stand(rank.reduce, 6)
+        rank.pending(rank.reduce, 6)
     else:
-        rank.stand(rank.gather if rank.rank == 3 else rank.reduce, 4, 2, group=rank.pair)
+        rank.pending(rank.gather if rank.rank == 3 else rank.reduce, 4, 2, group=rank.pair)
 
 
 def pair_absent(rank: Rank) -> None:
     rank.steps()
     if rank.rank < 2:
         rank.reduce(4, 2, group=rank.pair)
-        rank.stand(rank.reduce, 6)
+        rank.pending(rank.reduce, 6)
     elif rank.rank == 2:
-        rank.stand(rank.reduce, 4, 2, group=rank.pair)
+        rank.pending(rank.reduce, 4, 2, group=rank.pair)
 
 
 def circle(rank: Rank) -> None:
@@ -220,9 +220,9 @@ def circle(rank: Rank) -> None:
         rank.reduce(4)
         rank.gather(2, group=rank.other)
     if rank.rank == 3:
-        rank.stand(rank.gather, 2, group=rank.other)
+        rank.pending(rank.gather, 2, group=rank.other)
     else:
-        rank.stand(rank.reduce, 4)
+        rank.pending(rank.reduce, 4)
 
 
 def circle_of_pairs(rank: Rank) -> None:
@@ -230,9 +230,9 @@ def circle_of_pairs(rank: Rank) -> None:
         rank.reduce(4)
         rank.gather(2, group=rank.pair)
     if rank.rank == 3:
-        rank.stand(rank.gather, 2, group=rank.pair)
+        rank.pending(rank.gather, 2, group=rank.pair)
     else:
-        rank.stand(rank.reduce, 4)
+        rank.pending(rank.reduce, 4)
 
 
 def killed(rank: Rank) -> None:
@@ -240,7 +240,7 @@ def killed(rank: Rank) -> None:
     rank.meet("done", set(range(WORLD)))  # what rank 2 has sent may be lost with it
     if rank.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    rank.stand(rank.reduce, 4, 2)
+    rank.pending(rank.reduce, 4, 2)
 
 
 def lost_dump(rank: Rank) -> None:
@@ -267,7 +267,7 @@ def wrapped_away(rank: Rank) -> None:
 
 def wrapped_wrong(rank: Rank) -> None:
     wrapped(rank)
-    rank.stand(rank.gather if rank.rank == 0 else rank.reduce, 4, 2)
+    rank.pending(rank.gather if rank.rank == 0 else rank.reduce, 4, 2)
 
 
 def uneven(rank: Rank) -> None:
@@ -317,8 +317,8 @@ def swapped(rank: Rank) -> None:
         rank.gather(2, group=rank.other)
     for step in range(5):
         odd = rank.rank == 3 and step in (1, 2)
-        rank.stand(rank.reduce, 4, group=rank.other if odd else None)
-        rank.stand(rank.gather, 2, group=rank.other)
+        rank.pending(rank.reduce, 4, group=rank.other if odd else None)
+        rank.pending(rank.gather, 2, group=rank.other)
 
 
 JSON = {"healthy_json", "wrong_op_json", "wrong_size", "send_and_receive", "uneven"}

@@ -75,11 +75,11 @@ def test_a_rank_in_another_collective_is_named_from_stacks_alone(tmp_path: Path)
     assert verdict["peers"]["op"] == "all_reduce"
     assert verdict["comm"] is None
     assert document["ranks"] == {"expected": 4, "read": 4, "missing": []}
-    witnesses = {witness["name"]: witness for witness in document["witnesses"]}
-    assert witnesses["stacks"]["ranks"] == [2]
-    assert witnesses["stacks"]["agrees"] is True
-    assert not witnesses["rings"]["available"]
-    assert "ncclscope run" in witnesses["rings"]["enable"]
+    evidence = {item["name"]: item for item in document["witnesses"]}
+    assert evidence["stacks"]["ranks"] == [2]
+    assert evidence["stacks"]["agrees"] is True
+    assert not evidence["rings"]["available"]
+    assert "ncclscope run" in evidence["rings"]["enable"]
     (root,) = document["stacks"]["tree"]
     assert root["ranks"] == root["still"] == [0, 1, 2, 3]
 
@@ -272,9 +272,9 @@ def test_a_traced_job_is_judged_by_its_rings(tmp_path: Path, rings: Path) -> Non
     assert (verdict["kind"], verdict["diverging_ranks"]) == ("op_mismatch", [2])
     assert verdict["confidence"] == "certain"
     assert verdict["seq"] == 6
-    witnesses = {witness["name"]: witness for witness in document["witnesses"]}
-    assert witnesses["rings"]["available"]
-    assert witnesses["rings"]["agrees"] is True
+    evidence = {item["name"]: item for item in document["witnesses"]}
+    assert evidence["rings"]["available"]
+    assert evidence["rings"]["agrees"] is True
     assert len(list((bundle / "rings").iterdir())) == 4
     assert str(rings) not in (bundle / "verdict.txt").read_text()
     assert str(rings) not in (bundle / "verdict.json").read_text()

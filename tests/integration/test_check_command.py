@@ -208,9 +208,9 @@ def test_github_annotations_point_into_the_baseline(
         "tp all_reduce sum [16,2048] float32 is posted"
     )
 
-    parted = ncclscope("check", diverged, "--format", "github")
-    assert parted.stdout.startswith("::error title=ncclscope%3A op mismatch::Rank 3 ")
-    assert parted.stdout.count("::error") == 1
+    diverged = ncclscope("check", diverged, "--format", "github")
+    assert diverged.stdout.startswith("::error title=ncclscope%3A op mismatch::Rank 3 ")
+    assert diverged.stdout.count("::error") == 1
 
 
 def test_junit_is_xml_with_two_cases(healthy: Path, diverged: Path, baseline: Path) -> None:

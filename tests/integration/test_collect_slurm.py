@@ -166,8 +166,8 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     # Each task was started by an `ncclscope run` of its own, and both nodes have the same name.
     run = open_run(target)
     assert [rank.alive for rank in run.ranks] == [True, True]
-    assert run.capture is not None
-    assert [worker.rank for worker in run.capture.workers] == [0, 1]
+    assert run.snapshot is not None
+    assert [worker.rank for worker in run.snapshot.workers] == [0, 1]
     # Two looks, two seconds apart, lie between the call and the copy: no need to wait for longer.
     verdict = diagnose(run, live_stall_seconds=0.1)
     assert verdict.cause is not None

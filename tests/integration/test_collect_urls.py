@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer, diagnose, open_run
-from ncclscope.collect.archive import Unpacked, unpack
+from ncclscope.collect.archive import UnpackedArchive, unpack
 from ncclscope.collect.node import Wanted, write_node
 from tests.support.nodes import ncclscope
 
@@ -45,7 +45,7 @@ def test_memory(job: Path, tmp_path: Path) -> None:
     assert write_node(stream, Wanted(("memory://bucket/rings",), look=False)) == 3
     target = tmp_path / "out"
     target.mkdir()
-    unpack(io.BytesIO(stream.getvalue()).read, target, Unpacked())
+    unpack(io.BytesIO(stream.getvalue()).read, target, UnpackedArchive())
     check(target)
     memory.rm("/bucket", recursive=True)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.captures import DATA
 from tests.support.cluster import Cluster
 from tests.support.export_runs import prepare
+from tests.support.snapshots import DATA
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from tests.integration.c10d_ranks import join, main, run_ranks
 
 
@@ -40,7 +40,7 @@ def wait_for(path: Path) -> None:
 def error_of(post: Callable[[], object]) -> str:
     try:
         post()
-    except PartedError as error:
+    except DivergenceError as error:
         return str(error)
     return ""
 

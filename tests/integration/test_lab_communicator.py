@@ -68,13 +68,13 @@ def be_rank(rank: int, directory: Path) -> None:
     import torch.distributed as dist
 
     from ncclscope.lab.communicator import LabCommunicator
-    from ncclscope.lab.progress import Board
+    from ncclscope.lab.progress import ProgressBoard
     from ncclscope.lab.stream import HostStream
 
     rendezvous = (directory / "rendezvous").as_uri()
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     tracer = ncclscope.Tracer(directory / "rings", rank=rank, world_size=2)
-    progress = Board.create(directory / f"board-{rank}", 1).entry(0)
+    progress = ProgressBoard.create(directory / f"board-{rank}", 1).entry(0)
     stream = HostStream(tracer, progress)
 
     def communicator(ranks: list[int]) -> LabCommunicator:

@@ -56,5 +56,5 @@ def test_steps_are_the_same_for_everybody_and_of_all_kinds() -> None:
 def test_a_harmless_step_keeps_every_rank_busy() -> None:
     plan = Plan(make_plan("always", count=STEPS).program, "always", hazard=0.0)
 
-    assert plan.parting() is None
+    assert plan.divergence() is None
     assert all(all(counts) for n in range(1, STEPS) for counts in plan.loads(plan.step(n)))

@@ -13,8 +13,8 @@ from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html
 from tests.integration.test_report_command import EVIL, write_hostile
 from tests.support.browser import Browser, launch
-from tests.support.captures import DATA
 from tests.support.cluster import Cluster
+from tests.support.snapshots import DATA
 
 pytestmark = pytest.mark.browser
 

@@ -18,12 +18,12 @@ import pytest
 
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.model import Run
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html
-from tests.support.captures import DATA
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
+from tests.support.snapshots import DATA
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202e{{7331*7331}}"
 
@@ -182,10 +182,13 @@ def test_where_ranks_are_on_their_gpus_is_on_the_page(diverged: Cluster) -> None
 
     key = next(iter(run.ranks[0].logs))
     calls = run.ranks[0].logs[key].calls
-    stands = [DeviceStand(calls, finished=calls)] * (len(run.ranks) - 1)
-    stands.append(DeviceStand(calls, finished=calls - 1, entered=calls, handed_over=calls))
+    pending_calls = [DeviceProgress(calls, finished=calls)] * (len(run.ranks) - 1)
+    pending_calls.append(
+        DeviceProgress(calls, finished=calls - 1, entered=calls, handed_over=calls)
+    )
     ranks = [
-        replace(rank, device={key: stand}) for rank, stand in zip(run.ranks, stands, strict=True)
+        replace(rank, device={key: pending})
+        for rank, pending in zip(run.ranks, pending_calls, strict=True)
     ]
     page = page_of(replace(run, ranks=tuple(ranks)))
 

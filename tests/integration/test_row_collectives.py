@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.model import Run, State
 from tests.integration.c10d_ranks import calls, fields, join, main, run_ranks
 
@@ -133,7 +133,7 @@ def disagree(rank: int) -> None:
     sizes = [2, 2, 3] if rank == 1 else EVEN
     manager = make_manager(Stock, check=True)(Coordinator(dist), sizes)
     hidden = rows_of(rank, 2)
-    with pytest.raises(PartedError) as raised:
+    with pytest.raises(DivergenceError) as raised:
         manager.dispatch(hidden, hidden, hidden)
     said = str(raised.value)
     assert "ep:0" in said
@@ -143,12 +143,12 @@ def disagree(rank: int) -> None:
     # AND so where all agree on the sizes, and one rank has other rows
     manager.sizes = EVEN
     hidden = rows_of(rank, 1 if rank == 2 else 2)
-    with pytest.raises(PartedError, match=r"rank 2: dispatch of sizes 2,2,2, .* but 1 rows"):
+    with pytest.raises(DivergenceError, match=r"rank 2: dispatch of sizes 2,2,2, .* but 1 rows"):
         manager.dispatch(hidden, hidden, hidden)
 
     # AND so where one combines while the others dispatch
     hidden = rows_of(rank, 6 if rank == 0 else 2)
-    with pytest.raises(PartedError, match="rank 0: combine of sizes"):
+    with pytest.raises(DivergenceError, match="rank 0: combine of sizes"):
         manager.combine(hidden) if rank == 0 else manager.dispatch(hidden, hidden, hidden)
 
 

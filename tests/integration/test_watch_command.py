@@ -59,13 +59,13 @@ def run_watch(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def pair(directory: Path, *, parted: bool) -> None:
+def pair(directory: Path, *, diverged: bool) -> None:
     """Two ranks that live as long as this test."""
     for rank in (0, 1):
         tracer = tracer_in(directory, rank=rank, world_size=2)
         comm = tracer.communicator("k", "tp:0", [0, 1], "gloo")
         for number in range(3):
-            shape = (number + (rank if parted and number == 1 else 0), 4)
+            shape = (number + (rank if diverged and number == 1 else 0), 4)
             position = tracer.record(comm, "all_reduce", shape=shape, dtype="int8", site="f.py:1 f")
             tracer.complete(position)
 
@@ -119,7 +119,7 @@ def test_a_fault_is_reported_while_the_ranks_live(rings: Path, fault: str, statu
 
 
 def test_once_is_one_verdict(rings: Path) -> None:
-    pair(rings, parted=True)
+    pair(rings, diverged=True)
 
     done = run_watch(rings, "--once", "--json", "--textfile", rings / "job.prom")
 
@@ -166,7 +166,7 @@ def test_what_a_dead_job_left_ends_no_watch(rings: Path) -> None:
 
 
 def test_in_a_log_it_is_a_line(rings: Path) -> None:
-    pair(rings, parted=True)
+    pair(rings, diverged=True)
 
     done = run_watch(rings, "--until-divergence")
 
@@ -239,7 +239,7 @@ def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
-    pair(rings, parted=True)
+    pair(rings, diverged=True)
 
     with Emulator([*NCCLSCOPE, "watch", rings], columns, 40) as terminal:
         terminal.wait_for("DIVERGED", "q quit")
@@ -261,21 +261,21 @@ def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
     [(False, 0, "ok: 2 ranks, over"), (True, 1, "diverged: .* call 2 ")],
 )
 def test_until_divergence_ends_when_nothing_runs_any_more(
-    rings: Path, parted: bool, status: int, said: str
+    rings: Path, diverged: bool, status: int, said: str
 ) -> None:
-    leave(rings, parted=parted)
+    leave(rings, diverged=diverged)
 
     done = run_watch(rings, "--until-divergence", "--stall", 0.5)
 
     assert done.returncode == status
     (line,) = done.stdout.splitlines()
     assert re.match(rf"\d\d:\d\d:\d\d {said}", line)
-    words = "the ranks differ" if parted else "the ranks agree"
+    words = "the ranks differ" if diverged else "the ranks agree"
     assert done.stderr == f"ncclscope: nothing runs any more: 2 processes have ended; {words}\n"
 
 
 def test_its_last_document_is_that_of_what_was_left(rings: Path) -> None:
-    leave(rings, parted=True)
+    leave(rings, diverged=True)
 
     done = run_watch(rings, "--until-divergence", "--json", "--stall", 0.1)
 
@@ -300,7 +300,7 @@ def test_until_divergence_ends_with_the_job_that_it_has_seen(rings: Path) -> Non
     assert "2 processes have ended; the ranks agree" in complained
 
 
-def leave(rings: Path, *, parted: bool) -> None:
+def leave(rings: Path, *, diverged: bool) -> None:
     """Leaves the rings of two ranks that have ended."""
-    source = GONE.replace("parted=True", f"parted={parted}")
+    source = GONE.replace("parted=True", f"parted={diverged}")
     subprocess.run([sys.executable, "-c", source, str(rings)], cwd=ROOT, check=True)

@@ -79,7 +79,7 @@ class Planned:
     request: Request
     position: int
     tokens: tuple[int, ...]
-    stands: int
+    pending_calls: int
     answers: int
     blocks: list[tuple[int, int]]
 
@@ -180,7 +180,7 @@ class Engine:
             count = min(budget, left) + len(tail)
             # The scheduler counts on the drafts of steps that have not come back.
             ahead = sum(
-                len(own.tokens) - own.stands
+                len(own.tokens) - own.pending_calls
                 for launched in self.flying
                 for own in launched.plan
                 if own.request is request and own.blocks is request.blocks
@@ -189,18 +189,18 @@ class Engine:
             if len(batch) + count > BATCH or not self._allocate(request, end):
                 continue
             position = request.computed
-            stands = min(1 + good, count) if decode else count
+            pending_calls = min(1 + good, count) if decode else count
             used = (request.tokens + tail)[position : position + count]
             answers = 0
             if decode:
-                request.tokens += tail[: stands - 1]
-            if position + stands == len(request.tokens):
+                request.tokens += tail[: pending_calls - 1]
+            if position + pending_calls == len(request.tokens):
                 request.tokens.append(next(stream))
-                answers = stands if decode else 1
-            request.computed = position + stands
+                answers = pending_calls if decode else 1
+            request.computed = position + pending_calls
             self._publish(request)
             before = request.tokens[:position]
-            own = Planned(request, position, tuple(used), stands, answers, request.blocks)
+            own = Planned(request, position, tuple(used), pending_calls, answers, request.blocks)
             plan.append(own)
             ticket = self.collector.schedule(request.name, position + ahead, count)
             assert (ticket is None) is not request.opted_in
@@ -230,7 +230,7 @@ class Engine:
         self.collector.deliver(
             step.tickets,
             delta,
-            {own.request.name: own.stands for own in step.plan},
+            {own.request.name: own.pending_calls for own in step.plan},
             {own.request.name: own.position for own in step.plan},
         )
         for own in step.plan:
@@ -315,7 +315,7 @@ class Engine:
         )
 
     def _note(self, own: Planned, broken: frozenset[tuple[str, int]]) -> None:
-        for number in range(own.stands):
+        for number in range(own.pending_calls):
             if (own.request.name, number) in broken:
                 continue
             block, offset = divmod(own.position + number, BLOCK)

@@ -32,8 +32,8 @@ def compute(
     """Schedules some tokens, and delivers them."""
     ticket = collector.schedule(request, position, len(ids))
     assert ticket is not None
-    stands = None if accepted is None else {request: accepted}
-    collector.deliver([ticket], delta(**{request: ids}), stands)
+    pending_calls = None if accepted is None else {request: accepted}
+    collector.deliver([ticket], delta(**{request: ids}), pending_calls)
 
 
 def give(collector: Collector, request: str, blocks: list[int]) -> None:

@@ -64,7 +64,7 @@ class Parting:
     step: int | None
 
 
-def parting(run: Run, *, stall_seconds: float) -> Parting:
+def divergence(run: Run, *, stall_seconds: float) -> Parting:
     """Finds out where ranks parted."""
     verdict = diagnose(run, stall_seconds=stall_seconds)
     cause = verdict.cause

@@ -59,7 +59,7 @@ class Plan:
             # A rank sees what its dispatch group sees: all tokens, in every layout.
             yield counts
 
-    def parting(self) -> tuple[int, list[int]] | None:
+    def divergence(self) -> tuple[int, list[int]] | None:
         """Returns the first step in which load tells ranks apart, and the loads; or None."""
         for number in range(1, self.program.steps + 1):
             for counts in self.loads(self.step(number)):

@@ -8,7 +8,7 @@ from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import Outcome, remove, rings_directory, run_ranks
 from ncclscope.readers import open_run
 from tests.soak import steps
-from tests.soak.judgement import Parting, Sequences, parting, sequences
+from tests.soak.judgement import Parting, Sequences, divergence, sequences
 from tests.soak.routing import Plan
 
 STALL_SECONDS = 3.0
@@ -91,7 +91,7 @@ def soak(plan: Plan, *, terminal: int = -1) -> Soaked:
             stall_after=30.0,
             timeout=PATIENCE,
         )
-        found = parting(run := open_run(rings), stall_seconds=STALL_SECONDS)
+        found = divergence(run := open_run(rings), stall_seconds=STALL_SECONDS)
         return Soaked(outcome, sequences(run), found.verdict.status)
     finally:
         remove(rings)
@@ -141,7 +141,7 @@ def catch(plan: Plan) -> Caught:
         plan: What is run; with another seed where that has no such step.
     """
     plan = replace(plan, hazard=HAZARD)
-    while (bound := plan.parting()) is None:
+    while (bound := plan.divergence()) is None:
         plan = replace(plan, program=replace(plan.program, seed=plan.program.seed + 1))
     rings = rings_directory()
     try:
@@ -153,7 +153,7 @@ def catch(plan: Plan) -> Caught:
             rings=rings,
             stall_after=STALL_SECONDS,
         )
-        found = parting(open_run(rings), stall_seconds=STALL_SECONDS)
+        found = divergence(open_run(rings), stall_seconds=STALL_SECONDS)
         return Caught(plan, outcome.ending, *bound, found)
     finally:
         remove(rings)

@@ -10,7 +10,7 @@ from typing import Any
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import CREATION_SUFFIX, Run
 from ncclscope.readers import open_run
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = ["Cluster"]
@@ -89,9 +89,9 @@ class Cluster:
             if done:
                 self.tracers[rank].complete(place)
 
-    def capture(
+    def snapshot(
         self, rank: int, calls: Iterable[tuple[str, dict[str, Any]]], label: str = "tp:0"
-    ) -> Graph:
+    ) -> TracedGraph:
         """Captures calls, given as for :meth:`post`, into a CUDA graph on one rank."""
         graphs = self.tracers[rank].graphs
         begun = graphs.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ncclscope.remote.depot import Depot
+from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
 
@@ -19,14 +19,14 @@ class HereAsker:
     def __init__(self, directories: Mapping[str, Path]) -> None:
         self.names = tuple(directories)
         self._paths = [str(path) for path in directories.values()]
-        self._depots: dict[int, Depot] = {}
+        self._depots: dict[int, NodeServer] = {}
         self._reporters = [Reporter([path]) for path in self._paths]
         self.lost: set[int] = set()
 
     def summaries(self) -> dict[int, bytes | str]:
         found: dict[int, bytes | str] = {}
         for node, path in enumerate(self._paths):
-            self._depots[node] = Depot([path])
+            self._depots[node] = NodeServer([path])
             found[node] = "gone" if node in self.lost else self._depots[node].summary()
         return found
 

@@ -16,8 +16,8 @@ from typing import Any
 from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
-from ncclscope.tracing.device.marks import DeviceMarks, Marks
-from ncclscope.tracing.graphs import Capture, Graph
+from ncclscope.tracing.device.markers import DeviceMarks, Marks
+from ncclscope.tracing.graphs import GraphCapture, TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = ["HostDevice", "post"]
@@ -106,7 +106,7 @@ def post(
     op: str = "all_reduce",
     *,
     stream: int = STREAM,
-    capture: Capture | None = None,
+    capture: GraphCapture | None = None,
     **parameters: Any,
 ) -> None:
     """Posts a collective as a probe does: record, marker before, the call, marker behind."""
@@ -120,7 +120,7 @@ def post(
         marks.end(stream, capture, 0, grouped=False)
 
 
-def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[Graph, list[Any]]:
+def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[TracedGraph, list[Any]]:
     """Captures a graph of collectives, with their markers."""
     device = tracer.device
     assert isinstance(device, HostDevice)
@@ -132,7 +132,7 @@ def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[Graph, list[An
     return tracer.graphs.end(capture), markers
 
 
-def replay(tracer: Tracer, graph: Graph, markers: list[Any], stream: int = STREAM) -> None:
+def replay(tracer: Tracer, graph: TracedGraph, markers: list[Any], stream: int = STREAM) -> None:
     """Replays a graph as the probe does."""
     device = tracer.device
     assert isinstance(device, HostDevice)

@@ -14,35 +14,35 @@ from ncclscope import open_run
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach.bundle import redact, write_bundle
 from ncclscope.attach.flight_pipe import PIPE_VARIABLE, ask_for_dump
-from ncclscope.attach.session import Look
+from ncclscope.attach.session import JobSample
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model.sites import join
 from ncclscope.readers import assemble
-from ncclscope.readers.bundle import CAPTURE_FILE, read_capture, with_capture
+from ncclscope.readers.bundle import CAPTURE_FILE, read_snapshot, with_snapshot
 from ncclscope.render.console.attach import render_attach
 from ncclscope.render.console.plain import plain_text
 from ncclscope.tracing.tracer import Tracer
-from tests.support.captures import (
+from tests.support.cluster import Cluster
+from tests.support.dumps import Job, history
+from tests.support.snapshots import (
     DATA,
-    capture,
     elsewhere,
     in_collective,
+    snapshot,
     stack,
     verdict_of,
     worker,
 )
-from tests.support.cluster import Cluster
-from tests.support.dumps import Job, history
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     for name in ("sleep", "mismatch", "loop"):
-        seen = read_capture(DATA / f"h200_{name}.json")
+        seen = read_snapshot(DATA / f"h200_{name}.json")
         path = tmp_path / CAPTURE_FILE
         path.write_text(json.dumps(seen.to_dict()))
-        assert read_capture(path) == seen
+        assert read_snapshot(path) == seen
 
 
 @pytest.mark.parametrize("ringed", [2, 1])
@@ -80,7 +80,7 @@ def test_what_is_no_capture_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
 
     with pytest.raises(DamagedFileError):
-        read_capture(path)
+        read_snapshot(path)
     with pytest.raises(InputError):
         open_run(tmp_path)
 
@@ -113,7 +113,7 @@ def test_a_redacted_capture_keeps_what_the_verdict_needs() -> None:
         "/home/alice/secret/train.py:15 step",
         "/opt/venv/site-packages/torch/distributed/distributed_c10d.py:3000 all_gather",
     )
-    seen = capture(
+    seen = snapshot(
         [
             replace(
                 worker(rank, own if rank == 2 else REDUCE),
@@ -145,11 +145,11 @@ def test_rings_of_a_redacted_bundle_hold_no_command_line(tmp_path: Path) -> None
     for tracer in cluster.tracers:
         tracer.describe(argv=["python", "/home/alice/train.py"])
     run = open_run(cluster.directory)
-    seen = with_capture(run, capture(worker(rank, REDUCE) for rank in range(4)))
+    seen = with_snapshot(run, snapshot(worker(rank, REDUCE) for rank in range(4)))
     rings = tuple(sorted(cluster.directory.iterdir()))
     for redacted in (False, True):
         folder = tmp_path / f"bundle-{redacted}"
-        assert write_bundle(folder, Look(seen, rings), {}, "", redacted=redacted) == []
+        assert write_bundle(folder, JobSample(seen, rings), {}, "", redacted=redacted) == []
         data = b"".join(path.read_bytes() for path in (folder / "rings").iterdir())
         assert (b"alice" in data) != redacted
         verdict = diagnose(open_run(folder))
@@ -173,11 +173,11 @@ def test_a_redacted_bundle_names_files_without_folders(tmp_path: Path) -> None:
         tracer.describe(unseen=[{"kind": "x", "text": "in /home/alice/x.py", "comms": []}])
     run = open_run(tmp_path / "rings")
     rings = tuple(sorted((tmp_path / "rings").iterdir()))
-    seen = with_capture(run, capture(worker(rank, REDUCE) for rank in (0, 1)))
+    seen = with_snapshot(run, snapshot(worker(rank, REDUCE) for rank in (0, 1)))
     document = diagnose(run).to_dict()
     assert "/home/alice/site-packages" in json.dumps(document)
 
-    write_bundle(tmp_path / "bundle", Look(seen, rings), document, "", redacted=True)
+    write_bundle(tmp_path / "bundle", JobSample(seen, rings), document, "", redacted=True)
 
     copies = [path for path in (tmp_path / "bundle").rglob("*") if path.is_file()]
     assert not any(b"alice" in path.read_bytes() for path in copies)
@@ -199,11 +199,11 @@ def test_witnesses_that_contradict_the_rings_are_shown(tmp_path: Path) -> None:
     cluster.post([0, 1, 3], "tp:0", done=False)
     cluster.post([2], "tp:0", "all_gather", done=False)
     workers = [worker(rank, GATHER if rank == 1 else REDUCE) for rank in range(4)]
-    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers)))
+    verdict = diagnose(with_snapshot(open_run(cluster.directory), snapshot(workers)))
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (2,)
-    (stacks,) = [witness for witness in verdict.witnesses if witness.name == "stacks"]
+    (stacks,) = [item for item in verdict.evidence if item.name == "stacks"]
     assert (stacks.ranks, stacks.agrees) == ((1,), False)
     assert "DISAGREES" in plain_text(render_attach(verdict, 100), 100)
 
@@ -219,11 +219,11 @@ def test_stacks_say_which_of_a_pair_waits_and_not_which_put_a_call_in(
             for _ in range(2 if (rank, step) == (odd, 6) else 1):
                 cluster.post([rank], "dp:0", site="train.py:10 step", done=step < 8)
     workers = [worker(0, REDUCE), worker(1, elsewhere(20, "dequeue"))]
-    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers, gap=12.0)))
+    verdict = diagnose(with_snapshot(open_run(cluster.directory), snapshot(workers, gap=12.0)))
 
     assert verdict.cause is not None
     assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (0, 1))
-    (stacks,) = [witness for witness in verdict.witnesses if witness.name == "stacks"]
+    (stacks,) = [item for item in verdict.evidence if item.name == "stacks"]
     assert (stacks.ranks, stacks.agrees) == ((1,), True)
 
 
@@ -231,7 +231,7 @@ def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history()
     workers = [worker(rank, REDUCE, GATHER) for rank in range(4)]
-    verdict = diagnose(with_capture(open_run(cluster.directory), capture(workers)))
+    verdict = diagnose(with_snapshot(open_run(cluster.directory), snapshot(workers)))
 
     assert verdict.cause is None
     assert any("2 of 4 processes were traced" in note for note in verdict.notes)
@@ -239,14 +239,14 @@ def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
 
 def test_nothing_is_wider_than_the_terminal() -> None:
     for name in ("sleep", "mismatch", "loop"):
-        verdict = verdict_of(read_capture(DATA / f"h200_{name}.json"))
+        verdict = verdict_of(read_snapshot(DATA / f"h200_{name}.json"))
         for width in (80, 160):
             screen = plain_text(render_attach(verdict, width), width)
             assert max(map(len, screen.splitlines())) <= width
 
 
 def test_c_frames_are_shown_where_they_were_read() -> None:
-    screen = plain_text(render_attach(verdict_of(read_capture(DATA / "h200_mismatch.json")), 120))
+    screen = plain_text(render_attach(verdict_of(read_snapshot(DATA / "h200_mismatch.json")), 120))
 
     assert "C FRAMES" in screen
     assert "pt_nccl_watchdg" in screen
@@ -257,7 +257,7 @@ def test_a_capture_is_known_by_its_first_bytes_too() -> None:
 
 
 def test_a_capture_of_nobody_is_said_to_be_one() -> None:
-    verdict = diagnose(with_capture(assemble([]), capture([])))
+    verdict = diagnose(with_snapshot(assemble([]), snapshot([])))
 
     assert verdict.cause is None
     assert plain_text(render_attach(verdict, 80), 80)

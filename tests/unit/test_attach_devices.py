@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclscope.analysis.processes.device_verdict import gpu_of, hear_gpus
-from ncclscope.model.snapshot import Capture, Source
-from ncclscope.readers.bundle import read_capture
-from tests.support.captures import DATA, capture, elsewhere, gpus, in_collective, verdict_of, worker
+from ncclscope.model.snapshot import Snapshot, Source
+from ncclscope.readers.bundle import read_snapshot
+from tests.support.snapshots import (
+    DATA,
+    elsewhere,
+    gpus,
+    in_collective,
+    snapshot,
+    verdict_of,
+    worker,
+)
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 
 
-def recorded(name: str) -> Capture:
-    return read_capture(DATA / f"h200_{name}.json")
+def recorded(name: str) -> Snapshot:
+    return read_snapshot(DATA / f"h200_{name}.json")
 
 
 def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:
@@ -44,7 +52,7 @@ def test_recorded_hangs_of_real_gpus_are_named() -> None:
         assert verdict.cause is not None
         assert verdict.cause.diverging_ranks == (2,), name
         assert verdict.cause.confidence == "likely"
-        agreeing = {witness.name for witness in verdict.witnesses if witness.agrees}
+        agreeing = {item.name for item in verdict.evidence if item.agrees}
         assert agreeing >= {"stacks", "ras"}
         assert ("gpu" in agreeing) == (name == "sleep")
 
@@ -57,7 +65,7 @@ def test_a_recorded_healthy_job_is_ok() -> None:
 
 def test_a_gpu_decides_among_candidates() -> None:
     workers = [worker(rank, GATHER if rank > 1 else REDUCE) for rank in range(4)]
-    verdict = verdict_of(capture(workers, gpus=gpus(100, 100, 100, 0)))
+    verdict = verdict_of(snapshot(workers, gpus=gpus(100, 100, 100, 0)))
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (3,)
@@ -67,7 +75,7 @@ def test_a_gpu_decides_among_candidates() -> None:
 def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
     sources = (Source("stacks", True, "read"), Source("gpu", True, "read"))
     workers = [worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)]
-    verdict = verdict_of(capture(workers, gpus=gpus(100, 0, 100, 100), sources=sources))
+    verdict = verdict_of(snapshot(workers, gpus=gpus(100, 0, 100, 100), sources=sources))
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == ()
@@ -78,7 +86,7 @@ def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
 
 def test_gpus_are_heard_where_no_stack_can_be_read() -> None:
     workers = [replace(worker(rank, REDUCE), stacks=()) for rank in range(4)]
-    verdict = verdict_of(capture(workers, gpus=gpus(100, 100, 0, 100)))
+    verdict = verdict_of(snapshot(workers, gpus=gpus(100, 100, 0, 100)))
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (2,))
@@ -86,7 +94,7 @@ def test_gpus_are_heard_where_no_stack_can_be_read() -> None:
 
 def test_a_spin_of_a_job_that_moves_is_no_hang() -> None:
     workers = [worker(rank, elsewhere(3), elsewhere(4), cpu=1) for rank in range(4)]
-    verdict = verdict_of(capture(workers, gpus=gpus(100, 100, 0, 100)))
+    verdict = verdict_of(snapshot(workers, gpus=gpus(100, 100, 0, 100)))
 
     assert verdict.cause is None
 

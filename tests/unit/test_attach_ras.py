@@ -18,9 +18,9 @@ import pytest
 from ncclscope.analysis.processes.device_verdict import hear_ras
 from ncclscope.analysis.processes.ras_counts import ShortCount, ras_counts, short_ranks
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
-from ncclscope.model.snapshot import Capture, RasAnswer
-from ncclscope.readers.bundle import read_capture
-from tests.support.captures import DATA, capture, in_collective, worker
+from ncclscope.model.snapshot import RasAnswer, Snapshot
+from ncclscope.readers.bundle import read_snapshot
+from tests.support.snapshots import DATA, in_collective, snapshot, worker
 
 JSON = (DATA / "ras_mismatch.json").read_text()
 TEXT = (DATA / "ras_mismatch.txt").read_text()
@@ -86,17 +86,17 @@ def test_both_single_out_the_same_rank(text: str) -> None:
     assert "rank 2 launched 1 (the others 0) AllGather" in testimony.says
 
 
-def heard(answer: RasAnswer, before: RasAnswer | None = None) -> Capture:
+def heard(answer: RasAnswer, before: RasAnswer | None = None) -> Snapshot:
     workers = [
         replace(worker(r, in_collective("all_reduce", 10)), pid=2660 + r, world_size=4)
         for r in range(4)
     ]
-    return capture(workers, ras=answer, ras_before=before)
+    return snapshot(workers, ras=answer, ras_before=before)
 
 
 def test_counts_that_move_are_no_difference() -> None:
     """Recorded of a healthy loop: the ranks are asked one after the other."""
-    seen = read_capture(DATA / "h200_loop.json")
+    seen = read_snapshot(DATA / "h200_loop.json")
     assert seen.ras is not None
     (comm,) = seen.ras.comms
     assert len({rank.counts["AllGather"] for rank in comm.ranks}) == 2
@@ -135,7 +135,7 @@ def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
         replace(worker(rank, in_collective("all_reduce", 10)), pid=pid, world_size=4)
         for rank, pid in ((0, 2079), (2, 2082), (3, 2083))
     ]
-    testimony = hear_ras(capture(living, ras=answer))
+    testimony = hear_ras(snapshot(living, ras=answer))
 
     assert (answer.is_json, answer.version, answer.communicators) == (True, "2.28.9", 6)
     assert testimony is not None
@@ -207,7 +207,7 @@ def test_counts_name_the_rank_that_is_short_and_by_how_much(text: str) -> None:
 def test_of_a_pair_one_is_short_without_a_majority() -> None:
     answer = parse_answer((DATA / "ras_pair.json").read_text())
     pair = [worker(rank, in_collective("all_reduce", 10), world_size=2) for rank in (0, 1)]
-    short = short_ranks(capture(pair, ras=answer))
+    short = short_ranks(snapshot(pair, ras=answer))
 
     assert len(short) == 2
     assert not any(one.by_majority for one in short)
@@ -231,7 +231,7 @@ def test_members_that_cannot_be_named_are_left_out() -> None:
     elsewhere = replace(comm, size=8, ranks=tuple(replace(r, pid=0) for r in comm.ranks))
 
     assert ras_counts(heard(replace(answer, comms=(elsewhere,)))) == {}
-    assert ras_counts(capture([])) == {}
+    assert ras_counts(snapshot([])) == {}
 
 
 # --- over a socket ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ncclscope.attach.proc_sample import read_sample, state_of
 from ncclscope.attach.processes import describe
 from ncclscope.attach.stacks import PySpy, find_py_spy, parse_dump
 from ncclscope.model.snapshot import Stacks, Thread
-from tests.support.captures import DATA
+from tests.support.snapshots import DATA
 
 SLEEPER = "import sys, time\ndef deep():\n    print(flush=True)\n    time.sleep(1000)\ndeep()"
 # The parent of a vfork waits in the kernel, in state D, until its child is gone.

@@ -9,8 +9,8 @@ import pytest
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
-from tests.support.captures import capture, elsewhere, gpus, in_collective, stack, worker
 from tests.support.cluster import Cluster
+from tests.support.snapshots import elsewhere, gpus, in_collective, snapshot, stack, worker
 
 SYNC = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
 
@@ -33,18 +33,20 @@ def living(directory: Path, seconds: float) -> Run:
 def test_one_threshold_counts_also_where_stacks_do_not_move(
     tmp_path: Path, seconds: float, status: str
 ) -> None:
-    still = capture([worker(0, in_collective("all_reduce", 10)), worker(1, elsewhere(12))], gap=2.0)
+    still = snapshot(
+        [worker(0, in_collective("all_reduce", 10)), worker(1, elsewhere(12))], gap=2.0
+    )
 
-    verdict = diagnose(replace(living(tmp_path, seconds), capture=still))
+    verdict = diagnose(replace(living(tmp_path, seconds), snapshot=still))
 
     assert verdict.status == status
 
 
 def test_below_the_threshold_it_is_said_who_waits_and_nobody_hangs(tmp_path: Path) -> None:
     computes = worker(1, elsewhere(12), elsewhere(13), cpu=2.0, state="R")
-    seen = capture([worker(0, in_collective("all_reduce", 10)), computes], gap=2.0)
+    seen = snapshot([worker(0, in_collective("all_reduce", 10)), computes], gap=2.0)
 
-    verdict = diagnose(replace(living(tmp_path, 5.0), capture=seen))
+    verdict = diagnose(replace(living(tmp_path, 5.0), snapshot=seen))
 
     assert (verdict.status, verdict.exit_status, verdict.cause) == ("unknown", 3, None)
     waits = verdict.findings[0]
@@ -92,7 +94,7 @@ def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) ->
 def looked_at(run: Run, *use: int) -> Verdict:
     """The verdict, where the host waits for the GPU, and the GPUs were so busy."""
     workers = [worker(rank, SYNC, switches=4000) for rank in range(2)]
-    return diagnose(replace(run, capture=capture(workers, gpus=gpus(*use))))
+    return diagnose(replace(run, snapshot=snapshot(workers, gpus=gpus(*use))))
 
 
 def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:

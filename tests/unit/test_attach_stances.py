@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.processes.judgement import Judgement
-from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.model.snapshot import Frame, ProcessSample, Stacks, Thread, Worker
-from tests.support.captures import C10D, capture, elsewhere, in_collective, judged, stack, worker
+from tests.support.snapshots import C10D, elsewhere, in_collective, judged, snapshot, stack, worker
 
 REDUCE, GATHER = in_collective("all_reduce", 10), in_collective("all_gather", 15)
 GRAPH = "torch/autograd/graph.py:979 _engine_run_backward"
@@ -45,12 +45,12 @@ def blocked(one: Worker, what: str) -> Worker:
     return replace(one, samples=tuple(replace(s, blocked=what) for s in one.samples))
 
 
-def stance(one: Worker, gap: float = 2.0) -> Stance:
-    return take_stances(capture([one, worker(99, REDUCE)], gap))[one.rank]
+def motion(one: Worker, gap: float = 2.0) -> Motion:
+    return read_motions(snapshot([one, worker(99, REDUCE)], gap))[one.rank]
 
 
 def judge(*workers: Worker, gap: float = 12.0) -> Judgement | None:
-    return judge_stacks(list(take_stances(capture(workers, gap)).values()), gap)
+    return judge_stacks(list(read_motions(snapshot(workers, gap)).values()), gap)
 
 
 def named(found: Judgement | None) -> tuple[str, tuple[int, ...], str]:
@@ -67,7 +67,7 @@ def named(found: Judgement | None) -> tuple[str, tuple[int, ...], str]:
 def test_ranks_wait_for_peers_where_no_collective_is_called(
     frames: Sequence[Frame], op: str
 ) -> None:
-    found = stance(worker(0, frames))
+    found = motion(worker(0, frames))
 
     assert (found.condition, found.waits, found.op) == ("still", "collective", op)
     assert found.unrecorded == (op != "new_group")
@@ -77,7 +77,7 @@ def test_ranks_wait_for_peers_where_no_collective_is_called(
 
 def test_a_compiled_graph_waits_by_the_line_that_calls_the_operator() -> None:
     outer, generated = at(90, "torch.ops._c10d_functional.wait_tensor.default")
-    found = stance(worker(0, (outer, generated, *stack("torch/_ops.py:800 __call__"))))
+    found = motion(worker(0, (outer, generated, *stack("torch/_ops.py:800 __call__"))))
 
     assert (found.waits, found.op, found.unrecorded) == ("collective", "wait_tensor", False)
 
@@ -87,11 +87,11 @@ def test_switches_of_the_main_thread_say_nothing_of_another() -> None:
     one = worker(0, stack("train.py:1 main", "threading.py:320 wait"), switches=100)
     both = tuple(Stacks((*stacks.threads, posting)) for stacks in one.stacks)
 
-    assert stance(replace(one, stacks=both)).condition == "still"
+    assert motion(replace(one, stacks=both)).condition == "still"
 
 
 def test_a_backward_that_computes_moves() -> None:
-    found = stance(worker(0, BACKWARD, cpu=1.8))
+    found = motion(worker(0, BACKWARD, cpu=1.8))
 
     assert (found.condition, found.op) == ("moving", None)
 
@@ -101,7 +101,7 @@ def test_the_hooks_of_a_backward_may_run_on_another_thread() -> None:
     hook = Thread("Dummy-1", 7, in_collective("reduce_scatter", 40, "post_backward"))
     both = tuple(Stacks((*stacks.threads, hook)) for stacks in one.stacks)
 
-    assert stance(replace(one, stacks=both)).op == "reduce_scatter"
+    assert motion(replace(one, stacks=both)).op == "reduce_scatter"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_hooks_of_a_backward_may_run_on_another_thread() -> None:
 def test_what_is_waited_for_is_read_off_source_and_kernel(
     frames: Sequence[Frame], kernel: str, waits: str | None, op: str | None
 ) -> None:
-    found = stance(blocked(worker(0, frames), kernel))
+    found = motion(blocked(worker(0, frames), kernel))
 
     assert (found.condition, found.waits, found.op) == ("still", waits, op)
 
@@ -133,14 +133,14 @@ def test_a_host_that_spins_for_its_gpu_stands_still() -> None:
     one = worker(0, at(5, "loss.item"), cpu=2.0, state="R")
     with_gpu = tuple(replace(s, threads={"cuda-EvtHandlr": 1}) for s in one.samples)
 
-    assert stance(one).condition == "moving"
-    assert stance(replace(one, samples=with_gpu)).waits == "device"
+    assert motion(one).condition == "moving"
+    assert motion(replace(one, samples=with_gpu)).waits == "device"
 
 
 def test_the_line_of_the_user_is_shown_beside_that_of_a_framework() -> None:
     outer = Frame("main", "train.py", 41, path="/home/me/train.py", installed=False)
     library = Frame("gather", "accelerate/accelerator.py", 3050, installed=True)
-    found = stance(worker(0, (outer, library, *stack(f"{C10D}:3000 all_gather"))))
+    found = motion(worker(0, (outer, library, *stack(f"{C10D}:3000 all_gather"))))
 
     assert found.text == "all_gather at accelerator.py:3050 gather, from train.py:41 main"
     assert found.user_place == outer
@@ -165,9 +165,9 @@ def test_the_verdict_has_both_lines_with_their_paths() -> None:
 
 
 def test_a_loop_that_polls_does_not_move() -> None:
-    asleep, looks = at(7, "time.sleep"), at(6, "os.path.exists")
+    asleep, samples = at(7, "time.sleep"), at(6, "os.path.exists")
     deeper = (*at(6), *stack("genericpath.py:19 exists"))
-    found = stance(worker(0, asleep, looks, asleep, deeper, asleep, asleep, switches=40))
+    found = motion(worker(0, asleep, samples, asleep, deeper, asleep, asleep, switches=40))
 
     assert (found.condition, found.waits) == ("still", "poll")
     assert "polls" in found.text
@@ -179,17 +179,17 @@ def test_a_loop_that_counts_moves_however_much_it_sleeps() -> None:
         for i in (1, 2)
     )
 
-    assert stance(worker(0, first, second)).condition == "moving"
+    assert motion(worker(0, first, second)).condition == "moving"
 
 
 def test_a_loop_that_sleeps_and_posts_moves() -> None:
     asleep = at(7, "time.sleep")
-    assert stance(worker(0, asleep, REDUCE, asleep, asleep)).condition == "moving"
+    assert motion(worker(0, asleep, REDUCE, asleep, asleep)).condition == "moving"
 
 
 def test_one_wake_in_a_collective_is_an_answer_and_polling_a_store_is_none() -> None:
-    assert stance(worker(0, REDUCE, switches=1), gap=10.0).condition == "moving"
-    assert stance(worker(0, GROUP, switches=1000), gap=10.0).condition == "still"
+    assert motion(worker(0, REDUCE, switches=1), gap=10.0).condition == "moving"
+    assert motion(worker(0, GROUP, switches=1000), gap=10.0).condition == "still"
 
 
 # --- who is apart -----------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ncclscope.model.snapshot import Stacks
-from tests.support.captures import (
-    capture,
+from tests.support.snapshots import (
     elsewhere,
     in_collective,
     judged,
     recorded_moe,
+    snapshot,
     stack,
     worker,
 )
@@ -154,7 +154,7 @@ def test_a_tight_loop_that_is_always_met_at_its_collective_is_healthy() -> None:
 
 def test_a_look_in_between_shows_that_a_rank_moves() -> None:
     places = [(GATHER, REDUCE, GATHER)] + [(REDUCE, GATHER, REDUCE)] * 3
-    verdict = judged(*(worker(rank, *looks) for rank, looks in enumerate(places)))
+    verdict = judged(*(worker(rank, *samples) for rank, samples in enumerate(places)))
 
     assert verdict.cause is None
 
@@ -288,6 +288,6 @@ def test_without_a_counter_nobody_is_said_to_be_ahead_for_sure() -> None:
 
 
 def test_a_capture_keeps_what_it_was_made_of() -> None:
-    seen = capture([worker(0, REDUCE), worker(1, GATHER)])
+    seen = snapshot([worker(0, REDUCE), worker(1, GATHER)])
 
     assert seen.to_dict()["workers"][1]["stacks"][0]["threads"][0]["frames"][-1]["line"] == 3000

@@ -244,16 +244,16 @@ def test_the_standard_library_is_installed(name: str) -> None:
 class Stack:
     """A frame of a stack that is all installed, as an engine's worker has it, and counts looks."""
 
-    def __init__(self, depth: int, looks: list[int]) -> None:
+    def __init__(self, depth: int, samples: list[int]) -> None:
         name = f"/venv/lib/python3.11/site-packages/vllm/v1/worker_{depth}.py"
         self.f_code = _CODES.setdefault(name, compile("pass", name, "exec"))
         self.f_lasti = 2
-        self.looks = looks
-        self.below = Stack(depth - 1, looks) if depth else None
+        self.samples = samples
+        self.below = Stack(depth - 1, samples) if depth else None
 
     @property
     def f_back(self) -> Any:
-        self.looks.append(1)
+        self.samples.append(1)
         return self.below
 
 
@@ -261,16 +261,16 @@ _CODES: dict[str, types.CodeType] = {}
 
 
 def test_where_all_is_installed_nobody_goes_on_looking() -> None:
-    looks: list[int] = []
-    frame: Any = Stack(60, looks)
+    samples: list[int] = []
+    frame: Any = Stack(60, samples)
     for _ in range(20):
         assert callsite.locate(frame) is not None
-    assert 0 < len(looks) <= callsite._PATIENCE * (callsite._DEPTH + 1)
+    assert 0 < len(samples) <= callsite._PATIENCE * (callsite._DEPTH + 1)
 
-    looks.clear()
+    samples.clear()
     place = callsite.locate(frame)
 
-    assert not looks
+    assert not samples
     assert place is not None
     assert place[1] == 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.collect.archive import Limits, Packer, Unpacked, unpack
+from ncclscope.collect.archive import Limits, Packer, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError
 
 
@@ -41,8 +41,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
-def taken(stream: bytes, directory: Path, limits: Limits | None = None) -> Unpacked:
-    found = Unpacked()
+def taken(stream: bytes, directory: Path, limits: Limits | None = None) -> UnpackedArchive:
+    found = UnpackedArchive()
     unpack(io.BytesIO(stream).read, directory, found, limits)
     return found
 
@@ -179,7 +179,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [20, 600, 5000, -9, -1])
 def test_a_stream_that_breaks_off_is_known_to(tmp_path: Path, cut: int) -> None:
     stream = packed(("first", b"1"), ("second", os.urandom(100_000)))
-    found = Unpacked()
+    found = UnpackedArchive()
     with pytest.raises(DamagedFileError, match=r"broke off|nothing came"):
         unpack(io.BytesIO(stream[:cut]).read, tmp_path, found, None)
     assert not found.complete
@@ -226,5 +226,5 @@ def test_something_else_is_one_line(tmp_path: Path, damage: Callable[[bytes], by
 
 def test_bytes_may_come_one_by_one(tmp_path: Path) -> None:
     stream = io.BytesIO(packed(("a", b"1" * 1000), ("b", b"2")))
-    unpack(lambda size: stream.read(1), tmp_path, Unpacked())
+    unpack(lambda size: stream.read(1), tmp_path, UnpackedArchive())
     assert contents(tmp_path) == {"a": b"1" * 1000, "b": b"2"}

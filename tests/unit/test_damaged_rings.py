@@ -32,7 +32,7 @@ def ring_of(cluster: Cluster, rank: int) -> Path:
 
 
 @pytest.fixture
-def parted(tmp_path: Path) -> Cluster:
+def diverged(tmp_path: Path) -> Cluster:
     """Four ranks, of which rank 2 has left a call out and gone on."""
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()
@@ -45,10 +45,10 @@ def parted(tmp_path: Path) -> Cluster:
     return cluster
 
 
-def test_a_damaged_description_of_a_communicator_is_not_ok(parted: Cluster) -> None:
-    damage(ring_of(parted, 2), DESCRIPTION)
+def test_a_damaged_description_of_a_communicator_is_not_ok(diverged: Cluster) -> None:
+    damage(ring_of(diverged, 2), DESCRIPTION)
 
-    verdict = diagnose(open_run(parted.directory))
+    verdict = diagnose(open_run(diverged.directory))
 
     assert verdict.status == "hung"
     assert verdict.cause is not None
@@ -57,13 +57,13 @@ def test_a_damaged_description_of_a_communicator_is_not_ok(parted: Cluster) -> N
     assert "rank 2: the calls on 1 communicator cannot be read" in " ".join(verdict.coverage.unseen)
 
 
-def test_texts_that_are_cut_short_are_not_ok(parted: Cluster) -> None:
-    path = ring_of(parted, 2)
+def test_texts_that_are_cut_short_are_not_ok(diverged: Cluster) -> None:
+    path = ring_of(diverged, 2)
     data = bytearray(path.read_bytes())
     data[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = (16).to_bytes(8, "little")
     path.write_bytes(data)
 
-    verdict = diagnose(open_run(parted.directory))
+    verdict = diagnose(open_run(diverged.directory))
 
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == ()
@@ -152,13 +152,13 @@ def calls_of(cluster: Cluster) -> list[Call]:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_damage_in_a_hash_where_ranks_part_blames_nobody(parted: Cluster, before: int) -> None:
+def test_damage_in_a_hash_where_ranks_part_blames_nobody(diverged: Cluster, before: int) -> None:
     """The hash of the call at which rank 2 differs, or of the one before it."""
-    path = ring_of(parted, 2)
+    path = ring_of(diverged, 2)
     record = records_of(path).start + (5 - before) * layout.RECORD.size
     flip(path, record + HASH, 3)
 
-    verdict = diagnose(open_run(parted.directory))
+    verdict = diagnose(open_run(diverged.directory))
 
     assert verdict.status == "incomplete"
     assert "is damaged on one side" in verdict.summary

@@ -11,9 +11,9 @@ from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.readers import open_run
-from tests.support.captures import capture, elsewhere, gpus, in_collective, stack, worker
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
+from tests.support.snapshots import elsewhere, gpus, in_collective, snapshot, stack, worker
 
 DDP = [{"kind": "ddp", "text": "gradient buckets of DistributedDataParallel", "comms": []}]
 BACKWARD = stack(
@@ -102,9 +102,9 @@ def test_an_activity_says_who_is_inside_of_calls_that_are_not_recorded(tmp_path:
 def test_stacks_show_who_waits_past_all_probes(tmp_path: Path) -> None:
     run = living(with_ddp(tmp_path, (3,)).run(), 30.0)
     workers = [worker(rank, BACKWARD, world_size=4) for rank in range(3)]
-    seen = capture([*workers, worker(3, in_collective("all_reduce", 40), world_size=4)], gap=12.0)
+    seen = snapshot([*workers, worker(3, in_collective("all_reduce", 40), world_size=4)], gap=12.0)
 
-    verdict = diagnose(replace(run, capture=seen))
+    verdict = diagnose(replace(run, snapshot=seen))
 
     assert singled_out(verdict) == ("extra_call", (3,), "likely")
     assert verdict.cause is not None
@@ -119,7 +119,7 @@ def test_a_tie_in_the_records_is_decided_by_a_stack(tmp_path: Path) -> None:
     assert singled_out(diagnose(run)) == ("not_joined", (), "ambiguous")
 
     workers = [worker(0, in_collective("all_reduce", 10)), worker(1, elsewhere(5))]
-    verdict = diagnose(replace(run, capture=capture(workers, gap=12.0)))
+    verdict = diagnose(replace(run, snapshot=snapshot(workers, gap=12.0)))
 
     assert singled_out(verdict) == ("not_joined", (1,), "likely")
 
@@ -129,12 +129,12 @@ def test_a_job_that_was_seen_to_post_is_ok(tmp_path: Path) -> None:
     cluster.history("world")
     run = living(cluster.run(), 1.0)
     last = max(call.time_ns or 0 for rank in run.ranks if (call := rank.last_call()))
-    seen = capture([worker(rank, elsewhere(5)) for rank in range(2)], gap=2.0)
+    seen = snapshot([worker(rank, elsewhere(5)) for rank in range(2)], gap=2.0)
     hosts = replace(seen, time_ns=last + 1, host="node-0")
 
-    assert diagnose(replace(run, capture=hosts)).status == "ok"
+    assert diagnose(replace(run, snapshot=hosts)).status == "ok"
     later = replace(hosts, time_ns=last + 60 * 10**9)
-    assert diagnose(replace(living(run, 60.0), capture=later)).status == "unknown"
+    assert diagnose(replace(living(run, 60.0), snapshot=later)).status == "unknown"
 
 
 def test_dumps_beside_rings_hold_what_no_probe_recorded(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
     )
     answer = RasAnswer("", "2.28.9", (RasComm("0x1", 3, ranks),), is_json=True, communicators=1)
     sync = stack("train.py:1 <module>", "train.py:12 step", "torch/cuda/streams.py:200 synchronize")
-    seen = capture(
+    seen = snapshot(
         [worker(rank, sync, switches=4000) for rank in range(3)],
         gap=12.0,
         ras=answer,
@@ -288,7 +288,7 @@ def test_counts_that_differ_outrank_records_that_agree(tmp_path: Path) -> None:
         gpus=gpus(100, 100, 100),
     )
 
-    verdict = diagnose(replace(run, capture=seen))
+    verdict = diagnose(replace(run, snapshot=seen))
 
     assert verdict.exit_status == 1
     assert singled_out(verdict)[1:] == ((1,), "likely")

@@ -12,7 +12,7 @@ import pytest
 import ncclscope
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope_patches.probes import device_streams, recording
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
@@ -222,7 +222,7 @@ def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
     assert (bench.slot["finished"], bench.slot["state"]) == (4, COUNTED)
 
 
-def _captured_group(bench: Bench) -> tuple[Graph, list[Any]]:
+def _captured_group(bench: Bench) -> tuple[TracedGraph, list[Any]]:
     """Captures a graph of three calls in one NCCL group, with their markers."""
     marks = bench.device.of(bench.comm.channel, is_nccl=True)
     capture = bench.tracer.graphs.begin()
@@ -529,7 +529,7 @@ for handle in handles * 2:
     if handle.marks is not None:
         mark = device_streams.start(handle.marks, lambda a, k: (0, 0), (), {}, 0, 0)
         assert mark is None, mark
-print("imported" if "ncclscope.tracing.device.marks" in sys.modules else "nothing", tracer.path)
+print("imported" if "ncclscope.tracing.device.markers" in sys.modules else "nothing", tracer.path)
 """
 
 

@@ -16,7 +16,7 @@ import pytest
 import ncclscope
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import InputError
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring import layout
 from ncclscope.tracing.tracer import Tracer
 from tests.unit.host_device import HostDevice, captured, post, replay
@@ -85,8 +85,8 @@ def killed(tmp_path: Path) -> Verdicts:
 
 
 def counts(verdict: Verdict, rank: int) -> tuple[int | None, int | None, int | None]:
-    stand = verdict.run.by_rank[rank].device["k"]
-    return stand.posted, stand.finished, stand.at
+    pending = verdict.run.by_rank[rank].device["k"]
+    return pending.posted, pending.finished, pending.at
 
 
 def test_ranks_that_have_finished_everything(killed: Verdicts) -> None:
@@ -234,8 +234,8 @@ def test_ranks_that_cut_their_graphs_differently_are_told_apart(killed: Verdicts
 def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
     script: Script = [("post", 3), ("run", None), ("record", "barrier")]
     verdict = killed(script, script)
-    stand = verdict.run.ranks[0].device["k"]
-    assert (stand.finished, stand.handed_over, stand.at) == (3, 3, 4)
+    pending = verdict.run.ranks[0].device["k"]
+    assert (pending.finished, pending.handed_over, pending.at) == (3, 3, 4)
     assert verdict.cause is not None
     assert any("not known to have been handed over" in line for line in verdict.cause.evidence)
 
@@ -243,9 +243,9 @@ def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
 def test_a_call_entered_that_may_not_have_been_handed_over(killed: Verdicts) -> None:
     script: Script = [("post", 3), ("run", None), ("begin", "barrier"), ("run", None)]
     verdict = killed(script, script, enters=True)
-    stand = verdict.run.ranks[0].device["k"]
-    assert (stand.finished, stand.entered, stand.handed_over, stand.at) == (3, 4, 3, 4)
-    assert stand.is_inside is None
+    pending = verdict.run.ranks[0].device["k"]
+    assert (pending.finished, pending.entered, pending.handed_over, pending.at) == (3, 4, 3, 4)
+    assert pending.is_inside is None
     assert verdict.run.ranks[0].logs["k"].call(4).state.word == "scheduled"
     assert verdict.cause is not None
     evidence = "\n".join(verdict.cause.evidence)
@@ -256,9 +256,9 @@ def test_a_call_entered_that_may_not_have_been_handed_over(killed: Verdicts) -> 
 def test_a_lost_count_names_no_call(killed: Verdicts) -> None:
     script: Script = [("post", 3), ("record", "barrier"), ("post", 2), ("run", None)]
     verdict = killed(script, script)
-    stand = verdict.run.ranks[0].device["k"]
-    assert (stand.finished, stand.at) == (None, None)
-    assert layout.LOST[5] in stand.unknown
+    pending = verdict.run.ranks[0].device["k"]
+    assert (pending.finished, pending.at) == (None, None)
+    assert layout.LOST[5] in pending.unknown
     assert verdict.status == "ok"  # as it was without counting
     states = {call.state.word for call in verdict.run.ranks[0].logs["k"].span(1, 7)}
     assert states == {"scheduled"}
@@ -346,9 +346,9 @@ def _check(tmp_path: Path, image: bytearray, word: str) -> None:
     path = tmp_path / "x.ring"
     path.write_bytes(image)
     run = ncclscope.open_run(path)
-    stand = run.ranks[0].device["k"]
-    assert word in stand.unknown
-    assert (stand.finished, stand.at) == (None, None)
+    pending = run.ranks[0].device["k"]
+    assert word in pending.unknown
+    assert (pending.finished, pending.at) == (None, None)
     assert {call.state.word for call in run.ranks[0].logs["k"].span(1, 6)} == {"scheduled"}
     assert ncclscope.diagnose(run).cause is None
 
@@ -360,12 +360,12 @@ def test_who_watches_sees_what_the_device_has_finished(
     tracer = Tracer(tmp_path, rank=0, world_size=1, capacity=1024, heartbeat=False)
     device = HostDevice(tracer)
     comm = tracer.communicator("k", "tp:0", (0,), "nccl")
-    words = Words(Path(tracer.path))
+    words = RingCursor(Path(tracer.path))
     for _ in range(3):
         post(tracer, comm)
     device.run(2)
     assert words.look(1.0)
-    assert (words.pending(), words.strands["k"].tells) == ({"k"}, True)
+    assert (words.pending(), words.comm_cursors["k"].tells) == ({"k"}, True)
     assert not words.look(2.0)
     device.run()
     assert words.look(3.0)
@@ -383,7 +383,9 @@ def test_who_watches_sees_what_the_device_has_finished(
     tracer.record(comm, "barrier")
     post(tracer, comm)
     words.look(6.0)
-    assert not words.strands["k"].tells  # the count is lost, and nothing is known to be under way
+    assert not words.comm_cursors[
+        "k"
+    ].tells  # the count is lost, and nothing is known to be under way
 
 
 def test_where_a_call_of_torch_distributed_runs() -> None:

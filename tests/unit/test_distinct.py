@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.model import Call
-from ncclscope.parity.sequence import Stream, Vocabulary
+from ncclscope.parity.sequence import CallStream, Vocabulary
 from ncclscope.readers.ring.distinct import distinct_calls, group_calls
 from tests.support.rings import read, tracer_in
 
@@ -63,7 +63,7 @@ def test_kinds_of_a_ring_are_its_calls(tmp_path: Path) -> None:
 
 def test_a_stream_is_all_calls_in_the_order_of_posting(tmp_path: Path) -> None:
     rank = read(ring(tmp_path, messages=True))
-    stream = Stream(rank)
+    stream = CallStream(rank)
 
     words = Vocabulary()
     lines = [words.texts[line] for line in stream.lines(words)]
@@ -83,6 +83,6 @@ def test_a_stream_is_all_calls_in_the_order_of_posting(tmp_path: Path) -> None:
 
 def test_a_ring_of_nothing_is_a_stream_of_nothing(tmp_path: Path) -> None:
     tracer_in(tmp_path).close()
-    stream = Stream(read(next(tmp_path.glob("*.ring"))))
+    stream = CallStream(read(next(tmp_path.glob("*.ring"))))
 
     assert (list(stream.calls), stream.lines(Vocabulary())) == ([], [])

@@ -13,7 +13,7 @@ from ncclscope import Run, Tracer, open_run
 from ncclscope.export.chrome import write_chrome
 from ncclscope.export.perfetto import write_perfetto
 from ncclscope.export.prometheus import write_prometheus
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 
 pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -29,11 +29,11 @@ def run(tmp_path: Path) -> Run:
         tracer.close()
     recorded = open_run(tmp_path)
     log = recorded.by_rank[0].logs["k"]
-    finished = DeviceStand(5, finished=3, entered=4, finished_ns=log.call(5).time_ns)
-    stands = finished, DeviceStand(5, unknown="since call 2: its stream is not known")
+    finished = DeviceProgress(5, finished=3, entered=4, finished_ns=log.call(5).time_ns)
+    pending_calls = finished, DeviceProgress(5, unknown="since call 2: its stream is not known")
     ranks = [
-        replace(rank, device={"k": stand})
-        for rank, stand in zip(recorded.ranks, stands, strict=True)
+        replace(rank, device={"k": pending})
+        for rank, pending in zip(recorded.ranks, pending_calls, strict=True)
     ]
     return replace(recorded, ranks=tuple(ranks))
 

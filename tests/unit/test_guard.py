@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.guard import cursors as guard_words
-from ncclscope.guard.cursors import DEPTH, PeerWords, digest_of
+from ncclscope.guard.cursors import DEPTH, PeerCursor, digest_of
 from ncclscope.tracing import scope, warning
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.programs import run_program
@@ -69,7 +69,7 @@ def test_the_last_to_post_is_told_what_all_have_posted_and_where(ranks: Ranks) -
     post(*group[0], 5)
     post(*group[1], 5)
 
-    with pytest.raises(PartedError) as caught:
+    with pytest.raises(DivergenceError) as caught:
         post(*group[2], 6)
 
     error = caught.value
@@ -89,7 +89,7 @@ def test_raising_goes_on_as_long_as_the_program_does(ranks: Ranks) -> None:
     post(one, comm, 1)
     for number in (2, 3):
         post(one, comm, number)
-        with pytest.raises(PartedError, match="have parted at call 1"):
+        with pytest.raises(DivergenceError, match="have parted at call 1"):
             post(other, theirs, number + 7)
 
 
@@ -125,7 +125,7 @@ def test_a_peer_that_is_far_ahead_and_parted_long_ago(ranks: Ranks) -> None:
     for number in range(1, 100):
         post(other, theirs, number)
 
-    with pytest.raises(PartedError, match="have parted at call 100"):
+    with pytest.raises(DivergenceError, match="have parted at call 100"):
         post(other, theirs, 100)
 
 
@@ -136,7 +136,7 @@ def test_a_peer_that_is_behind(ranks: Ranks) -> None:
         post(one, comm, number)
 
     # It comes after, and is the one to see it.
-    with pytest.raises(PartedError, match="have parted at call 2"):
+    with pytest.raises(DivergenceError, match="have parted at call 2"):
         post(other, theirs, 9)
 
 
@@ -198,7 +198,7 @@ def test_but_its_calls_do(ranks: Ranks) -> None:
         scope.leave_group()
     post(one, comm, 3)
 
-    with pytest.raises(PartedError, match="have parted at call 1"):
+    with pytest.raises(DivergenceError, match="have parted at call 1"):
         post(other, theirs, 3)
 
 
@@ -226,7 +226,7 @@ def test_a_peer_that_was_restarted_is_not_taken_for_its_predecessor(
 
     assert guard_of(other).active
     post(one, comm, 1)
-    with pytest.raises(PartedError):
+    with pytest.raises(DivergenceError):
         post(other, theirs, 2)
 
 
@@ -236,7 +236,7 @@ def test_a_peer_that_comes_later_is_found(ranks: Ranks, rings: Path) -> None:
     late = tracer_in(rings, rank=2, world_size=3)
     comm = late.communicator(KEY, "tp:0", [0, 1, 2])
 
-    with pytest.raises(PartedError, match="rank 2 posted"):
+    with pytest.raises(DivergenceError, match="rank 2 posted"):
         post(late, comm, 2)
 
 
@@ -279,7 +279,7 @@ def test_foreign_files_are_passed_over(ranks: Ranks, rings: Path, content: bytes
     (one, comm), (other, theirs) = ranks(2)
     post(one, comm, 1)
 
-    with pytest.raises(PartedError):
+    with pytest.raises(DivergenceError):
         post(other, theirs, 2)
 
 
@@ -303,7 +303,7 @@ def test_a_forked_child_does_not_write_its_parents_words(ranks: Ranks) -> None:
         os._exit(0)
     os.waitpid(child, 0)
 
-    found = PeerWords(guard_of(tracer)._file.path).find(digest_of(KEY))
+    found = PeerCursor(guard_of(tracer)._file.path).find(digest_of(KEY))
     assert found is not None
     rank, _, words, last = found
     assert (rank, last[0]) == (0, 1)

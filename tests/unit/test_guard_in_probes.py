@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
@@ -80,7 +80,7 @@ def test_the_call_is_not_made_and_the_probe_lives_on(
         peer.record(theirs, "all_reduce", shape=(rows, 2), dtype="float32", redop="sum")
     assert mine.all_reduce(1) == "posted"
 
-    with pytest.raises(PartedError, match=r"call 2: rank 1 posted all_reduce sum \[9,2\]"):
+    with pytest.raises(DivergenceError, match=r"call 2: rank 1 posted all_reduce sum \[9,2\]"):
         mine.all_reduce(9)
 
     assert mine.posted == [1]

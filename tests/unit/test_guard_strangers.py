@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.guard import cursors as guard_words
 from ncclscope.tracing import warning
 from ncclscope.tracing.tracer import Comm, Tracer
@@ -44,7 +44,7 @@ def in_child(action: Callable[[], object]) -> int:
         signal.alarm(30)
         try:
             action()
-        except PartedError:
+        except DivergenceError:
             os._exit(3)
         except BaseException:
             os._exit(4)
@@ -159,7 +159,7 @@ def test_a_descriptor_that_was_closed_and_used_again_is_not_taken_for_words(ring
     for descriptor in (kept, reader, writer):
         os.close(descriptor)
     late, comm = rank_in(rings, 1)
-    with pytest.raises(PartedError):  # and it is for that reason alone
+    with pytest.raises(DivergenceError):  # and it is for that reason alone
         post(late, comm, 2)
 
 
@@ -210,5 +210,5 @@ def test_files_of_the_same_user_still_are(rings: Path) -> None:
     post(peer, theirs, 1)
 
     own, comm = rank_in(rings, 1)
-    with pytest.raises(PartedError):
+    with pytest.raises(DivergenceError):
         post(own, comm, 2)

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclscope.lab.progress import Board, Phase, Progress, RankProgress
+from ncclscope.lab.progress import Phase, Progress, ProgressBoard, RankProgress
 
 
 def test_a_fresh_board_is_at_the_start(tmp_path: Path) -> None:
-    board = Board.create(tmp_path / "board", 3)
+    board = ProgressBoard.create(tmp_path / "board", 3)
     assert board.read() == (RankProgress(Phase.STARTING, 0, 0, 0, 0),) * 3
     board.close()
 
 
 def test_what_one_process_writes_another_one_reads(tmp_path: Path) -> None:
-    ours = Board.create(tmp_path / "board", 2)
-    theirs = Board(tmp_path / "board")
+    ours = ProgressBoard.create(tmp_path / "board", 2)
+    theirs = ProgressBoard(tmp_path / "board")
     entry = theirs.entry(1)
     entry.enter(Phase.RUNNING)
     entry.begin(4)
@@ -26,7 +26,7 @@ def test_what_one_process_writes_another_one_reads(tmp_path: Path) -> None:
 
 
 def test_the_first_wrong_step_is_kept(tmp_path: Path) -> None:
-    board = Board.create(tmp_path / "board", 1)
+    board = ProgressBoard.create(tmp_path / "board", 1)
     entry = board.entry(0)
     entry.note_wrong(5)
     entry.note_wrong(6)

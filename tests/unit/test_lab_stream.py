@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ncclscope
-from ncclscope.lab.progress import Board
+from ncclscope.lab.progress import ProgressBoard
 from ncclscope.lab.stream import HostStream
 from ncclscope.model import State
 from ncclscope.tracing import scope
@@ -18,7 +18,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "rings"
-        self.board = Board.create(directory / "board", 1)
+        self.board = ProgressBoard.create(directory / "board", 1)
         self.tracer = ncclscope.Tracer(self.directory, rank=0, world_size=1, heartbeat=False)
         self.comm = self.tracer.communicator("KEY", "tp:0", [0], "gloo")
         self.stream = HostStream(self.tracer, self.board.entry(0))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.columns import Sheet, align_lanes, transfer_lanes
+from ncclscope.analysis.sequences.columns import ColumnTable, align_columns, transfer_columns
 from tests.support.cluster import Cluster
 
 
@@ -17,18 +17,18 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path / "rings", 4)
 
 
-def sheet_of(cluster: Cluster, *, label: str = "tp:0", **options: Any) -> Sheet:
+def sheet_of(cluster: Cluster, *, label: str = "tp:0", **options: Any) -> ColumnTable:
     run = cluster.run()
     (key,) = (key for key, comm in run.communicators.items() if comm.label == label)
-    sheet = align_lanes(run.communicators[key], Case(run).recorded(key), **options)
-    assert sheet is not None
-    return sheet
+    column_table = align_columns(run.communicators[key], Case(run).recorded(key), **options)
+    assert column_table is not None
+    return column_table
 
 
-def shown(sheet: Sheet, lane: int) -> list[str]:
+def shown(column_table: ColumnTable, column: int) -> list[str]:
     return [
         cell.why if cell.call is None else f"{cell.call.seq} {cell.call.op}"
-        for cell in sheet.lanes[lane].cells
+        for cell in column_table.columns[column].cells
     ]
 
 
@@ -38,12 +38,17 @@ def test_what_one_rank_left_out_leaves_a_gap_and_the_rest_stays_beside(cluster: 
     for op in ("all_gather", "barrier", "all_reduce"):
         cluster.post(cluster.everybody, "tp:0", op, done=False)
 
-    sheet = sheet_of(cluster, seq=3, odd=[2])
+    column_table = sheet_of(cluster, seq=3, odd=[2])
 
-    assert [lane.ranks for lane in sheet.lanes] == [(0, 1, 3), (2,)]
-    assert shown(sheet, 0)[2:] == ["3 broadcast", "4 all_gather", "5 barrier", "6 all_reduce"]
-    assert shown(sheet, 1)[2:] == ["gap", "3 all_gather", "4 barrier", "5 all_reduce"]
-    assert sheet.first_row == 2
+    assert [column.ranks for column in column_table.columns] == [(0, 1, 3), (2,)]
+    assert shown(column_table, 0)[2:] == [
+        "3 broadcast",
+        "4 all_gather",
+        "5 barrier",
+        "6 all_reduce",
+    ]
+    assert shown(column_table, 1)[2:] == ["gap", "3 all_gather", "4 barrier", "5 all_reduce"]
+    assert column_table.first_row == 2
 
 
 def test_what_one_rank_put_in_has_a_row_of_its_own(cluster: Cluster) -> None:
@@ -53,11 +58,11 @@ def test_what_one_rank_put_in_has_a_row_of_its_own(cluster: Cluster) -> None:
         root = 0 if op == "broadcast" else None
         cluster.post(cluster.everybody, "tp:0", op, root=root, done=False)
 
-    sheet = sheet_of(cluster, seq=3, odd=[1])
+    column_table = sheet_of(cluster, seq=3, odd=[1])
 
-    assert shown(sheet, 0)[2:4] == ["gap", "3 all_gather"]
-    assert shown(sheet, 1)[2:4] == ["3 barrier", "4 all_gather"]
-    assert sheet.first_row == 2
+    assert shown(column_table, 0)[2:4] == ["gap", "3 all_gather"]
+    assert shown(column_table, 1)[2:4] == ["3 barrier", "4 all_gather"]
+    assert column_table.first_row == 2
 
 
 def test_another_call_stands_in_the_same_row(cluster: Cluster) -> None:
@@ -65,30 +70,33 @@ def test_another_call_stands_in_the_same_row(cluster: Cluster) -> None:
     cluster.post([0, 1, 2], "tp:0")
     cluster.post([3], "tp:0", "all_gather")
 
-    sheet = sheet_of(cluster, seq=3, odd=[3])
+    column_table = sheet_of(cluster, seq=3, odd=[3])
 
-    assert (shown(sheet, 0)[2], shown(sheet, 1)[2]) == ("3 all_reduce", "3 all_gather")
+    assert (shown(column_table, 0)[2], shown(column_table, 1)[2]) == (
+        "3 all_reduce",
+        "3 all_gather",
+    )
 
 
 def test_who_has_not_come_so_far_has_not_left_it_out(cluster: Cluster) -> None:
     cluster.history(count=3)
     cluster.post([0, 1, 2], "tp:0", done=False)
 
-    sheet = sheet_of(cluster, seq=4, odd=[3])
+    column_table = sheet_of(cluster, seq=4, odd=[3])
 
-    assert shown(sheet, 0) == [*(f"{n} all_reduce" for n in (1, 2, 3)), "4 all_reduce"]
-    assert shown(sheet, 1)[3] == "ahead"
-    assert sheet.lanes[0].cells[3].states == ("scheduled",)
+    assert shown(column_table, 0) == [*(f"{n} all_reduce" for n in (1, 2, 3)), "4 all_reduce"]
+    assert shown(column_table, 1)[3] == "ahead"
+    assert column_table.columns[0].cells[3].states == ("scheduled",)
 
 
 def test_the_end_is_shown_where_all_agree(cluster: Cluster) -> None:
     cluster.history(count=50)
 
-    sheet = sheet_of(cluster, seq=None, before=5, after=5)
+    column_table = sheet_of(cluster, seq=None, before=5, after=5)
 
-    assert [lane.ranks for lane in sheet.lanes] == [(0, 1, 2, 3)]
-    assert shown(sheet, 0) == [f"{n} all_reduce" for n in range(46, 51)]
-    assert sheet.first_row is None
+    assert [column.ranks for column in column_table.columns] == [(0, 1, 2, 3)]
+    assert shown(column_table, 0) == [f"{n} all_reduce" for n in range(46, 51)]
+    assert column_table.first_row is None
 
 
 def test_states_of_ranks_in_one_lane_are_all_told(cluster: Cluster) -> None:
@@ -96,10 +104,10 @@ def test_states_of_ranks_in_one_lane_are_all_told(cluster: Cluster) -> None:
     cluster.post([0, 1], "tp:0")
     cluster.post([2, 3], "tp:0", done=False)
 
-    sheet = sheet_of(cluster, seq=None)
+    column_table = sheet_of(cluster, seq=None)
 
-    assert [lane.ranks for lane in sheet.lanes] == [(0, 1, 2, 3)]
-    assert sheet.lanes[0].cells[-1].states == ("scheduled", "completed")
+    assert [column.ranks for column in column_table.columns] == [(0, 1, 2, 3)]
+    assert column_table.columns[0].cells[-1].states == ("scheduled", "completed")
 
 
 def test_equal_calls_from_other_lines_are_told_apart_where_it_is_asked_for(
@@ -109,10 +117,10 @@ def test_equal_calls_from_other_lines_are_told_apart_where_it_is_asked_for(
         cluster.post([0, 1, 2], "tp:0", site=f"model.py:{number} f")
         cluster.post([3], "tp:0", site=f"model.py:{number + 1} f")
 
-    assert len(sheet_of(cluster, seq=1).lanes) == 1
-    sheet = sheet_of(cluster, seq=1, odd=[3], by_site=True)
-    assert [lane.ranks for lane in sheet.lanes] == [(0, 1, 2), (3,)]
-    assert shown(sheet, 1)[0] == "gap"
+    assert len(sheet_of(cluster, seq=1).columns) == 1
+    column_table = sheet_of(cluster, seq=1, odd=[3], by_site=True)
+    assert [column.ranks for column in column_table.columns] == [(0, 1, 2), (3,)]
+    assert shown(column_table, 1)[0] == "gap"
 
 
 def test_transfers_are_not_aligned(cluster: Cluster) -> None:
@@ -122,8 +130,10 @@ def test_transfers_are_not_aligned(cluster: Cluster) -> None:
     run = cluster.run()
     ((key, comm),) = run.communicators.items()
 
-    sheet = transfer_lanes(comm, {rank.rank: rank.p2p.get(key, ()) for rank in run.ranks[:2]})
+    column_table = transfer_columns(
+        comm, {rank.rank: rank.p2p.get(key, ()) for rank in run.ranks[:2]}
+    )
 
-    assert not sheet.aligned
-    assert shown(sheet, 0) == ["1 send", "2 send", "3 send"]
-    assert shown(sheet, 1) == ["outside", "outside", "1 recv"]
+    assert not column_table.aligned
+    assert shown(column_table, 0) == ["1 send", "2 send", "3 send"]
+    assert shown(column_table, 1) == ["outside", "outside", "1 recv"]

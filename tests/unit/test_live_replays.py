@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.errors import PartedError
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.errors import DivergenceError
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import warning
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 from ncclscope.watch.watch import Watcher
 from tests.support.rings import post, tracer_in
 
 
-def captured(tracer: Tracer, comm: Comm, rows: int, calls: int = 62) -> Graph:
+def captured(tracer: Tracer, comm: Comm, rows: int, calls: int = 62) -> TracedGraph:
     begun = tracer.graphs.begin()
     for _ in range(calls):
         tracer.record(comm, "all_reduce", shape=(rows, 2), captured=True, site="layer.py:1 f")
     return tracer.graphs.end(begun)
 
 
-def ranks_in(directory: Path, count: int) -> list[tuple[Tracer, Comm, list[Graph]]]:
+def ranks_in(directory: Path, count: int) -> list[tuple[Tracer, Comm, list[TracedGraph]]]:
     """Ranks that have captured two graphs each."""
     found = []
     for rank in range(count):
@@ -35,16 +35,16 @@ def ranks_in(directory: Path, count: int) -> list[tuple[Tracer, Comm, list[Graph
 
 def test_the_hash_after_each_call_of_a_replay_is_known(rings: Path) -> None:
     ((tracer, comm, graphs),) = ranks_in(rings, 1)
-    words = Words(Path(tracer.path))
+    words = RingCursor(Path(tracer.path))
     for number in range(1, 40):
         graphs[number % 2].replay()
         if number % 3 == 0:
             post(tracer, comm, number)
-        words.look(float(number))
+        words.poll(float(number))
 
     log = read_ring(Path(tracer.path)).logs["key"]
 
-    assert words.strands["key"].seq == log.calls == 39 * 62 + 13
+    assert words.comm_cursors["key"].seq == log.calls == 39 * 62 + 13
     assert [words.hash_at("key", seq) for seq in range(0, log.calls + 1, 17)] == [
         log.fingerprint(seq) for seq in range(0, log.calls + 1, 17)
     ]
@@ -58,35 +58,37 @@ def test_watch_sees_replays_go_on_and_part(rings: Path) -> None:
     now = [100.0]
     watcher = Watcher(rings, clock=lambda: now[0])
 
-    def look() -> str:
+    def poll() -> str:
         now[0] += 0.1
-        return watcher.look().status
+        return watcher.poll().status
 
-    assert look() == "unknown"  # no collective was posted yet
+    assert poll() == "unknown"  # no collective was posted yet
     for number in range(30):
         for _, _, graphs in group:
             graphs[number % 2].replay()
-        assert look() in ("ok", "unknown")
-    assert look() == "ok"
+        assert poll() in ("ok", "unknown")
+    assert poll() == "ok"
     for rank, (_, _, graphs) in enumerate(group):
         graphs[rank == 1].replay()
 
-    assert look() == "diverged"
-    verdict = watcher.look().verdict
+    assert poll() == "diverged"
+    verdict = watcher.poll().verdict
     assert verdict is not None
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("capture_mismatch", (1,))
 
 
 @pytest.fixture
-def guarded(rings: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tracer, Comm, list[Graph]]]:
+def guarded(
+    rings: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Tracer, Comm, list[TracedGraph]]]:
     monkeypatch.setattr(warning, "_warned", set())
     monkeypatch.setenv("NCCLSCOPE_GUARD", "raise")
     return ranks_in(rings, 3)
 
 
 def test_the_guard_leaves_ranks_alone_that_replay_the_same(
-    guarded: list[tuple[Tracer, Comm, list[Graph]]],
+    guarded: list[tuple[Tracer, Comm, list[TracedGraph]]],
 ) -> None:
     for number in range(1, 120):
         for tracer, comm, graphs in guarded:
@@ -98,7 +100,7 @@ def test_the_guard_leaves_ranks_alone_that_replay_the_same(
 
 
 def test_the_guard_stops_a_rank_before_it_replays_another_graph(
-    guarded: list[tuple[Tracer, Comm, list[Graph]]],
+    guarded: list[tuple[Tracer, Comm, list[TracedGraph]]],
 ) -> None:
     for _ in range(40):
         for _, _, graphs in guarded:
@@ -106,7 +108,7 @@ def test_the_guard_stops_a_rank_before_it_replays_another_graph(
     for _, _, graphs in guarded[:2]:
         graphs[0].replay()
 
-    with pytest.raises(PartedError) as caught:
+    with pytest.raises(DivergenceError) as caught:
         guarded[2][2][1].replay()
 
     assert caught.value.seq == 40 * 62 + 1

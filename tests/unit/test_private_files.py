@@ -14,14 +14,14 @@ from ncclscope import open_run
 from ncclscope.__main__ import main
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.attach import bundle
-from ncclscope.attach.session import Look
+from ncclscope.attach.session import JobSample
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import copy_private, make_private, open_private, write_private
 from ncclscope.watch.actions import Actions
 from ncclscope.watch.watch import Watcher
-from tests.support.captures import capture, in_collective, worker
 from tests.support.cluster import Cluster
+from tests.support.snapshots import in_collective, snapshot, worker
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct, autouse=True)
@@ -139,9 +139,9 @@ def test_bundles_of_attach(recorded: Path, tmp_path: Path, redacted: bool) -> No
     rings[0].chmod(0o644)
     dump = tmp_path / "trace_0"
     dump.write_text("{}")
-    seen = capture([worker(0, in_collective("all_reduce", 10))])
-    run = replace(open_run(recorded), capture=seen)
-    look = Look(run, rings, (dump,))
+    seen = snapshot([worker(0, in_collective("all_reduce", 10))])
+    run = replace(open_run(recorded), snapshot=seen)
+    look = JobSample(run, rings, (dump,))
     target = tmp_path / "new" / "bundle"
 
     bundle.write_bundle(target, look, diagnose(run).to_dict(), "screen", redacted=redacted)

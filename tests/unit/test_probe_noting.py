@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.model import Activity
 from ncclscope.readers import open_run
 from ncclscope.tracing import session
@@ -102,10 +102,10 @@ def test_what_goes_wrong_in_the_probe_ends_it_and_not_the_call(patch: Patch) -> 
 
 def test_what_the_guard_raises_is_for_the_program(patch: Patch) -> None:
     def part(args: Any, kwargs: Any) -> None:
-        raise PartedError("parted")
+        raise DivergenceError("parted")
 
     traced = program(patch, part)
-    with pytest.raises(PartedError):
+    with pytest.raises(DivergenceError):
         traced.work(1)
     assert traced.seen == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer
-from ncclscope.remote.words import RemoteRings
+from ncclscope.remote.cursor import RemoteRings
 from ncclscope.tracing.tracer import Comm
 from ncclscope.watch.watch import Watcher
 from tests.support.remote_nodes import HereAsker
@@ -65,7 +65,7 @@ def test_ranks_of_all_nodes_are_seen(job: Job) -> None:
     watch, _, _, _ = watcher(job)
     look = watch.look()
     assert [words.rank for words in look.ranks] == [0, 1, 2, 3]
-    assert [words.strands["K"].seq for words in look.ranks] == [3] * SIZE
+    assert [words.comm_cursors["K"].seq for words in look.ranks] == [3] * SIZE
     last = look.ranks[0].last("K")
     assert last is not None
     assert (last.op, last.shape) == ("all_reduce", (4,))

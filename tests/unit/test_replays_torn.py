@@ -16,7 +16,7 @@ import pytest
 from ncclscope import Rank
 from ncclscope.model.signature import extend
 from ncclscope.readers.ring.ranks import read_ring
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
@@ -44,7 +44,7 @@ while True:
 """
 
 
-def captured(tracer: Tracer, comms: list[Comm], rows: int) -> Graph:
+def captured(tracer: Tracer, comms: list[Comm], rows: int) -> TracedGraph:
     begun = tracer.graphs.begin()
     for number in range(CALLS):
         comm = comms[number % len(comms)]

@@ -125,7 +125,7 @@ def check_rank(rank: Rank) -> int:
     ],
 )
 def test_a_ring_is_consistent_whenever_it_is_read(rings: Path, capacity: int, burst: int) -> None:
-    looks = kept = 0
+    samples = kept = 0
     heads = set()
     with writer(rings, capacity, burst) as path:
         until = time.monotonic() + 2.0
@@ -134,8 +134,8 @@ def test_a_ring_is_consistent_whenever_it_is_read(rings: Path, capacity: int, bu
             assert rank.alive is True
             kept += check_rank(rank)
             heads.add(rank.records + rank.lost)
-            looks += 1
-    assert looks >= 10
+            samples += 1
+    assert samples >= 10
     # A writer that goes round faster than it can be read may leave nothing, but not always.
     assert kept > 100
 

@@ -19,7 +19,7 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
 from ncclscope.ring.reader import RingFile
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.rings import SMALL, tracer_in
 
@@ -45,7 +45,7 @@ class Program:
         )
         self.posted[key].append((sign("all_reduce", shape=(rows, 2)), None))
 
-    def capture(self, keys: str, rows: int) -> Graph:
+    def capture(self, keys: str, rows: int) -> TracedGraph:
         """Captures a call on each of some communicators, every fourth with a sizes list."""
         begun = self.tracer.graphs.begin()
         for number, key in enumerate(keys):
@@ -61,7 +61,7 @@ class Program:
         self.held[graph.number] = begun.calls
         return graph
 
-    def replay(self, graph: Graph) -> int:
+    def replay(self, graph: TracedGraph) -> int:
         position = graph.replay()
         calls = self.held[graph.number]
         for place, call in enumerate(calls, 1):
@@ -70,7 +70,7 @@ class Program:
             self.posted[key].append((replayed(call.signature), at))
         return position
 
-    def at_random(self, steps: int, graphs: Sequence[Graph], chance: random.Random) -> None:
+    def at_random(self, steps: int, graphs: Sequence[TracedGraph], chance: random.Random) -> None:
         for _ in range(steps):
             if chance.random() < 0.5:
                 self.post(chance.choice("AB"), chance.randrange(1, 9))
@@ -349,13 +349,13 @@ def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
     for _ in range(3):
         program.replay(graph)
     rank = read_ring(Path(program.tracer.path))
-    stream = sequence.Stream(rank)
+    stream = sequence.CallStream(rank)
     assert len(stream.calls) == 120
     assert stream.spell(stream.call(1)).endswith("] replayed")
     monkeypatch.setattr(sequence, "MOST_REPLAYED", 119)
 
     with pytest.raises(InputError, match="rank 0 kept 120 calls"):
-        sequence.Stream(rank)
+        sequence.CallStream(rank)
 
 
 def test_millions_of_replayed_calls_are_compared_without_expanding_them(rings: Path) -> None:

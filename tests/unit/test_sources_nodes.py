@@ -12,17 +12,17 @@ import pytest
 from ncclscope import Tracer, diagnose, open_run
 from ncclscope.analysis.processes.evidence import absent_ranks
 from ncclscope.model.snapshot import (
-    Capture,
     GpuSample,
     ProcessSample,
     RasAnswer,
+    Snapshot,
     Stacks,
     Thread,
     Worker,
 )
-from ncclscope.readers.bundle import read_capture
+from ncclscope.readers.bundle import read_snapshot
 from ncclscope.readers.nodes import describe_ring
-from ncclscope.readers.snapshots import together
+from ncclscope.readers.snapshots import join_snapshots
 from ncclscope.ring import layout
 
 SECOND = 1_000_000_000
@@ -116,16 +116,16 @@ def worker(rank: int, pid: int) -> Worker:
     return Worker(pid, rank, "ring", 4, samples=samples, stacks=(Stacks((Thread("t", pid),)),) * 2)
 
 
-def capture(host: str, *workers: Worker, at: int = 10**18) -> Capture:
+def snapshot(host: str, *workers: Worker, at: int = 10**18) -> Snapshot:
     gpus = ((GpuSample(0, pids=(1,)),),) * 2
-    return Capture(host, at, 2.0, workers, ras=RasAnswer("OK"), gpus=gpus, notes=("said",))
+    return Snapshot(host, at, 2.0, workers, ras=RasAnswer("OK"), gpus=gpus, notes=("said",))
 
 
 def test_captures_of_hosts_are_one(tmp_path: Path) -> None:
     run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
-    one = capture("a", worker(0, 10), worker(1, 11))
-    other = capture("b", worker(2, 10), worker(3, 11))
-    both = together([one, other], run)
+    one = snapshot("a", worker(0, 10), worker(1, 11))
+    other = snapshot("b", worker(2, 10), worker(3, 11))
+    both = join_snapshots([one, other], run)
     assert [(w.rank, w.host, w.pid) for w in both.workers] == [
         *((0, "a", 10), (1, "a", 11)),
         *((2, "b", 10), (3, "b", 11)),
@@ -136,16 +136,16 @@ def test_captures_of_hosts_are_one(tmp_path: Path) -> None:
     assert both.notes == ("a: said", "b: said")
     path = tmp_path / "attach.json"
     path.write_text(json.dumps(both.to_dict()))
-    assert read_capture(path).workers == both.workers
-    assert read_capture(path).hosts == both.hosts
+    assert read_snapshot(path).workers == both.workers
+    assert read_snapshot(path).hosts == both.hosts
 
 
 def test_of_one_host_the_newest_counts(tmp_path: Path) -> None:
     run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
-    old, new = capture("a", worker(0, 10)), capture("a", worker(1, 11), at=2 * 10**18)
-    assert together([new, old], run) is new
-    long_ago = capture("b", worker(2, 10))
-    assert together([long_ago, new], run) is new
+    old, new = snapshot("a", worker(0, 10)), snapshot("a", worker(1, 11), at=2 * 10**18)
+    assert join_snapshots([new, old], run) is new
+    long_ago = snapshot("b", worker(2, 10))
+    assert join_snapshots([long_ago, new], run) is new
 
 
 def test_nodes_whose_hosts_have_the_same_name_are_kept_apart(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ def test_nodes_whose_hosts_have_the_same_name_are_kept_apart(tmp_path: Path) -> 
         rings = {f"files/same/{ring.name}": {"alive": True, "beats": True}}
         document = {"ncclscope_node": 1, "host": "same", "rings": rings}
         (tmp_path / node / "node.json").write_text(json.dumps(document))
-        seen = capture("same", worker(rank, 10), at=10**18 + rank)
+        seen = snapshot("same", worker(rank, 10), at=10**18 + rank)
         (tmp_path / node / "attach.json").write_text(json.dumps(seen.to_dict()))
 
     run = open_run(tmp_path)
 
     assert [(rank.rank, rank.alive) for rank in run.ranks] == [(0, True), (1, True)]
-    assert run.capture is not None
-    assert [(one.rank, one.pid) for one in run.capture.workers] == [(0, 10), (1, 10)]
+    assert run.snapshot is not None
+    assert [(one.rank, one.pid) for one in run.snapshot.workers] == [(0, 10), (1, 10)]
 
 
 def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_sight(
@@ -173,7 +173,7 @@ def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_s
     for rank in range(2):
         copied(tmp_path, rank, "a", calls=3 - rank, at=time.time_ns())
     describe(tmp_path, "a", alive=True, beats=True)
-    (tmp_path / "a" / "attach.json").write_text(json.dumps(capture("a", worker(0, 10)).to_dict()))
+    (tmp_path / "a" / "attach.json").write_text(json.dumps(snapshot("a", worker(0, 10)).to_dict()))
 
     assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, True]
 
@@ -184,15 +184,15 @@ def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_s
 def test_a_rank_is_told_by_its_process_where_numbers_are_shared(tmp_path: Path) -> None:
     run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
     run = replace(run, ranks=(replace(run.ranks[0], host="b", pid=10, rank=4),))
-    both = together([capture("a", worker(0, 10)), capture("b", worker(0, 10))], run)
+    both = join_snapshots([snapshot("a", worker(0, 10)), snapshot("b", worker(0, 10))], run)
     assert [(w.rank, w.host) for w in both.workers] == [(0, "a"), (4, "b")]
-    clash = together([capture("a", worker(0, 1)), capture("c", worker(0, 1))], run)
+    clash = join_snapshots([snapshot("a", worker(0, 1)), snapshot("c", worker(0, 1))], run)
     assert [(w.rank, w.host) for w in clash.workers] == [(0, "a")]
     assert "left out" in clash.notes[-1]
 
 
 def test_a_node_that_was_not_looked_at_is_no_hole() -> None:
-    one = capture("a", worker(0, 10), worker(3, 11))
+    one = snapshot("a", worker(0, 10), worker(3, 11))
     assert absent_ranks(one) == (1, 2)
     assert absent_ranks(replace(one, hosts=("a", "c"))) == ()
 
@@ -200,5 +200,5 @@ def test_a_node_that_was_not_looked_at_is_no_hole() -> None:
 def test_rings_of_a_host_that_nobody_looked_at_are_not_dead(tmp_path: Path) -> None:
     copied(tmp_path, 0, "a", calls=3, at=time.time_ns())
     copied(tmp_path, 1, "b", calls=3, at=time.time_ns())
-    (tmp_path / "attach.json").write_text(json.dumps(capture("a", worker(0, 10)).to_dict()))
+    (tmp_path / "attach.json").write_text(json.dumps(snapshot("a", worker(0, 10)).to_dict()))
     assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, None]

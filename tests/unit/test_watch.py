@@ -12,15 +12,15 @@ import pytest
 from ncclscope.commands.watch import _once
 from ncclscope.model.snapshot import GpuSample
 from ncclscope.readers.ring import cursor as words_module
-from ncclscope.readers.ring.cursor import KEPT, Words
+from ncclscope.readers.ring.cursor import KEPT, RingCursor
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.watch.gpu_load import GpuLoad, all_spin
-from ncclscope.watch.watch import Look, Watcher
-from tests.support.captures import gpus
+from ncclscope.watch.watch import Poll, Watcher
 from tests.support.programs import run_program
 from tests.support.rings import slot, tracer_in
+from tests.support.snapshots import gpus
 
 STALL = 10.0
 
@@ -68,10 +68,10 @@ class Job:
             if done:
                 tracer.complete(position)
 
-    def look(self, seconds: float = 0.1) -> Look:
+    def poll(self, seconds: float = 0.1) -> Poll:
         """Lets time pass, and looks."""
         self.now += seconds
-        return self.watcher.look()
+        return self.watcher.poll()
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def job(rings: Path) -> Job:
     return Job(rings, 2)
 
 
-def verdict_of(look: Look) -> tuple[str, tuple[int, ...]]:
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    return look.verdict.cause.kind, look.verdict.cause.diverging_ranks
+def verdict_of(poll: Poll) -> tuple[str, tuple[int, ...]]:
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    return poll.verdict.cause.kind, poll.verdict.cause.diverging_ranks
 
 
 def test_before_there_is_a_ring_it_waits(tmp_path: Path) -> None:
-    look = Job(tmp_path / "not made yet", 2).look()
+    poll = Job(tmp_path / "not made yet", 2).poll()
 
-    assert (look.status, look.activity, look.verdict) == ("incomplete", "waiting", None)
-    assert not look.changed
+    assert (poll.status, poll.activity, poll.verdict) == ("incomplete", "waiting", None)
+    assert not poll.changed
 
 
 def test_an_engine_that_outlives_its_workers_does_not_hide_what_became_of_them(job: Job) -> None:
@@ -97,48 +97,48 @@ def test_an_engine_that_outlives_its_workers_does_not_hide_what_became_of_them(j
     engine = tracer_in(job.directory, rank=-1, details={"role": "engine"})
     engine.activity("dequeue").begin()
     job.post()
-    assert job.look().activity == "idle"
+    assert job.poll().activity == "idle"
     job.post(0)
     job.post(1, op="all_gather")
-    assert verdict_of(job.look())[0] == "op_mismatch"
+    assert verdict_of(job.poll())[0] == "op_mismatch"
 
     for tracer in job.tracers.values():
         tracer.close()
-    look = job.look(5.0)
+    poll = job.poll(5.0)
 
-    assert (look.activity, look.status) == ("over", "diverged")
-    assert verdict_of(look)[0] == "op_mismatch"
+    assert (poll.activity, poll.status) == ("over", "diverged")
+    assert verdict_of(poll)[0] == "op_mismatch"
 
 
 def test_ranks_may_join_later(job: Job) -> None:
     job.start(0)
     job.post(0)
-    first = job.look()
+    first = job.poll()
     assert (first.status, first.changed, first.news) == ("incomplete", True, False)
 
     job.start(1)
     job.post(1)
-    second = job.look(1.0)
+    second = job.poll(1.0)
     assert (second.status, second.changed) == ("ok", True)
-    assert not job.look().changed
+    assert not job.poll().changed
 
 
 def test_a_difference_is_seen_at_once_though_nobody_waits(job: Job) -> None:
     job.start()
     job.post()
-    assert job.look().status == "ok"
+    assert job.poll().status == "ok"
     job.post(0, shape=(8, 2))
-    assert job.look().status == "ok"  # rank 1 has not come as far
+    assert job.poll().status == "ok"  # rank 1 has not come as far
 
     job.post(1, shape=(9, 2))
-    look = job.look()
+    poll = job.poll()
 
-    assert (look.status, look.changed, look.news) == ("diverged", True, True)
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert look.verdict.cause.kind == "size_mismatch"
-    assert look.verdict.cause.seq == 2
-    again = job.look()
+    assert (poll.status, poll.changed, poll.news) == ("diverged", True, True)
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert poll.verdict.cause.kind == "size_mismatch"
+    assert poll.verdict.cause.seq == 2
+    again = job.poll()
     assert (again.status, again.changed, again.news) == ("diverged", False, False)
 
 
@@ -147,15 +147,15 @@ def test_however_far_the_others_are_ahead(rings: Path, ahead: int) -> None:
     job = Job(rings, 2, capacity=3 * KEPT)
     job.start()
     job.post()
-    job.look()
+    job.poll()
     job.post(0, shape=(7, 2))
     for _ in range(ahead):
         job.post(0)
-    assert job.look().status == "ok"
+    assert job.poll().status == "ok"
 
     job.post(1, shape=(6, 2))
 
-    assert job.look().status == "diverged"
+    assert job.poll().status == "diverged"
 
 
 def test_a_difference_from_before_the_watch_began(job: Job) -> None:
@@ -165,33 +165,33 @@ def test_a_difference_from_before_the_watch_began(job: Job) -> None:
     for _ in range(50):
         job.post()
 
-    look = job.look()
-    assert look.status == "diverged"
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert look.verdict.cause.seq == 1
+    poll = job.poll()
+    assert poll.status == "diverged"
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert poll.verdict.cause.seq == 1
 
 
 def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
     job = Job(rings, 2, capacity=layout.MIN_CAPACITY)
     job.start()
     job.post()
-    job.look()
+    job.poll()
     for _ in range(3000):
         job.post()
-    look = job.look()
-    assert look.status == "ok"
-    assert {words.strands["tp:0/(0, 1)"].seq for words in look.ranks} == {3001}
+    poll = job.poll()
+    assert poll.status == "ok"
+    assert {words.comm_cursors["tp:0/(0, 1)"].seq for words in poll.ranks} == {3001}
 
     job.post(0, shape=(5, 2))
     job.post(1, shape=(6, 2))
-    assert job.look().status == "diverged"
+    assert job.poll().status == "diverged"
 
 
 def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> None:
     job.start()
     job.post()
-    job.look()
+    job.poll()
     job.post(0, shape=(8, 2))
     job.post(1, shape=(9, 2))
     ring = job.tracers[1].ring
@@ -199,89 +199,89 @@ def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> N
     whole = bytes(ring._buffer[place])
     ring._buffer[place] = whole[:40] + bytes(len(whole) - 40)
 
-    look = job.look()
-    assert look.status == "ok"
-    assert [words.head for words in look.ranks] == [2, 1]
+    poll = job.poll()
+    assert poll.status == "ok"
+    assert [words.head for words in poll.ranks] == [2, 1]
 
     ring._buffer[place] = whole
-    assert job.look().status == "diverged"
+    assert job.poll().status == "diverged"
 
 
 def test_an_idle_server_is_no_stall(job: Job) -> None:
     job.start()
     for _ in range(5):
         job.post()
-    job.look()
+    job.poll()
 
-    look = job.look(3600.0)
+    poll = job.poll(3600.0)
 
-    assert (look.status, look.activity, look.changed) == ("ok", "idle", False)
+    assert (poll.status, poll.activity, poll.changed) == ("ok", "idle", False)
 
 
 def test_bursts_and_pauses_change_nothing(job: Job) -> None:
     job.start()
     job.post()
-    job.look()
+    job.poll()
     for _ in range(20):
         for _ in range(30):
             job.post()
-        assert not job.look().changed
-        assert not job.look(11.0).changed
+        assert not job.poll().changed
+        assert not job.poll(11.0).changed
 
 
 def test_a_stall_is_one_after_so_many_seconds(job: Job) -> None:
     job.start()
     job.post()
     job.post(0, done=False)
-    assert job.look().status == "ok"
-    assert job.look(STALL - 1).status == "ok"
+    assert job.poll().status == "ok"
+    assert job.poll(STALL - 1).status == "ok"
 
-    look = job.look(1.5)
+    poll = job.poll(1.5)
 
-    assert (look.status, look.news) == ("hung", True)
-    assert verdict_of(look) == ("not_joined", ())
-    assert look.activity == "running"  # inside of a call is not idle
+    assert (poll.status, poll.news) == ("hung", True)
+    assert verdict_of(poll) == ("not_joined", ())
+    assert poll.activity == "running"  # inside of a call is not idle
 
 
 def test_and_none_any_more_when_it_moves_on(job: Job) -> None:
     job.start()
     job.post()
     job.post(0, done=False)
-    job.look()
-    assert job.look(STALL + 1).status == "hung"
+    job.poll()
+    assert job.poll(STALL + 1).status == "hung"
 
     job.post(1)
     job.tracers[0].complete(1)
-    look = job.look(3.0)
+    poll = job.poll(3.0)
 
-    assert (look.status, look.changed, look.news) == ("ok", True, False)
+    assert (poll.status, poll.changed, poll.news) == ("ok", True, False)
 
 
 def test_all_in_one_call_that_does_not_come_to_its_end(job: Job) -> None:
     job.start()
     job.post()
     job.post(done=False)
-    job.look()
+    job.poll()
 
-    look = job.look(STALL + 1)
+    poll = job.poll(STALL + 1)
 
-    assert look.status == "hung"
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert look.verdict.cause.kind == "stalled"
+    assert poll.status == "hung"
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert poll.verdict.cause.kind == "stalled"
 
 
 def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> None:
     job.start()
     for _ in range(4):
         job.post(done=False, backend="nccl")
-    job.look()
+    job.poll()
 
-    assert job.look(3600.0).status == "unknown"
+    assert job.poll(3600.0).status == "unknown"
 
     job.post(0, done=False, backend="nccl")
-    job.look()
-    assert verdict_of(job.look(STALL + 1)) == ("not_joined", ())
+    job.poll()
+    assert verdict_of(job.poll(STALL + 1)) == ("not_joined", ())
 
 
 def test_an_order_swap_where_completion_is_not_told_is_found_when_nothing_moves(
@@ -299,47 +299,47 @@ def test_an_order_swap_where_completion_is_not_told_is_found_when_nothing_moves(
     for _ in range(3):
         post(*range(4), comm="world")
         post(*range(4), comm="tp:0")
-    job.look()
-    assert job.look(STALL + 1).status == "unknown"
+    job.poll()
+    assert job.poll(STALL + 1).status == "unknown"
 
     post(0, 1, 2, comm="world")
     post(*range(4), comm="tp:0")
     post(3, comm="world")
-    assert not job.look().in_trouble
-    look = job.look(STALL + 1)
+    assert not job.poll().in_trouble
+    poll = job.poll(STALL + 1)
 
-    assert verdict_of(look) == ("order_cycle", (3,))
-    assert (look.status, look.news) == ("hung", True)
+    assert verdict_of(poll) == ("order_cycle", (3,))
+    assert (poll.status, poll.news) == ("hung", True)
 
 
 def test_a_barrier_that_has_completed_does_not_make_the_next_call_one_that_hangs(job: Job) -> None:
     job.start()
     job.post(op="barrier", backend="nccl")
     job.post(done=False, backend="nccl")
-    job.look()
+    job.poll()
 
-    look = job.look(STALL + 1)
+    poll = job.poll(STALL + 1)
 
-    assert (look.status, look.activity, look.stuck) == ("unknown", "idle", frozenset())
+    assert (poll.status, poll.activity, poll.stuck) == ("unknown", "idle", frozenset())
 
 
 def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job) -> None:
     job.start()
     job.post(done=False, backend="nccl")
     job.use = (100, 100)
-    assert job.look().status == "ok"
-    assert job.look(STALL - 1).status == "ok"
+    assert job.poll().status == "ok"
+    assert job.poll(STALL - 1).status == "ok"
     assert job.samples == 0
-    assert job.look(2.0).status == "unknown"
-    assert job.look(1.0).status == "unknown"
+    assert job.poll(2.0).status == "unknown"
+    assert job.poll(1.0).status == "unknown"
 
-    look = job.look(1.5)
+    poll = job.poll(1.5)
 
-    assert (look.status, look.news, verdict_of(look)) == ("hung", True, ("stalled", ()))
+    assert (poll.status, poll.news, verdict_of(poll)) == ("hung", True, ("stalled", ()))
     assert job.samples == 2
     job.post(done=False, backend="nccl")
-    assert job.look(2.0).status == "ok"
-    assert job.look(30.0).status == "unknown"
+    assert job.poll(2.0).status == "ok"
+    assert job.poll(30.0).status == "unknown"
 
 
 def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
@@ -349,7 +349,7 @@ def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
     job.post(done=False, backend="nccl")
     job.use = (100, 100)
     job.now += 60.0
-    monkeypatch.setattr(time, "sleep", job.look)  # the watcher's clock goes on meanwhile
+    monkeypatch.setattr(time, "sleep", job.poll)  # the watcher's clock goes on meanwhile
     arguments = argparse.Namespace(json=False, textfile=None)
 
     assert _once(job.watcher, arguments) == 1
@@ -363,9 +363,9 @@ def test_engines_that_have_no_gpu_are_not_asked_for_one(job: Job) -> None:
     job.post(done=False, backend="nccl")
     job.use = (100, 100)
     for seconds in (0.1, 40.0, 2.5):
-        look = job.look(seconds)
+        poll = job.poll(seconds)
 
-    assert verdict_of(look) == ("stalled", ())
+    assert verdict_of(poll) == ("stalled", ())
 
 
 @pytest.mark.parametrize("use", [(100, 0), (0, 0), (100,), ()])
@@ -374,10 +374,10 @@ def test_other_gpus_do_not(job: Job, use: tuple[int, ...]) -> None:
     job.post(done=False, backend="nccl")
     job.use = use
 
-    looks = [job.look(11.0) for _ in range(10)]
+    polls = [job.poll(11.0) for _ in range(10)]
 
-    assert {look.status for look in looks} == {"unknown"}
-    assert not any(look.in_trouble for look in looks)
+    assert {poll.status for poll in polls} == {"unknown"}
+    assert not any(poll.in_trouble for poll in polls)
 
 
 def test_gpus_are_not_looked_at_where_calls_are_known_to_have_completed(job: Job) -> None:
@@ -385,7 +385,7 @@ def test_gpus_are_not_looked_at_where_calls_are_known_to_have_completed(job: Job
     job.post()
     job.use = (100, 100)
 
-    assert {job.look(11.0).status for _ in range(10)} == {"unknown"}
+    assert {job.poll(11.0).status for _ in range(10)} == {"unknown"}
     assert job.samples == 0
 
 
@@ -406,19 +406,19 @@ def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
     job.post(comm="world")
     for members in ((0, 1), (2, 3)):
         job.post(members=members)
-    job.look()
+    job.poll()
     job.post(0, members=(0, 1), done=False)
     status = "ok"
     for _ in range(int(STALL) + 3):
         job.post(members=(2, 3))
         job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each look
-        look = job.look(1.0)
-        status = look.status
+        poll = job.poll(1.0)
+        status = poll.status
         job.post(3, members=(2, 3))
         job.tracers[2].complete(job.tracers[2].ring.position - 1)
 
     assert status == "hung"
-    assert verdict_of(look) == ("not_joined", (1,))
+    assert verdict_of(poll) == ("not_joined", (1,))
 
 
 def test_the_order_inside_a_group_is_no_alarm_and_what_comes_after_is(job: Job) -> None:
@@ -428,34 +428,34 @@ def test_the_order_inside_a_group_is_no_alarm_and_what_comes_after_is(job: Job) 
         scope.enter_group()
         for rows in order:
             job.post(rank, shape=(rows, 2))
-            assert job.look().status == "ok"  # also while the group is under way
+            assert job.poll().status == "ok"  # also while the group is under way
         scope.leave_group()
     for _ in range(30):
         job.post()
-        assert job.look().status == "ok"
+        assert job.poll().status == "ok"
 
     job.post(0, shape=(5, 2))
     job.post(1, shape=(6, 2))
-    assert job.look().status == "diverged"
+    assert job.poll().status == "diverged"
 
 
 def test_other_calls_in_a_group_are_one(job: Job) -> None:
     job.start()
     job.post()
-    job.look()
+    job.poll()
     for rank, order in ((0, (3, 4)), (1, (4, 5))):
         scope.enter_group()
         for rows in order:
             job.post(rank, shape=(rows, 2), done=False)
         scope.leave_group()
-    assert not job.look().in_trouble
+    assert not job.poll().in_trouble
 
-    assert job.look(1.5).status == "diverged"
+    assert job.poll(1.5).status == "diverged"
 
 
 GONE = """
 import os, sys
-from tests.support.captures import gpus
+from tests.support.snapshots import gpus
 from tests.support.rings import tracer_in
 for rank in (0, 1):
     tracer = tracer_in(sys.argv[1], rank=rank, world_size=2)
@@ -468,46 +468,46 @@ os._exit(0)
 
 def test_what_an_earlier_job_left_is_not_taken_for_this_one(rings: Path, job: Job) -> None:
     assert run_program(GONE, rings).returncode == 0
-    assert (job.look().status, job.look().activity) == ("incomplete", "over")
+    assert (job.poll().status, job.poll().activity) == ("incomplete", "over")
 
     job.start()
     for _ in range(12):
         job.post()
-    look = job.look(1.0)
+    poll = job.poll(1.0)
 
-    assert (look.status, look.activity) == ("ok", "idle")
-    assert len(look.ranks) == 2
+    assert (poll.status, poll.activity) == ("ok", "idle")
+    assert len(poll.ranks) == 2
 
 
 def test_a_job_that_ended_in_order(job: Job) -> None:
     job.start()
     for _ in range(3):
         job.post()
-    assert job.look().status == "ok"
+    assert job.poll().status == "ok"
     for tracer in job.tracers.values():
         tracer.close()
 
-    look = job.look(1.5)
+    poll = job.poll(1.5)
 
-    assert (look.status, look.activity) == ("ok", "over")
+    assert (poll.status, poll.activity) == ("ok", "over")
 
 
 def test_workers_that_are_started_anew_after_a_divergence(job: Job) -> None:
     job.start()
     job.post(0)
     job.post(1, shape=(9, 9))
-    assert job.look().status == "diverged"
+    assert job.poll().status == "diverged"
     for tracer in job.tracers.values():
         tracer.close()
-    assert job.look(1.5).status == "diverged"  # what it was stays said
+    assert job.poll(1.5).status == "diverged"  # what it was stays said
 
     time.sleep(0.002)  # names of rings tell milliseconds apart
     job.start()
     job.post()
-    look = job.look(1.5)
+    poll = job.poll(1.5)
 
-    assert (look.status, look.changed, look.news) == ("ok", True, False)
-    assert len(look.ranks) == 2
+    assert (poll.status, poll.changed, poll.news) == ("ok", True, False)
+    assert len(poll.ranks) == 2
 
 
 def test_a_file_that_is_no_ring_is_noted_and_passed_over(job: Job) -> None:
@@ -515,7 +515,7 @@ def test_a_file_that_is_no_ring_is_noted_and_passed_over(job: Job) -> None:
     job.start()
     job.post()
 
-    assert job.look().status == "ok"
+    assert job.poll().status == "ok"
     assert "foreign.ring" in job.watcher.notes[0]
 
 
@@ -524,7 +524,7 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
 ) -> None:
     job.start()
     job.post()
-    job.look()
+    job.poll()
 
     def search(*_: object) -> None:
         raise AssertionError("the ring was searched")
@@ -532,29 +532,34 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
     monkeypatch.setattr(words_module, "RingLog", search)
     for _ in range(200):
         job.post(0)
-    job.look()
+    job.poll()
     for _ in range(200):
         job.post(1)
-        assert job.look().status == "ok"
+        assert job.poll().status == "ok"
 
 
 def test_words_follow_a_ring(rings: Path) -> None:
     tracer = tracer_in(rings, rank=3, world_size=4)
-    words = Words(Path(tracer.path))
-    assert (words.rank, words.head, words.strands) == (3, 0, {})
+    words = RingCursor(Path(tracer.path))
+    assert (words.rank, words.head, words.comm_cursors) == (3, 0, {})
 
     comm = tracer.communicator("k", "tp:0", [2, 3])
     position = tracer.record(comm, "all_reduce", shape=(4,), dtype="int8")
     tracer.record(comm, "send", shape=(4,), peer=0)
-    assert words.look(1.0)
-    strand = words.strands["k"]
-    assert (strand.seq, strand.hash, strand.p2p, strand.tells) == (1, comm.channel.hash, 1, False)
-    assert not words.look(2.0)
+    assert words.poll(1.0)
+    comm_cursor = words.comm_cursors["k"]
+    assert (comm_cursor.seq, comm_cursor.hash, comm_cursor.p2p, comm_cursor.tells) == (
+        1,
+        comm.channel.hash,
+        1,
+        False,
+    )
+    assert not words.poll(2.0)
     assert words.moved_at == 1.0
 
     tracer.complete(position)
-    assert words.look(3.0)
-    assert strand.tells
+    assert words.poll(3.0)
+    assert comm_cursor.tells
     last = words.last("k")
     assert last is not None
     assert (last.op, last.shape, last.state) == ("all_reduce", (4,), 2)

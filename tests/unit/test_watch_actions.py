@@ -16,10 +16,10 @@ import pytest
 
 from ncclscope import open_run, procfs
 from ncclscope.errors import UsageError
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.actions import Actions, keep_bundle, kill
 from ncclscope.watch.textfile import metrics_text, write_textfile
-from ncclscope.watch.watch import Look, Watcher
+from ncclscope.watch.watch import Poll, Watcher
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
 
@@ -50,18 +50,18 @@ def worker(rings: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def look(rings: Path) -> Look:
+def poll(rings: Path) -> Poll:
     """Two ranks that have parted."""
     for rank in (0, 1):
         tracer = tracer_in(rings, rank=rank, world_size=2)
         comm = tracer.communicator("k", 'tp:0"\n\\', [0, 1])
         tracer.record(comm, "all_reduce", shape=(4 + rank,), dtype="int8", site="f.py:1 f")
         tracer.record(comm, "send", shape=(4,), peer=1 - rank)
-    return Watcher(rings).look()
+    return Watcher(rings).poll()
 
 
-def words_in(directory: Path) -> list[Words]:
-    return [Words(path) for path in sorted(directory.glob("*.ring"))]
+def words_in(directory: Path) -> list[RingCursor]:
+    return [RingCursor(path) for path in sorted(directory.glob("*.ring"))]
 
 
 def test_a_worker_is_killed(rings: Path, worker: subprocess.Popen[str]) -> None:
@@ -112,11 +112,11 @@ def test_neither_ourselves_nor_nobody_is_killed(rings: Path) -> None:
     assert kill(words_in(rings)) == ()
 
 
-def test_a_bundle_holds_rings_and_verdict(look: Look, tmp_path: Path) -> None:
-    assert look.verdict is not None
-    bundle = keep_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
-    look.ranks[0].path.unlink()
-    second = keep_bundle(tmp_path / "new" / "bundles", look.ranks, look.verdict)
+def test_a_bundle_holds_rings_and_verdict(poll: Poll, tmp_path: Path) -> None:
+    assert poll.verdict is not None
+    bundle = keep_bundle(tmp_path / "new" / "bundles", poll.ranks, poll.verdict)
+    poll.ranks[0].path.unlink()
+    second = keep_bundle(tmp_path / "new" / "bundles", poll.ranks, poll.verdict)
 
     assert bundle != second
     assert bundle.name.endswith("-size_mismatch")
@@ -127,11 +127,11 @@ def test_a_bundle_holds_rings_and_verdict(look: Look, tmp_path: Path) -> None:
     assert document["verdict"]["kind"] == "size_mismatch"
 
 
-def test_a_command_is_told_all_about_it(look: Look, tmp_path: Path) -> None:
+def test_a_command_is_told_all_about_it(poll: Poll, tmp_path: Path) -> None:
     said = tmp_path / "said"
     command = f'cat > {said}; echo "$NCCLSCOPE_STATUS $NCCLSCOPE_KIND $NCCLSCOPE_BUNDLE" >> {said}'
 
-    done = Actions(tmp_path / "bundles", command).act(look)
+    done = Actions(tmp_path / "bundles", command).act(poll)
 
     document, line = _split(said.read_text())
     assert json.loads(document)["status"] == "diverged"
@@ -144,10 +144,10 @@ def _split(text: str) -> tuple[str, str]:
     return document + "}", line.strip()
 
 
-def test_what_fails_is_said_and_the_rest_is_done(look: Look, tmp_path: Path) -> None:
+def test_what_fails_is_said_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    done = Actions(tmp_path / "file" / "bundles", "exit 3", kill=True).act(look)
+    done = Actions(tmp_path / "file" / "bundles", "exit 3", kill=True).act(poll)
 
     assert done.bundle is None
     assert "no bundle could be written" in done.said[0]
@@ -159,9 +159,9 @@ def test_what_fails_is_said_and_the_rest_is_done(look: Look, tmp_path: Path) -> 
 LINE = re.compile(r'([a-z0-9_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
 
 
-def test_the_text_is_what_prometheus_reads(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_what_prometheus_reads(poll: Poll, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    text = metrics_text(look, troubles=1, now=1_700_000_123.0)
+    text = metrics_text(poll, troubles=1, now=1_700_000_123.0)
 
     assert text.endswith("\n")
     typed, samples = {}, {}
@@ -190,23 +190,23 @@ def test_the_text_is_what_prometheus_reads(look: Look, monkeypatch: pytest.Monke
     assert all(value == 1 for key, value in samples.items() if key[0].endswith("p2p_calls_total"))
 
 
-def test_the_file_is_replaced_and_never_half_written(look: Look, tmp_path: Path) -> None:
+def test_the_file_is_replaced_and_never_half_written(poll: Poll, tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
-    write_textfile(path, look, troubles=0, now=1.0)
+    write_textfile(path, poll, troubles=0, now=1.0)
     with path.open() as old:
-        write_textfile(path, look, troubles=9, now=2.0)
+        write_textfile(path, poll, troubles=9, now=2.0)
         assert "ncclscope_troubles_total" in old.read()  # whole, and not touched
 
     assert os.listdir(tmp_path) == ["job.prom"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert re.search(r"^ncclscope_troubles_total\{.*\} 9$", path.read_text(), re.M)
     with pytest.raises(OSError, match=r"job\.prom"):
-        write_textfile(tmp_path / "absent" / "job.prom", look, troubles=0, now=1.0)
+        write_textfile(tmp_path / "absent" / "job.prom", poll, troubles=0, now=1.0)
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_exist(look: Look) -> None:
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(poll: Poll) -> None:
     board = json.loads((ROOT / "examples" / "grafana" / "dashboard.json").read_text())
-    text = metrics_text(look, troubles=1, now=1.0)
+    text = metrics_text(poll, troubles=1, now=1.0)
     known = set(re.findall(r"^# TYPE (\S+)", text, re.M)) | {"ncclscope_in_call"}
     labels = set(re.findall(r'([a-z_]+)="', text)) | {"collective"}
 

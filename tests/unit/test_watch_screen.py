@@ -8,13 +8,13 @@ import pytest
 
 from ncclscope.render.console.plain import plain_text
 from ncclscope.render.console.watch import one_line, render_look
-from ncclscope.watch.watch import Look, Watcher
+from ncclscope.watch.watch import Poll, Watcher
 from tests.support.rings import tracer_in
 
 RANKS = 24
 
 
-def look_at(directory: Path, *, odd: int | None = None, late: int | None = None) -> Look:
+def look_at(directory: Path, *, odd: int | None = None, late: int | None = None) -> Poll:
     for rank in range(RANKS):
         tracer = tracer_in(directory, rank=rank, world_size=RANKS)
         comm = tracer.communicator("k", "tp:0", range(RANKS), "gloo")
@@ -25,26 +25,26 @@ def look_at(directory: Path, *, odd: int | None = None, late: int | None = None)
             position = tracer.record(comm, "all_reduce", shape=shape, dtype="int8", site="f.py:1 f")
             if number < 4:
                 tracer.complete(position)
-    return Watcher(directory).look()
+    return Watcher(directory).poll()
 
 
 def test_before_anything_is_there(tmp_path: Path) -> None:
-    look = Watcher(tmp_path).look()
+    poll = Watcher(tmp_path).poll()
 
-    assert plain_text(render_look(look, 80, source="DIR")).split() == (
+    assert plain_text(render_look(poll, 80, source="DIR")).split() == (
         ["WAITING", "for", "a", "ring", "to", "appear", "DIR"]
     )
 
 
 def test_a_job_in_order(rings: Path) -> None:
-    look = look_at(rings)
+    poll = look_at(rings)
 
-    screen = plain_text(render_look(look, 100, source="DIR"), 100)
+    screen = plain_text(render_look(poll, 100, source="DIR"), 100)
 
     assert screen.startswith("OK 24 of 24 ranks, running  DIR")
     assert screen.count("all_reduce [4,2] in it") == RANKS
     assert "ncclscope diagnose" not in screen
-    assert one_line(look) == "ok: 24 ranks, running"
+    assert one_line(poll) == "ok: 24 ranks, running"
 
 
 def test_a_rank_that_is_behind(rings: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_rank_that_is_behind(rings: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_low_terminal_shows_who_matters(rings: Path, width: int) -> None:
-    look = look_at(rings, odd=17, late=20)
+    poll = look_at(rings, odd=17, late=20)
 
-    screen = plain_text(render_look(look, width, height=20, source="DIR"), width)
+    screen = plain_text(render_look(poll, width, height=20, source="DIR"), width)
 
     lines = screen.splitlines()
     assert len(lines) <= 20
@@ -66,4 +66,4 @@ def test_a_low_terminal_shows_who_matters(rings: Path, width: int) -> None:
     assert {"17", "20"} <= set(shown)
     assert f"and {RANKS - len(shown)} ranks more" in screen
     assert "ncclscope diagnose DIR" in screen
-    assert one_line(look).startswith("diverged: Rank 17 ")
+    assert one_line(poll).startswith("diverged: Rank 17 ")

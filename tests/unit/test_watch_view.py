@@ -12,8 +12,8 @@ from ncclscope import open_run
 from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.picture import Picture
+from ncclscope.render.tui.progress import comm_standings, rank_standings
 from ncclscope.render.tui.recent import RecentCalls
-from ncclscope.render.tui.standing import comm_standings, rank_standings
 from tests.unit.test_watch import STALL, Job
 
 
@@ -30,7 +30,7 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     events = Events(wall=lambda: 0.0)
     job.start()
     job.post()
-    events.note(job.look())
+    events.note(job.poll())
     position = {
         rank: job.tracers[rank].record(
             job.tracers[rank].communicator("tp:0/(0, 1, 2)", "tp:0", range(3), "gloo"),
@@ -38,8 +38,8 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
         )
         for rank in (0, 2)
     }
-    events.note(job.look())
-    events.note(job.look(STALL + 1))
+    events.note(job.poll())
+    events.note(job.poll(STALL + 1))
     assert said(events)[:2] == [
         "ranks 0-2 appeared",
         "ranks 0 2 stalled: inside of a call for 11 s",
@@ -49,7 +49,7 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     job.post(1, op="barrier", shape=None, dtype=None, redop=None, site=None)
     for rank, done in position.items():
         job.tracers[rank].complete(done)
-    events.note(job.look(5.0))
+    events.note(job.poll(5.0))
 
     assert said(events)[3:] == [
         "ranks 0 2 resumed after 16 s",
@@ -62,13 +62,13 @@ def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
     job.start()
     job.post()
     for _ in range(3):
-        events.note(job.look())
+        events.note(job.poll())
     job.tracers[1].close()
-    events.note(job.look(2.0))
+    events.note(job.poll(2.0))
     job.tracers[0].close()
     job.tracers[2].close()
     for _ in range(3):
-        events.note(job.look(2.0))
+        events.note(job.poll(2.0))
 
     assert [text for text in said(events) if "ended" in text] == [
         f"rank 1 ended in order, pid {os.getpid()}",
@@ -83,7 +83,7 @@ def test_what_was_over_before_is_said_so(job: Job) -> None:
     for tracer in job.tracers.values():
         tracer.close()
     events = Events(wall=lambda: 0.0)
-    events.note(job.look())
+    events.note(job.poll())
 
     assert said(events) == ["ranks 0-2 had ended before this watch began"]
 
@@ -92,18 +92,18 @@ def test_marks_say_who_is_behind_and_who_stands(job: Job) -> None:
     job.start()
     job.post()
     job.post(0, 2, done=False)
-    look = job.look()
-    assert [one.mark for one in rank_standings(look)] == ["", "", ""]
+    poll = job.poll()
+    assert [one.mark for one in rank_standings(poll)] == ["", "", ""]
 
-    look = job.look(2.0)
-    assert [(one.mark, one.lag) for one in rank_standings(look)] == [("", 0), ("<", 1), ("", 0)]
-    (comm,) = comm_standings(look, time.time() + 2.0)
+    poll = job.poll(2.0)
+    assert [(one.mark, one.lag) for one in rank_standings(poll)] == [("", 0), ("<", 1), ("", 0)]
+    (comm,) = comm_standings(poll, time.time() + 2.0)
     assert (comm.mark, comm.lags, comm.inside, comm.calls) == ("<", {1: 1}, (0, 2), 2)
 
-    look = job.look(STALL)
-    assert [one.mark for one in rank_standings(look)] == ["*", "!", "*"]
-    assert [one.is_inside for one in rank_standings(look)] == [True, False, True]
-    assert comm_standings(look, 0.0)[0].mark == "!"
+    poll = job.poll(STALL)
+    assert [one.mark for one in rank_standings(poll)] == ["*", "!", "*"]
+    assert [one.is_inside for one in rank_standings(poll)] == [True, False, True]
+    assert comm_standings(poll, 0.0)[0].mark == "!"
 
 
 def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
@@ -115,10 +115,10 @@ def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
     job.post(0, 2, comm="world")
     job.post(1)
 
-    look = job.look(2.0)
+    poll = job.poll(2.0)
 
-    standing = rank_standings(look)[1]
-    assert standing.words.strands[standing.key].comm.label == "world"
+    standing = rank_standings(poll)[1]
+    assert standing.words.comm_cursors[standing.key].comm.label == "world"
     assert standing.lag == 2
 
 
@@ -126,9 +126,9 @@ def test_last_calls_are_those_that_were_recorded(job: Job) -> None:
     job.start()
     for number in range(300):
         job.post(comm="tp:0" if number % 100 else "world", shape=(number, 2))
-    look = job.look()
+    poll = job.poll()
     recorded = open_run(job.directory).by_rank[1]
-    words = look.ranks[1]
+    words = poll.ranks[1]
 
     for key, log in recorded.logs.items():
         assert [call.seq for call in words.newest(10, key)] == [
@@ -146,7 +146,7 @@ def test_rings_are_read_when_somebody_looks_and_something_is_new(
     job.start()
     job.post()
     picture = Picture("DIR", Events())
-    words = job.look().ranks[0]
+    words = job.poll().ranks[0]
     read = []
     newest = type(words).newest
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def test_rings_are_read_when_somebody_looks_and_something_is_new(
     )
 
     def draw(seconds: float) -> str:
-        lines = picture.lines(job.look(seconds), 80, 24, 0.0)
+        lines = picture.lines(job.poll(seconds), 80, 24, 0.0)
         return "\n".join("".join(text for text, _ in line) for line in lines)
 
     for _ in range(3):
@@ -177,16 +177,16 @@ def test_every_picture_fits_the_terminal(job: Job) -> None:
         job.post(comm=f"a name that is rather long {number % 7}")
     job.post(odd := 1, shape=(9, 9))
     job.post(0, 2)
-    look = job.look()
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert odd in look.verdict.cause.diverging_ranks
+    poll = job.poll()
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert odd in poll.verdict.cause.diverging_ranks
     for has_keys in (True, False):
         picture = Picture("/a/directory/with/a/long/name", Events(), has_keys=has_keys)
         for width, height in ((80, 24), (200, 50), (20, 4), (40, 10), (132, 43), (500, 200)):
             for key in ("enter", "d", "l", "?", "tab", "f", "f", "s", "b", "space", "n"):
                 picture.press(key)
-                assert len(picture.lines(look, width, height, 0.0)) == height
+                assert len(picture.lines(poll, width, height, 0.0)) == height
 
 
 def test_a_choice_stays_where_the_order_changes() -> None:
@@ -208,16 +208,16 @@ def test_a_choice_stays_where_the_order_changes() -> None:
 
 
 def test_how_long_a_job_has_been_over(job: Job) -> None:
-    assert job.look().over_for is None
+    assert job.poll().over_for is None
     job.start()
     job.post()
-    assert job.look(1.0).over_for is None
+    assert job.poll(1.0).over_for is None
     for tracer in job.tracers.values():
         tracer.close()
 
-    assert job.look(2.0).over_for == 0
-    assert job.look(3.0).over_for == pytest.approx(3.0)
+    assert job.poll(2.0).over_for == 0
+    assert job.poll(3.0).over_for == pytest.approx(3.0)
 
     job.tracers.clear()
     job.start()
-    assert job.look(2.0).over_for is None
+    assert job.poll(2.0).over_for is None

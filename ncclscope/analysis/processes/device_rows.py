@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text, replay_text
 from ncclscope.model import Call, Communicator, Finding, Rank, Run
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 
 __all__ = ["DeviceRow", "describe_device", "device_notes", "device_rows"]
 
@@ -28,23 +28,23 @@ class DeviceRow:
 
     ranks: tuple[int, ...]
     comm: Communicator
-    stand: DeviceStand
+    pending: DeviceProgress
     call: Call | None
 
     @property
     def words(self) -> str:
         """Where they are, in a few words."""
-        stand = self.stand
-        if stand.unknown:
-            return f"not known: {stand.unknown}"
-        if stand.at is None:
+        pending = self.pending
+        if pending.unknown:
+            return f"not known: {pending.unknown}"
+        if pending.at is None:
             return "all finished"
-        place = f"call {stand.at}" if self.call is None else _call_words(self.call)
-        if stand.is_inside is False:
+        place = f"call {pending.at}" if self.call is None else _call_words(self.call)
+        if pending.is_inside is False:
             return f"before {place}, not entered"
-        if stand.at > stand.handed_over:
+        if pending.at > pending.handed_over:
             return f"{place}, being posted"
-        return f"in {place}" if stand.is_inside else f"in or before {place}"
+        return f"in {place}" if pending.is_inside else f"in or before {place}"
 
 
 def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
@@ -56,24 +56,30 @@ def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
     """
     groups: dict[object, list[Rank]] = {}
     for rank in run.ranks:
-        for own, stand in rank.device.items():
-            if key in (None, own) and stand.posted:
-                call = _call(rank, own, stand)
-                is_handed_over = stand.at is None or stand.at <= stand.handed_over
-                alike = stand.posted, stand.finished, stand.entered, stand.unknown, is_handed_over
+        for own, pending in rank.device.items():
+            if key in (None, own) and pending.posted:
+                call = _call(rank, own, pending)
+                is_handed_over = pending.at is None or pending.at <= pending.handed_over
+                alike = (
+                    pending.posted,
+                    pending.finished,
+                    pending.entered,
+                    pending.unknown,
+                    is_handed_over,
+                )
                 # One rank may have cut into pieces what another captured as a whole.
                 what = None if call is None else (call.signature, call.graph, call.replay)
                 groups.setdefault((own, alike, what), []).append(rank)
     rows = []
     for where, ranks in groups.items():
         assert isinstance(where, tuple)
-        stand = ranks[0].device[where[0]]
+        pending = ranks[0].device[where[0]]
         rows.append(
             DeviceRow(
                 tuple(rank.rank for rank in ranks),
                 run.communicators[where[0]],
-                stand,
-                _call(ranks[0], where[0], stand),
+                pending,
+                _call(ranks[0], where[0], pending),
             )
         )
     return sorted(rows, key=lambda row: (row.comm.label, row.comm.key, row.ranks))
@@ -85,23 +91,23 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
         return
     rows = device_rows(run, cause.comm.key)
     for row in rows[:_SHOWN]:
-        stand = row.stand
+        pending = row.pending
         who = f"on the device of {ranks_text(row.ranks)}"
         where = comm_text(row.comm)
-        if stand.unknown:
-            yield f"how far {who.removeprefix('on ')} is on {where} is not known {stand.unknown}"
+        if pending.unknown:
+            yield f"how far {who.removeprefix('on ')} is on {where} is not known {pending.unknown}"
             continue
-        told = f"{who}, {stand.finished} of {stand.posted} calls on {where} have finished"
+        told = f"{who}, {pending.finished} of {pending.posted} calls on {where} have finished"
         told += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
-        if stand.at is None:
+        if pending.at is None:
             yield told
             continue
-        place = f"call {stand.at}" if row.call is None else _call_words(row.call)
-        if stand.is_inside:
+        place = f"call {pending.at}" if row.call is None else _call_words(row.call)
+        if pending.is_inside:
             yield f"{told}; {place}, is entered and not finished"
-        elif stand.is_inside is False:
+        elif pending.is_inside is False:
             yield f"{told}; {place}, is not entered: the stream is behind other work"
-        elif stand.at > stand.handed_over:
+        elif pending.at > pending.handed_over:
             yield f"{told}; {place}, is not known to have been handed over"
         else:
             yield f"{told}; the next is {place}"
@@ -132,11 +138,11 @@ def _age(ranks: Sequence[Rank], key: str) -> str:
     return f", the last about {least:.0f} s before the last sign of life"
 
 
-def _call(rank: Rank, key: str, stand: DeviceStand) -> Call | None:
+def _call(rank: Rank, key: str, pending: DeviceProgress) -> Call | None:
     log = rank.logs.get(key)
-    if log is None or stand.at is None or not log.first <= stand.at <= log.calls:
+    if log is None or pending.at is None or not log.first <= pending.at <= log.calls:
         return None
-    return log.call(stand.at)
+    return log.call(pending.at)
 
 
 def _call_words(call: Call) -> str:

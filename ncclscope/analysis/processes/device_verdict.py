@@ -9,7 +9,7 @@ from functools import partial
 
 from ncclscope.analysis.processes.ras_counts import changes, global_rank
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.model.snapshot import Capture, GpuSample, RasComm, RasRank, Worker
+from ncclscope.model.snapshot import GpuSample, RasComm, RasRank, Snapshot, Worker
 
 __all__ = [
     "ALONE_SECONDS",
@@ -63,15 +63,15 @@ def gpu_of(worker: Worker, sample: Sequence[GpuSample]) -> int | None:
     return int(device) if device.isdecimal() and int(device[:6]) in indices else None
 
 
-def gpu_conditions(capture: Capture) -> dict[int, str]:
+def gpu_conditions(snapshot: Snapshot) -> dict[int, str]:
     """Returns what the GPU of each rank did at both looks, where that is known.
 
     Returns:
         By rank: ``spins``, when kernels ran and touched no memory; ``idle``; else ``works``.
     """
-    by_index = [{gpu.index: gpu for gpu in sample} for sample in capture.gpus]
+    by_index = [{gpu.index: gpu for gpu in sample} for sample in snapshot.gpus]
     found = {}
-    for rank, device in _devices(capture).items():
+    for rank, device in _devices(snapshot).items():
         samples = [s[device] for s in by_index if device is not None and device in s]
         if samples:
             idle = all(map(_idles, samples))
@@ -79,24 +79,24 @@ def gpu_conditions(capture: Capture) -> dict[int, str]:
     return found
 
 
-def _devices(capture: Capture) -> dict[int, int | None]:
-    sample = capture.gpus[-1] if capture.gpus else ()
-    return {worker.rank: gpu_of(worker, sample) for worker in capture.workers}
+def _devices(snapshot: Snapshot) -> dict[int, int | None]:
+    sample = snapshot.gpus[-1] if snapshot.gpus else ()
+    return {worker.rank: gpu_of(worker, sample) for worker in snapshot.workers}
 
 
-def hear_gpus(capture: Capture) -> Testimony | None:
+def hear_gpus(snapshot: Snapshot) -> Testimony | None:
     """Looks for the signature of a collective that waits: kernels run, and no memory is used."""
-    if not capture.gpus or not capture.gpus[0]:
+    if not snapshot.gpus or not snapshot.gpus[0]:
         return None
-    devices = _devices(capture)
-    conditions = gpu_conditions(capture)
+    devices = _devices(snapshot)
+    conditions = gpu_conditions(snapshot)
     if not conditions:
-        return _without_ranks(capture.gpus[-1])
+        return _without_ranks(snapshot.gpus[-1])
     spinning, idle, other = (
         [rank for rank, found in conditions.items() if found == condition]
         for condition in ("spins", "idle", "works")
     )
-    last = {gpu.index: gpu for gpu in capture.gpus[-1]}
+    last = {gpu.index: gpu for gpu in snapshot.gpus[-1]}
 
     def figures(ranks: Iterable[int]) -> str:
         return _figures([last[device] for r in ranks if (device := devices[r]) is not None])
@@ -155,16 +155,16 @@ def _numbers(indices: Sequence[int]) -> str:
     return f"number {' '.join(map(str, indices))}" if indices else "none"
 
 
-def hear_ras(capture: Capture) -> Testimony | None:
+def hear_ras(snapshot: Snapshot) -> Testimony | None:
     """Reads what RAS reports: ranks without an answer, errors, and counts that differ."""
-    answer = capture.ras
+    answer = snapshot.ras
     if answer is None:
         return None
     said: list[str] = []
     gone: set[int] = set()
     apart: set[int] = set()
     for comm in answer.comms:
-        named = partial(global_rank, capture, comm)
+        named = partial(global_rank, snapshot, comm)
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
@@ -176,7 +176,7 @@ def hear_ras(capture: Capture) -> Testimony | None:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
             word = "reports" if len(bad) == 1 else "report"
             said.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
-        if changes(capture, comm):
+        if changes(snapshot, comm):
             continue  # calls are being launched, and some ranks are asked earlier than others
         for function, odd, text in _differences(comm):
             numbers = [n for rank in odd if (n := named(rank)) is not None]

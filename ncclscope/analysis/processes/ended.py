@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclscope.analysis.processes.judgement import Judgement, unless_late
-from ncclscope.analysis.processes.motion import Stance
+from ncclscope.analysis.processes.motion import Motion
 from ncclscope.analysis.processes.stack_classes import classify
 from ncclscope.analysis.processes.stack_wording import seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
@@ -16,7 +16,7 @@ _CONTINUE = "kill -CONT lets a stopped process go on"
 
 
 def judge_gone(
-    gone: Sequence[int], waiting: Sequence[Stance], others: Sequence[Stance], gap: float
+    gone: Sequence[int], waiting: Sequence[Motion], others: Sequence[Motion], gap: float
 ) -> Judgement | None:
     """Judges ranks without a process.
 
@@ -36,7 +36,7 @@ def judge_gone(
         summary=f"{sentence(ranks_text(ranks))} {have} no living process; {waiting_text(classes)}.",
         diverging=ranks,
         role="latent" if others else "cause",
-        peers=classes[0].stance,
+        peers=classes[0].motion,
         evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
         seen_seconds=gap,
     )
@@ -46,7 +46,7 @@ def judge_gone(
         Judgement(
             kind="dead_rank",
             summary=f"{found.summary} Whether those ended too early is not known.",
-            candidates=(*ranks, *sorted(stance.rank for stance in waiting)),
+            candidates=(*ranks, *sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
             peers=found.peers,
             evidence=found.evidence,
@@ -56,10 +56,10 @@ def judge_gone(
 
 
 def judge_stopped(
-    stopped: Sequence[Stance],
-    waiting: Sequence[Stance],
-    still: Sequence[Stance],
-    moving: Sequence[Stance],
+    stopped: Sequence[Motion],
+    waiting: Sequence[Motion],
+    still: Sequence[Motion],
+    moving: Sequence[Motion],
     gap: float,
 ) -> Judgement:
     """Judges ranks that are stopped by a signal.
@@ -71,7 +71,7 @@ def judge_stopped(
         moving: Ranks that move.
         gap: Seconds between the first and the last sample.
     """
-    ranks = tuple(sorted(stance.rank for stance in stopped))
+    ranks = tuple(sorted(motion.rank for motion in stopped))
     proc = f"proc: {ranks_text(ranks)}: state T, stopped by a signal or a debugger"
     where = classify(stopped)
     if not still and not moving:
@@ -90,12 +90,12 @@ def judge_stopped(
         kind="not_joined",
         summary=(
             f"{sentence(ranks_text(ranks))} {be} stopped by a signal (state T) at "
-            f"{where[0].stance.text}; {rest}."
+            f"{where[0].motion.text}; {rest}."
         ),
         diverging=ranks,
         role="latent" if moving or not waiting else "cause",
         odd=stopped[0],
-        peers=classes[0].stance if classes else None,
+        peers=classes[0].motion if classes else None,
         evidence=(proc, *seen([*where, *classes], gap)),
         inferred=(_CONTINUE,),
         seen_seconds=gap,
@@ -103,13 +103,13 @@ def judge_stopped(
 
 
 def judge_unread(
-    unread: Sequence[Stance], waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
+    unread: Sequence[Motion], waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float
 ) -> Judgement | None:
     """Judges a job in which some stacks could not be read, where all others wait together."""
     classes = classify(waiting)
     if len(classes) != 1 or elsewhere:
         return None
-    ranks = tuple(sorted(stance.rank for stance in unread))
+    ranks = tuple(sorted(motion.rank for motion in unread))
     return Judgement(
         kind="not_joined",
         summary=(
@@ -119,7 +119,7 @@ def judge_unread(
         candidates=ranks,
         confidence="ambiguous",
         role="latent",
-        peers=classes[0].stance,
+        peers=classes[0].motion,
         evidence=seen(classes, gap),
         seen_seconds=gap,
     )

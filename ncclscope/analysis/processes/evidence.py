@@ -7,24 +7,24 @@ from typing import Any
 
 from ncclscope.analysis.decision import ANALYZER, FROM_STACKS
 from ncclscope.analysis.processes.device_verdict import Testimony, hear_gpus, hear_ras
-from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_classes import build_tree, classify
 from ncclscope.analysis.processes.stack_verdict import Judgement, judge_stacks
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Finding, Run
-from ncclscope.model.snapshot import Capture
+from ncclscope.model.snapshot import Snapshot
 
 __all__ = [
-    "Witness",
+    "Evidence",
     "absent_ranks",
-    "call_witnesses",
-    "describe_capture",
-    "judge_capture",
+    "describe_snapshot",
+    "gather_evidence",
+    "judge_snapshot",
 ]
 
 
 @dataclass(frozen=True)
-class Witness:
+class Evidence:
     """One source and what it says.
 
     Attributes:
@@ -55,21 +55,21 @@ class Witness:
         }
 
 
-def absent_ranks(capture: Capture) -> tuple[int, ...]:
+def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
     """Ranks that should run on this host and have no process.
 
     Known are a hole in the numbers, and where torchrun has said how many it started. Of several
     hosts nothing is known so: one that could not be looked at leaves a hole, too.
     """
-    if len(capture.hosts) > 1:
+    if len(snapshot.hosts) > 1:
         return ()
-    if any(worker.rank_source == "pid" for worker in capture.workers):
+    if any(worker.rank_source == "pid" for worker in snapshot.workers):
         return ()
-    present = {worker.rank for worker in capture.workers}
+    present = {worker.rank for worker in snapshot.workers}
     if len(present) < 2:
         return ()
     low, high = min(present), max(present) + 1
-    for worker in capture.workers:
+    for worker in snapshot.workers:
         local = worker.environment.get("LOCAL_RANK", "")
         if local.isdecimal() and worker.local_world_size:
             low = min(low, worker.rank - int(local[:6]))
@@ -77,23 +77,23 @@ def absent_ranks(capture: Capture) -> tuple[int, ...]:
     return tuple(rank for rank in range(low, high) if rank not in present)
 
 
-def judge_capture(capture: Capture) -> Judgement | None:
+def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
     """Returns what stacks, GPUs and RAS say together, rings left aside.
 
     Stacks speak first. Where they single out nobody the others may; where they contradict each
     other, nobody is singled out.
     """
-    stances = take_stances(capture)
-    found = judge_stacks(list(stances.values()), capture.gap, absent_ranks(capture))
-    moving = [stance for stance in stances.values() if stance.condition == "moving"]
-    heard = [("gpu", hear_gpus(capture)), ("ras", hear_ras(capture))]
+    motions = read_motions(snapshot)
+    found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
+    moving = [motion for motion in motions.values() if motion.condition == "moving"]
+    heard = [("gpu", hear_gpus(snapshot)), ("ras", hear_ras(snapshot))]
     naming = [(name, one) for name, one in heard if one is not None and one.ranks]
     if not naming:
         return found
     lines = tuple(f"{name}: {one.says}" for name, one in naming)
     named = {one.ranks for _, one in naming}
     if found is None or found.role == "latent":
-        if len(moving) * 2 > len(stances):
+        if len(moving) * 2 > len(motions):
             return found
         return _from_devices(found, naming, lines, named)
     if found.diverging:
@@ -147,31 +147,31 @@ def _with(found: Judgement, **changes: Any) -> Judgement:
     return replace(found, **changes)
 
 
-def call_witnesses(run: Run, cause: Finding | None) -> tuple[Witness, ...]:
+def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     """Asks each witness of a run's capture, and compares it with the verdict."""
-    capture = run.capture
-    if capture is None:
+    snapshot = run.snapshot
+    if snapshot is None:
         return ()
-    stances = take_stances(capture)
-    stacks = judge_stacks(list(stances.values()), capture.gap, absent_ranks(capture))
+    motions = read_motions(snapshot)
+    stacks = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
     named: dict[str, tuple[str, tuple[int, ...]]] = {}
     if stacks is not None and cause is not None and stacks.summary == cause.summary:
         named["stacks"] = (_names(stacks), stacks.diverging)
     elif stacks is not None:
         named["stacks"] = (stacks.summary, stacks.diverging)
-    elif stances:
-        moving = sum(stance.condition == "moving" for stance in stances.values())
+    elif motions:
+        moving = sum(motion.condition == "moving" for motion in motions.values())
         named["stacks"] = (
-            f"{moving} of {plural(len(stances), 'rank')} seen to move, none stands apart",
+            f"{moving} of {plural(len(motions), 'rank')} seen to move, none stands apart",
             (),
         )
-    for name, heard in (("gpu", hear_gpus(capture)), ("ras", hear_ras(capture))):
+    for name, heard in (("gpu", hear_gpus(snapshot)), ("ras", hear_ras(snapshot))):
         if heard is not None:
             named[name] = (heard.says, heard.ranks)
     if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
         named["rings"] = ("the verdict rests on them", cause.diverging_ranks)
-    witnesses = []
-    for source in capture.sources:
+    evidence = []
+    for source in snapshot.sources:
         says, ranks = named.get(source.name, ("", ()))
         agrees = None
         if ranks and cause is not None and source.available:
@@ -180,8 +180,8 @@ def call_witnesses(run: Run, cause: Finding | None) -> tuple[Witness, ...]:
             if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
                 agrees = None  # both are so: the one put it in, the other is not there
                 says = f"{says} That follows from the call put in."
-        witnesses.append(
-            Witness(
+        evidence.append(
+            Evidence(
                 name=source.name,
                 available=source.available,
                 says=(says or source.state) if source.available else source.state,
@@ -190,7 +190,7 @@ def call_witnesses(run: Run, cause: Finding | None) -> tuple[Witness, ...]:
                 enable=source.enable,
             )
         )
-    return tuple(witnesses)
+    return tuple(evidence)
 
 
 def _names(found: Judgement) -> str:
@@ -212,36 +212,36 @@ def _is_recorded(cause: Finding) -> bool:
     return cause.analyzer not in (FROM_STACKS, ANALYZER)
 
 
-def describe_capture(capture: Capture) -> dict[str, Any]:
+def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
     """Returns classes and tree of a capture, in a form for JSON."""
-    stances = take_stances(capture)
+    motions = read_motions(snapshot)
     return {
-        "gap": capture.gap,
+        "gap": snapshot.gap,
         "classes": [
             {
                 "ranks": list(group.ranks),
-                "at": group.stance.text,
-                "op": group.stance.op,
-                "waits": group.stance.waits,
-                "condition": group.stance.condition,
+                "at": group.motion.text,
+                "op": group.motion.op,
+                "waits": group.motion.waits,
+                "condition": group.motion.condition,
             }
-            for group in classify(stance for stance in stances.values() if stance.frames)
+            for group in classify(motion for motion in motions.values() if motion.frames)
         ],
-        "tree": [node.to_dict() for node in build_tree(stances)],
+        "tree": [node.to_dict() for node in build_tree(motions)],
         "processes": [
             {
-                "rank": stance.rank,
-                "pid": stance.worker.pid,
-                "rank_source": stance.worker.rank_source,
-                "condition": stance.condition,
-                "site": stance.place.site if stance.place else None,
-                "user_site": stance.user_place.site if stance.user_place else None,
-                "waits": stance.waits,
-                "why": stance.why,
-                "cpu": round(stance.cpu, 3),
-                "state": stance.worker.samples[-1].state if stance.worker.samples else "",
-                "wchan": stance.worker.samples[-1].wchan if stance.worker.samples else "",
+                "rank": motion.rank,
+                "pid": motion.worker.pid,
+                "rank_source": motion.worker.rank_source,
+                "condition": motion.condition,
+                "site": motion.place.site if motion.place else None,
+                "user_site": motion.user_place.site if motion.user_place else None,
+                "waits": motion.waits,
+                "why": motion.why,
+                "cpu": round(motion.cpu, 3),
+                "state": motion.worker.samples[-1].state if motion.worker.samples else "",
+                "wchan": motion.worker.samples[-1].wchan if motion.worker.samples else "",
             }
-            for stance in stances.values()
+            for motion in motions.values()
         ],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ncclscope.analysis.processes.motion import Stance
+from ncclscope.analysis.processes.motion import Motion
 
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "unless_late"]
 
@@ -39,8 +39,8 @@ class Judgement:
     candidates: tuple[int, ...] = ()
     confidence: str = "likely"
     role: str = "cause"
-    odd: Stance | None = None
-    peers: Stance | None = None
+    odd: Motion | None = None
+    peers: Motion | None = None
     evidence: tuple[str, ...] = ()
     inferred: tuple[str, ...] = field(default=())
     seen_seconds: float = 0.0

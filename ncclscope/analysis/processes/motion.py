@@ -17,9 +17,9 @@ from ncclscope.analysis.processes.frames import (
     wait_of,
     waited_call,
 )
-from ncclscope.model.snapshot import Capture, Frame, Stacks, Worker
+from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
-__all__ = ["Stance", "take_stances"]
+__all__ = ["Motion", "read_motions"]
 
 MANY_SWITCHES = 10.0
 """A second: a thread that goes to sleep and comes back more often than so gets answers.
@@ -47,7 +47,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Stance:
+class Motion:
     """One rank.
 
     Attributes:
@@ -124,14 +124,14 @@ class Stance:
         return f"{text} ({reason})" if reason else text
 
 
-def take_stances(capture: Capture) -> dict[int, Stance]:
+def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     """Returns what each rank was doing, by rank."""
-    several = len(capture.workers) > 1
-    return {worker.rank: _stance(worker, capture.gap, several) for worker in capture.workers}
+    several = len(snapshot.workers) > 1
+    return {worker.rank: _stance(worker, snapshot.gap, several) for worker in snapshot.workers}
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Sample:
     """The thread that says most of where a rank is, at one moment."""
 
     thread: str = ""
@@ -148,7 +148,7 @@ class _Look:
         return [dict(frame.counters) for frame in self.frames]
 
 
-def _stance(worker: Worker, gap: float, several: bool) -> Stance:
+def _stance(worker: Worker, gap: float, several: bool) -> Motion:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
     cpu = main_cpu = switches = 0.0
@@ -159,20 +159,20 @@ def _stance(worker: Worker, gap: float, several: bool) -> Stance:
         main_cpu = max(0.0, second.main_cpu_seconds - first.main_cpu_seconds) / span
         switches = max(0, second.switches - first.switches)
     if last and last in "XZ":
-        return Stance(worker, "ended")
-    looks = [_look(stacks) for stacks in worker.stacks if stacks.threads]
-    if not looks:
+        return Motion(worker, "ended")
+    samples = [_look(stacks) for stacks in worker.stacks if stacks.threads]
+    if not samples:
         condition = "stopped" if last in ("T", "t") else "unread"
-        return Stance(worker, condition, cpu=cpu, main_cpu=main_cpu)
-    polled = _polled(looks, main_cpu)
-    one = polled or looks[-1]
+        return Motion(worker, condition, cpu=cpu, main_cpu=main_cpu)
+    polled = _polled(samples, main_cpu)
+    one = polled or samples[-1]
     condition, why = "still", ""
     if last in ("T", "t"):
         condition = "stopped"
-    elif len(looks) < 2:
+    elif len(samples) < 2:
         condition, why = "moving", "its stack was read only once"
     elif polled is None:
-        why = _change(looks)
+        why = _change(samples)
         condition = "moving" if why else "still"
     op, waits, unrecorded = one.op, one.waits, False
     if waits is None and condition != "moving":
@@ -184,7 +184,7 @@ def _stance(worker: Worker, gap: float, several: bool) -> Stance:
         condition = "moving" if why else "still"
     if condition == "moving" and one.waits is None:
         op, waits, unrecorded = None, None, False
-    return Stance(
+    return Motion(
         worker, condition, waits, op, unrecorded, one.frames, one.thread, cpu, main_cpu, why
     )
 
@@ -204,10 +204,10 @@ def _behind(
     return op, waits, False
 
 
-def _change(looks: Sequence[_Look]) -> str:
+def _change(samples: Sequence[_Sample]) -> str:
     """Returns what changed between the looks; nothing where all are alike."""
-    last = looks[-1]
-    for one in looks[:-1]:
+    last = samples[-1]
+    for one in samples[:-1]:
         if one.key != last.key:
             return "its stack changed"
         if one.counters != last.counters:
@@ -215,15 +215,15 @@ def _change(looks: Sequence[_Look]) -> str:
     return ""
 
 
-def _polled(looks: Sequence[_Look], main_cpu: float) -> _Look | None:
+def _polled(samples: Sequence[_Sample], main_cpu: float) -> _Sample | None:
     """Returns where a rank polls for something; None where it does not.
 
     It is in one function all the time, sleeps there most of the time, and takes no CPU time:
     stacks that differ by what it looks at in between are no progress.
     """
-    if main_cpu > IDLE or len(looks) < 2 or any(one.waits == "collective" for one in looks):
+    if main_cpu > IDLE or len(samples) < 2 or any(one.waits == "collective" for one in samples):
         return None
-    frames = [one.frames for one in looks]
+    frames = [one.frames for one in samples]
     depth = 0
     for level in zip(*frames, strict=False):
         if len({(frame.file, frame.function) for frame in level}) > 1:
@@ -237,12 +237,12 @@ def _polled(looks: Sequence[_Look], main_cpu: float) -> _Look | None:
         return None
     asleep = [
         one
-        for one in looks
+        for one in samples
         if len(one.frames) == depth and any(map(_POLLS.search, one.frames[-1].calls))
     ]
-    if len({one.key for one in looks}) < 2 or 2 * len(asleep) < len(looks):
+    if len({one.key for one in samples}) < 2 or 2 * len(asleep) < len(samples):
         return None
-    return _Look(asleep[-1].thread, asleep[-1].frames, None, "poll")
+    return _Sample(asleep[-1].thread, asleep[-1].frames, None, "poll")
 
 
 def _activity(
@@ -267,11 +267,11 @@ def _activity(
     return ""
 
 
-def _look(stacks: Stacks) -> _Look:
+def _look(stacks: Stacks) -> _Sample:
     """The thread that says most of where a rank is: in a collective, else the main one."""
     found = [_cut(thread.name, thread.frames) for thread in stacks.threads if thread.frames]
     if not found:
-        return _Look()
+        return _Sample()
     main = next((one for one in found if one.thread == "MainThread"), found[0])
     if main.waits in ("collective", "device"):
         return main
@@ -282,17 +282,17 @@ def _look(stacks: Stacks) -> _Look:
     return posting[0] if posting and is_behind else main
 
 
-def _cut(thread: str, frames: tuple[Frame, ...]) -> _Look:
+def _cut(thread: str, frames: tuple[Frame, ...]) -> _Sample:
     """Cuts a stack below the innermost frame that says what it waits for."""
     for index in range(len(frames) - 1, -1, -1):
         op = collective_of(frames[index])
         if op is not None:
-            return _Look(thread, frames[: index + 1], op, "collective")
+            return _Sample(thread, frames[: index + 1], op, "collective")
     for index, frame in enumerate(frames):
         what = wait_of(frame)
         if what is not None:
-            return _Look(thread, frames[: index + 1], None, what)
-    return _Look(thread, frames)
+            return _Sample(thread, frames[: index + 1], None, what)
+    return _Sample(thread, frames)
 
 
 def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.motion import Stance, take_stances
+from ncclscope.analysis.processes.motion import Motion, read_motions
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.wording import call_text, comm_text
 from ncclscope.model import Activity, Call, Rank
@@ -66,8 +66,8 @@ class Positions(Mapping[int, Position]):
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        capture = case.run.capture
-        self._stances = {} if capture is None else take_stances(capture)
+        snapshot = case.run.snapshot
+        self._stances = {} if snapshot is None else read_motions(snapshot)
         self._found: dict[int, Position] = {}
 
     def __getitem__(self, number: int) -> Position:
@@ -90,23 +90,23 @@ class Positions(Mapping[int, Position]):
         return len(self._case.run.by_rank) + len(self._case.run.missing)
 
 
-def _position(case: Case, rank: Rank, stance: Stance | None) -> Position:
+def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
     number, quiet = rank.rank, case.quiet_seconds(rank)
-    frame = None if stance is None else stance.user_place or stance.place
-    if rank.exited or (stance is not None and stance.condition == "ended"):
+    frame = None if motion is None else motion.user_place or motion.place
+    if rank.exited or (motion is not None and motion.condition == "ended"):
         return Position(number, "ended", "has ended", frame=frame)
-    if stance is not None and stance.condition == "stopped":
-        return Position(number, "stopped", f"is stopped at {stance.text}", frame=frame)
-    stand = case.waits.stands.get(number)
-    if stand is not None:
-        where = f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
-        return Position(number, "waiting", where, stand.call, frame, quiet)
+    if motion is not None and motion.condition == "stopped":
+        return Position(number, "stopped", f"is stopped at {motion.text}", frame=frame)
+    pending = case.waits.pending_calls.get(number)
+    if pending is not None:
+        where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
+        return Position(number, "waiting", where, pending.call, frame, quiet)
     if is_idle(rank):
         return Position(number, "idle", "idle, in dequeue", frame=frame, seconds=quiet)
-    if stance is not None and stance.condition == "moving":
-        return Position(number, "moving", stance.text, frame=frame)
-    if stance is not None and stance.is_waiting and number not in case.waits.heads:
-        return Position(number, "waiting", stance.text, frame=frame, seconds=quiet)
+    if motion is not None and motion.condition == "moving":
+        return Position(number, "moving", motion.text, frame=frame)
+    if motion is not None and motion.is_waiting and number not in case.waits.heads:
+        return Position(number, "waiting", motion.text, frame=frame, seconds=quiet)
     if (doing := _unrecorded(rank.activities)) is not None:
         seconds = None
         if rank.last_seen_ns is not None:
@@ -114,8 +114,8 @@ def _position(case: Case, rank: Rank, stance: Stance | None) -> Position:
         return Position(number, "waiting", _activity_text(doing), frame=frame, seconds=seconds)
     if case.how_it_ended(rank) is not None:
         return Position(number, "ended", "has ended", frame=frame)
-    if stance is not None and stance.condition == "still":
-        return Position(number, "elsewhere", stance.text, frame=frame, seconds=quiet)
+    if motion is not None and motion.condition == "still":
+        return Position(number, "elsewhere", motion.text, frame=frame, seconds=quiet)
     if number in case.waits.heads:
         head = case.waits.heads[number]
         return Position(number, "waiting", call_text(head), head, frame, quiet)

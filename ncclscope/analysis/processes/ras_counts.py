@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ncclscope.model.snapshot import Capture, RasComm, RasRank
+from ncclscope.model.snapshot import RasComm, RasRank, Snapshot
 
 __all__ = ["ShortCount", "changes", "global_rank", "ras_counts", "short_ranks"]
 
@@ -34,7 +34,7 @@ class ShortCount:
     by_majority: bool
 
 
-def ras_counts(capture: Capture) -> dict[str, dict[int, dict[str, int]]]:
+def ras_counts(snapshot: Snapshot) -> dict[str, dict[int, dict[str, int]]]:
     """Returns calls launched, by communicator hash, global rank and function.
 
     Ranks that did not answer are left out, and communicators whose counts changed while the job
@@ -42,24 +42,24 @@ def ras_counts(capture: Capture) -> dict[str, dict[int, dict[str, int]]]:
     ranks and functions that differ.
     """
     found: dict[str, dict[int, dict[str, int]]] = {}
-    for comm in capture.ras.comms if capture.ras is not None else ():
-        if changes(capture, comm):
+    for comm in snapshot.ras.comms if snapshot.ras is not None else ():
+        if changes(snapshot, comm):
             continue
         counts = {
             rank: dict(member.counts)
             for member in comm.ranks
-            if member.counts and (rank := global_rank(capture, comm, member)) is not None
+            if member.counts and (rank := global_rank(snapshot, comm, member)) is not None
         }
         if counts:
             found[comm.hash] = counts
     return found
 
 
-def short_ranks(capture: Capture) -> list[ShortCount]:
+def short_ranks(snapshot: Snapshot) -> list[ShortCount]:
     """Returns where ranks have launched fewer calls than others, by communicator and function."""
     found = []
-    usual_of = {comm.hash: comm.usual for comm in capture.ras.comms} if capture.ras else {}
-    for hash, members in ras_counts(capture).items():
+    usual_of = {comm.hash: comm.usual for comm in snapshot.ras.comms} if snapshot.ras else {}
+    for hash, members in ras_counts(snapshot).items():
         for function in sorted({name for counts in members.values() for name in counts}):
             # In text, members and functions that are as usual are not listed.
             default = usual_of[hash].get(function, 0)
@@ -72,20 +72,20 @@ def short_ranks(capture: Capture) -> list[ShortCount]:
     return found
 
 
-def global_rank(capture: Capture, comm: RasComm, member: RasRank) -> int | None:
+def global_rank(snapshot: Snapshot, comm: RasComm, member: RasRank) -> int | None:
     """Returns the global rank of a member; None where it is not known.
 
     By its process, else by its number in a communicator of all ranks.
     """
-    by_pid = {worker.pid: worker.rank for worker in capture.workers}
-    size = max((worker.world_size for worker in capture.workers), default=0)
-    is_whole = comm.size in (size, len(capture.workers)) and comm.size > 0
+    by_pid = {worker.pid: worker.rank for worker in snapshot.workers}
+    size = max((worker.world_size for worker in snapshot.workers), default=0)
+    is_whole = comm.size in (size, len(snapshot.workers)) and comm.size > 0
     return by_pid.get(member.pid, member.rank if is_whole else None)
 
 
-def changes(capture: Capture, comm: RasComm) -> bool:
+def changes(snapshot: Snapshot, comm: RasComm) -> bool:
     """Whether calls of a communicator were launched while the job was sampled."""
-    earlier = capture.ras_before.comms if capture.ras_before is not None else ()
+    earlier = snapshot.ras_before.comms if snapshot.ras_before is not None else ()
     return any(_counts(one) != _counts(comm) for one in earlier if one.hash == comm.hash)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.analysis.processes.motion import Stance
+from ncclscope.analysis.processes.motion import Motion
 from ncclscope.model.snapshot import Frame
 
 __all__ = [
-    "Node",
-    "Order",
+    "LineOrder",
     "StackClass",
+    "TreeNode",
     "build_tree",
     "classify",
     "common_depth",
@@ -36,16 +36,16 @@ class StackClass:
     """
 
     ranks: tuple[int, ...]
-    stances: tuple[Stance, ...]
+    motions: tuple[Motion, ...]
 
     @property
-    def stance(self) -> Stance:
+    def motion(self) -> Motion:
         """That of the first of them."""
-        return self.stances[0]
+        return self.motions[0]
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeNode:
     """A frame that some ranks share.
 
     Attributes:
@@ -58,7 +58,7 @@ class Node:
     frame: Frame
     ranks: tuple[int, ...]
     still: tuple[int, ...]
-    children: tuple[Node, ...]
+    children: tuple[TreeNode, ...]
 
     def to_dict(self) -> dict[str, object]:
         """Returns the subtree, in a form for JSON."""
@@ -73,7 +73,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Order:
+class LineOrder:
     """Which of two stacks has come further, as a loop's counter tells.
 
     Attributes:
@@ -93,33 +93,33 @@ class Order:
         return f"one sub-block {word}" if self.near else word
 
 
-def classify(stances: Iterable[Stance]) -> list[StackClass]:
+def classify(motions: Iterable[Motion]) -> list[StackClass]:
     """Returns the classes, the largest first, of equally large ones that of the lowest rank."""
-    found: dict[object, list[Stance]] = {}
-    for stance in stances:
-        found.setdefault((stance.op, stance.key), []).append(stance)
+    found: dict[object, list[Motion]] = {}
+    for motion in motions:
+        found.setdefault((motion.op, motion.key), []).append(motion)
     classes = []
     for alike in found.values():
-        ordered = tuple(sorted(alike, key=lambda stance: stance.rank))
-        classes.append(StackClass(tuple(stance.rank for stance in ordered), ordered))
+        ordered = tuple(sorted(alike, key=lambda motion: motion.rank))
+        classes.append(StackClass(tuple(motion.rank for motion in ordered), ordered))
     return sorted(classes, key=lambda one: (-len(one.ranks), one.ranks))
 
 
-def build_tree(stances: Mapping[int, Stance]) -> tuple[Node, ...]:
+def build_tree(motions: Mapping[int, Motion]) -> tuple[TreeNode, ...]:
     """Merges the stacks of all ranks that have one."""
     return _merge(
-        [(rank, stance.frames, stance.condition) for rank, stance in sorted(stances.items())], 0
+        [(rank, motion.frames, motion.condition) for rank, motion in sorted(motions.items())], 0
     )
 
 
-def _merge(stacks: Sequence[tuple[int, Sequence[Frame], str]], depth: int) -> tuple[Node, ...]:
+def _merge(stacks: Sequence[tuple[int, Sequence[Frame], str]], depth: int) -> tuple[TreeNode, ...]:
     groups: dict[tuple[str, str, int], list[tuple[int, Sequence[Frame], str]]] = {}
     for stack in stacks:
         if depth < len(stack[1]):
             frame = stack[1][depth]
             groups.setdefault((frame.file, frame.function, frame.line), []).append(stack)
     nodes = [
-        Node(
+        TreeNode(
             frame=alike[0][1][depth],
             ranks=tuple(rank for rank, _, _ in alike),
             still=tuple(rank for rank, _, condition in alike if condition != "moving"),
@@ -142,7 +142,7 @@ def common_depth(one: Sequence[Frame], other: Sequence[Frame]) -> int:
     return depth
 
 
-def order_of(odd: Stance, peers: Sequence[Stance]) -> Order | None:
+def order_of(odd: Motion, peers: Sequence[Motion]) -> LineOrder | None:
     """Tells whether a rank is ahead of its peers, who are all at one place.
 
     Only a loop's counter tells. Two lines may be the branches of one decision, and of two that
@@ -169,11 +169,11 @@ def order_of(odd: Stance, peers: Sequence[Stance]) -> Order | None:
                     f"; it is in line {mine} of {ours[depth - 1].name}, they in line "
                     f"{other}: less than one round of the loop apart"
                 )
-        return Order(own > usual, reason, near)
+        return LineOrder(own > usual, reason, near)
     return None
 
 
-def parting_of(odd: Stance, peers: Stance) -> str | None:
+def parting_of(odd: Motion, peers: Motion) -> str | None:
     """Returns where two stacks differ first, if that is in a function that both are in."""
     ours, theirs = odd.frames, peers.frames
     depth = common_depth(ours, theirs)
@@ -187,7 +187,7 @@ def _parts_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> boo
     return depth > 0 and ours[depth - 1].line != theirs[depth - 1].line
 
 
-def _counted(level: int, odd: Stance, peers: Sequence[Stance]) -> tuple[str, int, int] | None:
+def _counted(level: int, odd: Motion, peers: Sequence[Motion]) -> tuple[str, int, int] | None:
     """A counter that the peers agree in and the rank does not."""
     own = odd.frames[level].counters
     for name, value in own.items():

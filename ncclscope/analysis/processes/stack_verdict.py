@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from ncclscope.analysis.processes.ended import judge_gone, judge_stopped, judge_unread
 from ncclscope.analysis.processes.frames import COLLECTIVES, INIT_OPS
 from ncclscope.analysis.processes.judgement import HANG_SECONDS, LONG_GAP, Judgement, unless_late
-from ncclscope.analysis.processes.motion import IDLE, Stance
+from ncclscope.analysis.processes.motion import IDLE, Motion
 from ncclscope.analysis.processes.stack_classes import (
-    Order,
+    LineOrder,
     StackClass,
     classify,
     common_depth,
@@ -34,23 +34,23 @@ _SHARED = 2
 
 
 def judge_stacks(
-    stances: Sequence[Stance], gap: float, missing: Sequence[int] = ()
+    motions: Sequence[Motion], gap: float, missing: Sequence[int] = ()
 ) -> Judgement | None:
     """Returns which ranks are apart; None where none is.
 
     Args:
-        stances: What each rank was doing.
+        motions: What each rank was doing.
         gap: Seconds between the first and the last sample.
         missing: Ranks that should run on this host and have no process.
     """
-    by: dict[str, list[Stance]] = {}
-    for stance in stances:
-        by.setdefault(stance.condition, []).append(stance)
+    by: dict[str, list[Motion]] = {}
+    for motion in motions:
+        by.setdefault(motion.condition, []).append(motion)
     still, moving = by.get("still", []), by.get("moving", [])
-    gone = [*missing, *(stance.rank for stance in by.get("ended", []))]
-    waiting = [stance for stance in still if stance.is_waiting]
-    elsewhere = [stance for stance in still if not stance.is_waiting]
-    if len(stances) + len(missing) < 2:
+    gone = [*missing, *(motion.rank for motion in by.get("ended", []))]
+    waiting = [motion for motion in still if motion.is_waiting]
+    elsewhere = [motion for motion in still if not motion.is_waiting]
+    if len(motions) + len(missing) < 2:
         return None
     if gone:
         return judge_gone(gone, waiting, [*moving, *elsewhere], gap)
@@ -60,8 +60,8 @@ def judge_stacks(
         return _late(moving, waiting, elsewhere, gap)
     if by.get("unread"):
         return judge_unread(by["unread"], waiting, elsewhere, gap)
-    world = max(stance.worker.world_size for stance in stances)
-    unseen = max(0, world - len(stances))
+    world = max(motion.worker.world_size for motion in motions)
+    unseen = max(0, world - len(motions))
     if waiting and elsewhere:
         return unless_late(_not_joined(waiting, elsewhere, gap, unseen), gap)
     if waiting:
@@ -70,7 +70,7 @@ def judge_stacks(
 
 
 def _late(
-    moving: Sequence[Stance], waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float
+    moving: Sequence[Motion], waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float
 ) -> Judgement | None:
     """Some move, others wait for them: late, or in a loop that does not end."""
     others = [*moving, *elsewhere]
@@ -79,7 +79,7 @@ def _late(
     classes = classify(waiting)
     evidence = (
         *seen([*classes, *classify(elsewhere)], gap),
-        *(f"proc: rank {stance.rank}: {stance.why}" for stance in moving),
+        *(f"proc: rank {motion.rank}: {motion.why}" for motion in moving),
     )
     if len(waiting) < len(others):
         if gap < HANG_SECONDS or elsewhere:
@@ -88,9 +88,9 @@ def _late(
             kind="extra_call",
             summary=(
                 f"{sentence(waiting_text(classes))} for {gap:g} s, while "
-                f"{ranks_text(stance.rank for stance in moving)} move: they may come yet."
+                f"{ranks_text(motion.rank for motion in moving)} move: they may come yet."
             ),
-            candidates=tuple(sorted(stance.rank for stance in waiting)),
+            candidates=tuple(sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
             role="latent",
             odd=waiting[0],
@@ -100,10 +100,10 @@ def _late(
         )
     if len(waiting) == len(others) > 1:
         return None
-    ranks = tuple(sorted(stance.rank for stance in others))
+    ranks = tuple(sorted(motion.rank for motion in others))
     one = moving[0]
     be = "is" if len(moving) == 1 else "are"
-    what = f"{sentence(ranks_text(stance.rank for stance in moving))} {be} at work"
+    what = f"{sentence(ranks_text(motion.rank for motion in moving))} {be} at work"
     return unless_late(
         Judgement(
             kind="not_joined",
@@ -113,7 +113,7 @@ def _late(
             ),
             diverging=ranks,
             odd=one,
-            peers=classes[0].stance,
+            peers=classes[0].motion,
             evidence=evidence,
         ),
         gap,
@@ -122,7 +122,7 @@ def _late(
 
 
 def _not_joined(
-    waiting: Sequence[Stance], elsewhere: Sequence[Stance], gap: float, unseen: int
+    waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float, unseen: int
 ) -> Judgement:
     """Some wait for their peers, and others are where they wait for nobody."""
     inside, outside = classify(waiting), classify(elsewhere)
@@ -136,13 +136,13 @@ def _not_joined(
                 f"{sentence('; '.join(place_text(group) for group in outside))}, "
                 f"{_relation(outside, inside)} {waiting_text(inside)}."
             ),
-            diverging=tuple(sorted(stance.rank for stance in elsewhere)),
-            odd=outside[0].stance,
-            peers=inside[0].stance,
+            diverging=tuple(sorted(motion.rank for motion in elsewhere)),
+            odd=outside[0].motion,
+            peers=inside[0].motion,
             evidence=evidence,
             inferred=_order_text(outside, inside),
         )
-    ops = {stance.op for stance in waiting}
+    ops = {motion.op for motion in waiting}
     if few + unseen < many and len(ops) == 1 and not ops & (_MESSAGES | {None}):
         return Judgement(
             kind="extra_call",
@@ -150,32 +150,32 @@ def _not_joined(
                 f"{sentence(waiting_text(inside))}, where most ranks have not come: "
                 f"{'; '.join(place_text(group) for group in outside[:3])}."
             ),
-            diverging=tuple(sorted(stance.rank for stance in waiting)),
-            odd=inside[0].stance,
-            peers=outside[0].stance,
+            diverging=tuple(sorted(motion.rank for motion in waiting)),
+            odd=inside[0].motion,
+            peers=outside[0].motion,
             evidence=evidence,
             inferred=_order_text(inside, outside),
         )
     return _undecided([*inside, *outside], "not_joined", evidence)
 
 
-def _missing_kind(waiting: Sequence[Stance]) -> str:
+def _missing_kind(waiting: Sequence[Motion]) -> str:
     return "init_stalled" if all(s.op in INIT_OPS for s in waiting) else "not_joined"
 
 
 def _relation(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> str:
     """How the odd ranks compare with those that wait, as far as a loop's counter tells."""
-    found = order_of(odd[0].stance, peers[0].stances) if len(odd) == len(peers) == 1 else None
+    found = order_of(odd[0].motion, peers[0].motions) if len(odd) == len(peers) == 1 else None
     return "and not where" if found is None else f"{found.relation} where"
 
 
-def _apart(waiting: Sequence[Stance], gap: float, unseen: int) -> Judgement | None:
+def _apart(waiting: Sequence[Motion], gap: float, unseen: int) -> Judgement | None:
     """All wait; are they in the same place?"""
     classes = classify(waiting)
     if len(classes) == 1:
         return _same_place(classes[0], gap)
     found = _apart_places(waiting, classes, gap)
-    ops = {stance.op for stance in waiting}
+    ops = {motion.op for motion in waiting}
     # Ranks that all wait, and in different collectives, wait for each other: nobody can be late.
     # A transfer takes CPU time; what C++ or a GPU is about is not known.
     is_closed = (
@@ -185,21 +185,21 @@ def _apart(waiting: Sequence[Stance], gap: float, unseen: int) -> Judgement | No
 
 
 def _apart_places(
-    waiting: Sequence[Stance], classes: Sequence[StackClass], gap: float
+    waiting: Sequence[Motion], classes: Sequence[StackClass], gap: float
 ) -> Judgement:
     evidence = seen(classes, gap)
-    ops = Counter(stance.op for stance in waiting)
+    ops = Counter(motion.op for motion in waiting)
     usual, count = ops.most_common(1)[0]
     majority, odd = [classes[0]], list(classes[1:])
     is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
     if is_split and count < len(waiting):  # most are in one call, at several lines
-        majority = [group for group in classes if group.stance.op == usual]
-        odd = [group for group in classes if group.stance.op != usual]
-    kind = _difference_kind(majority[0].stance, odd[0].stance)
+        majority = [group for group in classes if group.motion.op == usual]
+        odd = [group for group in classes if group.motion.op != usual]
+    kind = _difference_kind(majority[0].motion, odd[0].motion)
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
     # Who waits for a message waits for a rank that its stack does not name.
-    by_message = ops.keys() & _MESSAGES or any(one.stance.op == "wait" for one in odd)
+    by_message = ops.keys() & _MESSAGES or any(one.motion.op == "wait" for one in odd)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
     if len(odd) > 1:
@@ -212,14 +212,14 @@ def _apart_places(
             f"{'; '.join(place_text(group) for group in majority[:3])}."
         ),
         diverging=odd[0].ranks,
-        odd=odd[0].stance,
-        peers=majority[0].stance,
+        odd=odd[0].motion,
+        peers=majority[0].motion,
         evidence=evidence,
         inferred=_order_text(odd, majority),
     )
 
 
-def _difference_kind(usual: Stance, odd: Stance) -> str:
+def _difference_kind(usual: Motion, odd: Motion) -> str:
     """What it is called that a rank waits elsewhere than most."""
     if usual.op == odd.op or {usual.op, odd.op} & (_MESSAGES | {None}):
         return "not_joined"
@@ -231,11 +231,11 @@ def _difference_kind(usual: Stance, odd: Stance) -> str:
 
 def _same_place(group: StackClass, gap: float) -> Judgement | None:
     """All wait in one place: by a loop's counter, one may have come there in another round."""
-    if group.stance.op is None:
+    if group.motion.op is None:
         return None
     rounds = _rounds(group)
     odd = tuple(rounds) if 2 * len(rounds) < len(group.ranks) else ()
-    kind = "init_stalled" if group.stance.op in INIT_OPS else "stalled"
+    kind = "init_stalled" if group.motion.op in INIT_OPS else "stalled"
     if odd:
         ahead = all(found.ahead for found in rounds.values())
         kind = "extra_call" if ahead else "not_joined"
@@ -248,12 +248,12 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         Judgement(
             kind=kind,
             summary=(
-                f"All ranks wait in {group.stance.text}, and nothing moved for {gap:g} s.{named}"
+                f"All ranks wait in {group.motion.text}, and nothing moved for {gap:g} s.{named}"
             ),
             diverging=odd,
             candidates=() if odd else group.ranks,
-            odd=next((s for s in group.stances if s.rank in odd), group.stance),
-            peers=next((s for s in group.stances if s.rank not in odd), group.stance),
+            odd=next((s for s in group.motions if s.rank in odd), group.motion),
+            peers=next((s for s in group.motions if s.rank not in odd), group.motion),
             evidence=seen([group], gap),
             inferred=lines,
         ),
@@ -261,30 +261,30 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
     )
 
 
-def _rounds(group: StackClass) -> dict[int, Order]:
+def _rounds(group: StackClass) -> dict[int, LineOrder]:
     """Ranks that wait in the same line, but in another round of a loop than all others."""
     found = {}
-    for stance in group.stances:
-        peers = [other for other in group.stances if other is not stance]
-        order = order_of(stance, peers) if len(peers) > 1 else None
+    for motion in group.motions:
+        peers = [other for other in group.motions if other is not motion]
+        order = order_of(motion, peers) if len(peers) > 1 else None
         if order is not None:
-            found[stance.rank] = order
+            found[motion.rank] = order
     return found
 
 
-def _nobody_waits(elsewhere: Sequence[Stance], gap: float) -> Judgement | None:
+def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
     """Nobody is seen to wait for a peer, and yet nobody moves.
 
     Waiting for work in a queue is rest. Elsewhere, a rank apart from a majority in the same code
     is the sign of kernels that wait behind the back of Python.
     """
     classes = classify(elsewhere)
-    if all(stance.waits == "queue" for stance in elsewhere):
+    if all(motion.waits == "queue" for motion in elsewhere):
         return None
     first, rest = classes[0], classes[1:]
-    frames = first.stance.frames
-    alike = all(common_depth(group.stance.frames, frames) >= _SHARED for group in rest)
-    if rest and first.stance.waits is None and len(elsewhere) > 2 and alike:
+    frames = first.motion.frames
+    alike = all(common_depth(group.motion.frames, frames) >= _SHARED for group in rest)
+    if rest and first.motion.waits is None and len(elsewhere) > 2 and alike:
         evidence = seen(classes, gap)
         if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
             return unless_late(_undecided(classes, "not_joined", evidence), gap)
@@ -296,25 +296,25 @@ def _nobody_waits(elsewhere: Sequence[Stance], gap: float) -> Judgement | None:
                     f"moves."
                 ),
                 diverging=rest[0].ranks,
-                odd=rest[0].stance,
-                peers=first.stance,
+                odd=rest[0].motion,
+                peers=first.motion,
                 evidence=evidence,
                 inferred=_order_text(rest, [first]),
             ),
             gap,
         )
-    stuck = all(stance.waits in _STUCK for stance in elsewhere)
+    stuck = all(motion.waits in _STUCK for motion in elsewhere)
     return Judgement(
         kind="stalled",
         summary=(
             f"No rank moved for {gap:g} s, and none is seen to wait for another: "
             f"{'; '.join(place_text(group) for group in classes[:4])}."
         ),
-        candidates=tuple(sorted(stance.rank for stance in elsewhere)),
+        candidates=tuple(sorted(motion.rank for motion in elsewhere)),
         confidence="ambiguous",
         role="cause" if stuck and gap >= HANG_SECONDS else "latent",
-        odd=first.stance,
-        peers=first.stance,
+        odd=first.motion,
+        peers=first.motion,
         evidence=seen(classes, gap),
         seen_seconds=gap,
         is_open=stuck and gap < HANG_SECONDS,
@@ -336,8 +336,8 @@ def _undecided(
         summary=f"{sentence(said)}{more}: {counts}, and stacks alone do not say who left.",
         candidates=candidates or everybody,
         confidence="ambiguous",
-        odd=classes[-1].stance,
-        peers=classes[0].stance,
+        odd=classes[-1].motion,
+        peers=classes[0].motion,
         evidence=evidence,
     )
 
@@ -346,13 +346,13 @@ def _order_text(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> tuple
     """Who is ahead, where a loop's counter tells; else where the stacks differ."""
     lines = []
     for group in odd:
-        found = order_of(group.stance, peers[0].stances)
+        found = order_of(group.motion, peers[0].motions)
         if found is not None:
             be = "is" if len(group.ranks) == 1 else "are"
             lines.append(
                 f"{ranks_text(group.ranks)} {be} {found.relation} "
                 f"{ranks_text(peers[0].ranks)}: {found.reason}"
             )
-        elif (place := parting_of(group.stance, peers[0].stance)) is not None:
+        elif (place := parting_of(group.motion, peers[0].motion)) is not None:
             lines.append(f"the stacks differ {place}; which line comes first is not known")
     return tuple(lines)

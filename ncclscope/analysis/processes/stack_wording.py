@@ -29,15 +29,15 @@ def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
     """One line of evidence for each class."""
     lines = []
     for group in classes:
-        stance = group.stance
-        looks = sum(bool(stacks.threads) for stacks in stance.worker.stacks)
-        if stance.condition == "still":
-            how = f"the same in {looks} samples over {gap:g} s"
+        motion = group.motion
+        samples = sum(bool(stacks.threads) for stacks in motion.worker.stacks)
+        if motion.condition == "still":
+            how = f"the same in {samples} samples over {gap:g} s"
         else:
-            how = stance.condition
+            how = motion.condition
         lines.append(f"stacks: {place_text(group)}, {how}")
     return tuple(lines)
 
 
 def _where(group: StackClass) -> str:
-    return f"{'in' if group.stance.op else 'at'} {group.stance.text}"
+    return f"{'in' if group.motion.op else 'at'} {group.motion.text}"

@@ -14,14 +14,14 @@ from ncclscope.model.memory import ListLog
 from ncclscope.model.signature import stretch
 from ncclscope.model.windows import PlacedLog, best_shift
 
-__all__ = ["Parting", "align_windows", "first_difference", "part", "side_by_side"]
+__all__ = ["Divergence", "align_windows", "find_divergence", "first_difference", "side_by_side"]
 
 LOOKAHEAD = 4096
 """Calls after the first difference that are read to tell what kind of difference it is."""
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first call on a communicator in which its members differ.
 
     Attributes:
@@ -91,7 +91,7 @@ def first_difference(one: CallLog, other: CallLog) -> tuple[int, bool] | None:
     return high, True
 
 
-def part(comm: Communicator, logs: Mapping[int, CallLog]) -> Parting | None:
+def find_divergence(comm: Communicator, logs: Mapping[int, CallLog]) -> Divergence | None:
     """Finds the first call on a communicator in which its members differ.
 
     Args:
@@ -121,7 +121,7 @@ def part(comm: Communicator, logs: Mapping[int, CallLog]) -> Parting | None:
         else:
             absent.append(rank)
     order = sorted(posted, key=lambda signature: (-len(posted[signature]), posted[signature]))
-    return Parting(
+    return Divergence(
         comm=comm,
         seq=seq,
         exact=exact,

@@ -15,14 +15,14 @@ from ncclscope.analysis.sequences.edits import Edit, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 
-__all__ = ["Cell", "Lane", "Sheet", "align_lanes", "transfer_lanes"]
+__all__ = ["Column", "ColumnCell", "ColumnTable", "align_columns", "transfer_columns"]
 
 Slot = tuple[int, int, int]
 """Where a call stands: before which call of the reference, in its row or put in, and which."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class ColumnCell:
     """One lane in one row.
 
     Attributes:
@@ -38,7 +38,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Lane:
+class Column:
     """Ranks that posted the same, as far as it is shown.
 
     Attributes:
@@ -48,12 +48,12 @@ class Lane:
     """
 
     ranks: tuple[int, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[ColumnCell, ...]
     calls: int
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ColumnTable:
     """Lanes of one communicator.
 
     Attributes:
@@ -67,12 +67,12 @@ class Sheet:
 
     comm: Communicator
     seq: int | None
-    lanes: tuple[Lane, ...]
+    columns: tuple[Column, ...]
     first_row: int | None
     aligned: bool = True
 
 
-def align_lanes(
+def align_columns(
     comm: Communicator,
     logs: Mapping[int, CallLog],
     *,
@@ -81,7 +81,7 @@ def align_lanes(
     by_site: bool = False,
     before: int = 40,
     after: int = 24,
-) -> Sheet | None:
+) -> ColumnTable | None:
     """Lays the members' calls beside each other.
 
     Args:
@@ -114,26 +114,28 @@ def align_lanes(
     }
     slots = sorted({slot for found in placed.values() for slot in found})
     slots = [slot for slot in slots if -before <= slot[0] < after]
-    lanes = tuple(_lane(ranks, kept, placed[ranks], slots, place) for ranks in order)
+    columns = tuple(_column(ranks, kept, placed[ranks], slots, place) for ranks in order)
     row = None
     if seq is not None:
         rows = [number for number, slot in enumerate(slots) if slot >= (0, 0, 0)]
         row = rows[0] if rows else None
-    return Sheet(comm, seq, lanes, row)
+    return ColumnTable(comm, seq, columns, row)
 
 
-def transfer_lanes(
+def transfer_columns(
     comm: Communicator, sent: Mapping[int, Sequence[Call]], *, last: int = 40
-) -> Sheet:
+) -> ColumnTable:
     """Lays the last sends and receives of each rank beside each other, without aligning them."""
-    lanes = []
+    columns = []
     for rank, calls in sorted(sent.items()):
-        shown = [Cell(call, states=(call.state.word,)) for call in calls[-last:]]
-        padding = [Cell(None, "outside")] * (last - len(shown))
-        lanes.append(Lane((rank,), (*padding, *shown), calls[-1].seq if calls else 0))
-    empty = min(next((n for n, cell in enumerate(lane.cells) if cell.call), last) for lane in lanes)
-    cut = tuple(Lane(lane.ranks, lane.cells[empty:], lane.calls) for lane in lanes)
-    return Sheet(comm, None, cut, None, aligned=False)
+        shown = [ColumnCell(call, states=(call.state.word,)) for call in calls[-last:]]
+        padding = [ColumnCell(None, "outside")] * (last - len(shown))
+        columns.append(Column((rank,), (*padding, *shown), calls[-1].seq if calls else 0))
+    empty = min(
+        next((n for n, cell in enumerate(column.cells) if cell.call), last) for column in columns
+    )
+    cut = tuple(Column(column.ranks, column.cells[empty:], column.calls) for column in columns)
+    return ColumnTable(comm, None, cut, None, aligned=False)
 
 
 def _groups(
@@ -195,31 +197,31 @@ def _edits(log: CallLog, reference: CallLog, place: int, *, by_site: bool) -> li
     return edits(*numbers)
 
 
-def _lane(
+def _column(
     ranks: tuple[int, ...],
     logs: Mapping[int, CallLog],
     placed: Mapping[Slot, int],
     slots: Sequence[Slot],
     place: int,
-) -> Lane:
+) -> Column:
     log = logs[ranks[0]]
     held = sorted(placed)
     cells = []
     for slot in slots:
         seq = placed.get(slot)
         if not held:
-            cells.append(Cell(None, "ahead" if place + slot[0] > log.calls else "gone"))
+            cells.append(ColumnCell(None, "ahead" if place + slot[0] > log.calls else "gone"))
         elif seq is not None:
             states = sorted({logs[rank].call(seq).state for rank in ranks})
-            cells.append(Cell(log.call(seq), states=tuple(state.word for state in states)))
+            cells.append(ColumnCell(log.call(seq), states=tuple(state.word for state in states)))
         elif slot < held[0]:
-            cells.append(Cell(None, _before(log, placed[held[0]])))
+            cells.append(ColumnCell(None, _before(log, placed[held[0]])))
         elif slot < held[-1]:
-            cells.append(Cell(None, "gap"))
+            cells.append(ColumnCell(None, "gap"))
         else:
             ended = placed[held[-1]] == log.calls
-            cells.append(Cell(None, "ahead" if ended else "outside"))
-    return Lane(ranks, tuple(cells), log.calls)
+            cells.append(ColumnCell(None, "ahead" if ended else "outside"))
+    return Column(ranks, tuple(cells), log.calls)
 
 
 def _before(log: CallLog, seq: int) -> str:

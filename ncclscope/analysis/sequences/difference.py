@@ -61,7 +61,7 @@ class Difference:
     edits: tuple[Edit, ...]
     aligned: tuple[tuple[Call | None, Call | None], ...]
     basis: str
-    witness: str = ""
+    item: str = ""
     noticed: int | None = None
     telling: tuple[Call, Call] | None = None
     order: tuple[int, int] | None = None
@@ -113,7 +113,7 @@ class Difference:
     @property
     def inferred(self) -> bool:
         """Whether no call differs by itself, and where they come from is all that tells."""
-        return bool(self.witness) and self.noticed is None
+        return bool(self.item) and self.noticed is None
 
     @property
     def surplus(self) -> int:

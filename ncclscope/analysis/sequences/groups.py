@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ncclscope.analysis.sequences.align import Parting, part
+from ncclscope.analysis.sequences.align import Divergence, find_divergence
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.memory import Tail
@@ -43,27 +43,27 @@ class GroupSwap:
 
 def part_outside_groups(
     comm: Communicator, logs: Mapping[int, CallLog]
-) -> tuple[Parting | None, list[GroupSwap]]:
+) -> tuple[Divergence | None, list[GroupSwap]]:
     """Finds where members part, setting aside what differs only in its order inside a group."""
     swaps: list[GroupSwap] = []
     while True:
-        parting = part(comm, logs)
-        if parting is None:
+        divergence = find_divergence(comm, logs)
+        if divergence is None:
             return None, swaps
-        swap = _only_reordered(parting, logs)
+        swap = _only_reordered(divergence, logs)
         if swap is None:
-            return parting, swaps
+            return divergence, swaps
         swaps.append(swap)
         logs = {rank: Tail(log, swap.end + 1) for rank, log in logs.items()}
 
 
-def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap | None:
-    if len(parting.groups) < 2 or not parting.exact:
+def _only_reordered(divergence: Divergence, logs: Mapping[int, CallLog]) -> GroupSwap | None:
+    if len(divergence.groups) < 2 or not divergence.exact:
         return None
-    posted = [rank for group in parting.groups for rank in group]
+    posted = [rank for group in divergence.groups for rank in group]
     bounds = set()
     for rank in posted:
-        found = _bounds(logs[rank], parting.seq)
+        found = _bounds(logs[rank], divergence.seq)
         if found is None:
             return None
         bounds.add(found)
@@ -73,16 +73,16 @@ def _only_reordered(parting: Parting, logs: Mapping[int, CallLog]) -> GroupSwap 
     contents = {tuple(sorted(logs[rank].signatures(start, end + 1))) for rank in posted}
     if len(contents) != 1:
         return None
-    odd = tuple(rank for group in parting.groups[1:] for rank in group)
+    odd = tuple(rank for group in divergence.groups[1:] for rank in group)
     return GroupSwap(
-        comm=parting.comm,
-        seq=parting.seq,
+        comm=divergence.comm,
+        seq=divergence.seq,
         end=end,
         length=end - start + 1,
         ranks=tuple(sorted(posted)),
-        odd=odd if parting.majority else (),
-        odd_call=logs[parting.groups[1][0]].call(parting.seq),
-        peer_call=logs[parting.groups[0][0]].call(parting.seq),
+        odd=odd if divergence.majority else (),
+        odd_call=logs[divergence.groups[1][0]].call(divergence.seq),
+        peer_call=logs[divergence.groups[0][0]].call(divergence.seq),
     )
 
 

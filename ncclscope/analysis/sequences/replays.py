@@ -95,7 +95,7 @@ def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
     captured differently, and what differs is the call. It does not count into how many graphs
     the same calls were cut.
     """
-    if difference.witness:
+    if difference.item:
         return None
     odd, peer = (
         _side(records, difference, call) for call in (difference.odd_call, difference.peer_call)

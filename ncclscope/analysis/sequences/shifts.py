@@ -56,7 +56,7 @@ class Shift:
     left: int
     put: int
     met: int
-    witness: str
+    item: str
     later: tuple[Edit, ...] = ()
 
 
@@ -78,7 +78,7 @@ class Track:
     others: tuple[CallLog, ...]
     sites: bool
     steps: bool
-    witness: str
+    item: str
 
     def tokens(self, start: int, stop: int, names: dict[str | None, int]) -> Tokens:
         """Returns what tells calls ``start`` to ``stop - 1`` apart: one row each.
@@ -126,10 +126,10 @@ def tracks_of(
         ways.append(
             (alike, False, False, "the calls between them on communicators of the same kinds")
         )
-    for pairs, by_site, by_step, witness in ways:
+    for pairs, by_site, by_step, item in ways:
         yield (
-            Track(*one, tuple(own for own, _ in pairs), by_site, by_step, witness),
-            Track(*other, tuple(theirs for _, theirs in pairs), by_site, by_step, witness),
+            Track(*one, tuple(own for own, _ in pairs), by_site, by_step, item),
+            Track(*other, tuple(theirs for _, theirs in pairs), by_site, by_step, item),
         )
 
 
@@ -169,7 +169,7 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
             mine, theirs = one[place + put :], other[place + left :]
             met = min(len(mine), len(theirs))
             if met and np.array_equal(mine[:met], theirs[:met]):
-                return Shift(start + place, exact, left, put, met, odd.witness)
+                return Shift(start + place, exact, left, put, met, odd.item)
     return None
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
-from ncclscope.analysis.processes.motion import take_stances
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.align import side_by_side
 from ncclscope.analysis.sequences.difference import Difference
 from ncclscope.analysis.sequences.edits import Edit
@@ -103,7 +103,7 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         peer_call=peer.call(found.seq),
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, found.seq, edits)),
-        witness=found.witness,
+        item=found.item,
         noticed=difference.seq,
     )
 
@@ -135,7 +135,7 @@ def _from_other_lines(
         telling=(difference.odd_call, difference.peer_call),
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, seq, edits)),
-        witness="the lines they came from",
+        item="the lines they came from",
         noticed=difference.seq,
     )
 
@@ -196,11 +196,11 @@ class _Members:
         records = self._records
         if records.timeless or records.longest_common_quiet(self._logs) is not None:
             return True
-        capture = records.run.capture
-        if capture is None or capture.gap < HANG_SECONDS:
+        snapshot = records.run.snapshot
+        if snapshot is None or snapshot.gap < HANG_SECONDS:
             return False
-        stances = take_stances(capture)
-        return all(rank in stances and stances[rank].condition != "moving" for rank in self._logs)
+        motions = read_motions(snapshot)
+        return all(rank in motions and motions[rank].condition != "moving" for rank in self._logs)
 
     @cached_property
     def _off(self) -> tuple[int, dict[Shift, list[int]]]:
@@ -262,7 +262,7 @@ class _Members:
                 edits=edits,
                 aligned=tuple(side_by_side(odd, peer, shift.seq, edits)),
                 basis=basis,
-                witness=shift.witness,
+                item=shift.item,
             )
 
 

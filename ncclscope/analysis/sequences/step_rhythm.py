@@ -44,10 +44,10 @@ def broke_rhythm(one: tuple[Rank, CallLog], other: tuple[Rank, CallLog], seq: in
         For each of them, whether it is that one; for neither where that cannot be told.
     """
     whole = [_whole_steps(rank, log, seq) for rank, log in (one, other)]
-    parted = [_number(rank, log, seq) for rank, log in (one, other)]
-    if None in parted:
+    diverged = [_number(rank, log, seq) for rank, log in (one, other)]
+    if None in diverged:
         return [False, False]
-    step = min(number for number in parted if number is not None)
+    step = min(number for number in diverged if number is not None)
     before = [[each[number].calls for number in each if number < step] for each in whole]
     if len({*before[0], *before[1]}) != 1 or min(map(len, before)) < _LEAST:
         return [False, False]

@@ -26,7 +26,7 @@ from dataclasses import fields as dataclass_fields
 
 import numpy as np
 
-from ncclscope.analysis.sequences.align import Parting
+from ncclscope.analysis.sequences.align import Divergence
 from ncclscope.analysis.sequences.groups import part_outside_groups
 from ncclscope.analysis.waits.completion import first_pending
 from ncclscope.analysis.waits.posting_order import AHEAD, STEPS
@@ -62,7 +62,7 @@ class Survived:
         holes: Ranks whose record lacks calls, with the operations that it lacks throughout.
     """
 
-    parting: Parting
+    divergence: Divergence
     completed: int
     logs: Mapping[int, CallLog]
     holes: Mapping[int, frozenset[str]]
@@ -80,17 +80,17 @@ def find_survived(run: Run) -> list[Survived]:
         logs = {number: rank.logs[key] for number, rank in members.items()}
         if not all(log.anchored for log in logs.values()):
             continue
-        parting, _ = part_outside_groups(comm, logs)
-        if parting is None or len(parting.groups) < 2:
+        divergence, _ = part_outside_groups(comm, logs)
+        if divergence is None or len(divergence.groups) < 2:
             continue
         done: dict[int, int] = {}
         for number, log in logs.items():
-            done[number] = _last_completed(members[number], log, parting.seq)
-            if done[number] <= parting.seq:
+            done[number] = _last_completed(members[number], log, divergence.seq)
+            if done[number] <= divergence.seq:
                 break  # nor need the others be read, each of which may be on another node
         else:
-            completed = min(done.values()) - parting.seq
-            found.append(_compare_again(comm, logs, parting, done, completed))
+            completed = min(done.values()) - divergence.seq
+            found.append(_compare_again(comm, logs, divergence, done, completed))
     return found
 
 
@@ -100,7 +100,7 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
     for rank in run.ranks:
         logs, device, unseen = dict(rank.logs), dict(rank.device), []
         for each in survived:
-            key = each.parting.comm.key
+            key = each.divergence.comm.key
             if key not in logs:
                 continue
             own = each.logs.get(rank.rank)
@@ -125,11 +125,11 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
 
 def _holes(survived: Survived, ops: frozenset[str]) -> list[dict[str, object]]:
     """Describe what a rank's record lacks, in the terms of a process that says so itself."""
-    comm = survived.parting.comm
+    comm = survived.divergence.comm
     name = comm.label or comm.key[:12]
     went_on = "though its peers posted it and all went on"
     if not ops:
-        text = f"a call near #{survived.parting.seq} on {name} is not recorded, {went_on}"
+        text = f"a call near #{survived.divergence.seq} on {name} is not recorded, {went_on}"
         return [{"kind": "hole", "text": text, "comms": [comm.key]}]
     return [
         {
@@ -146,8 +146,8 @@ def _last_completed(rank: Rank, log: CallLog, seq: int) -> int:
     """Return the last call that a rank is known to have completed; 0 for none."""
     if log.calls <= seq:
         return 0
-    stand = rank.device.get(log.communicator.key)
-    known = 0 if stand is None or stand.finished is None else stand.finished
+    device = rank.device.get(log.communicator.key)
+    known = 0 if device is None or device.finished is None else device.finished
     pending, told = first_pending(log)
     if told:
         known = max(known, log.calls if pending is None else pending.seq - 1)
@@ -185,20 +185,20 @@ def _before_steps(rank: Rank, log: CallLog) -> int:
 def _compare_again(
     comm: Communicator,
     logs: Mapping[int, CallLog],
-    parting: Parting,
+    divergence: Divergence,
     done: Mapping[int, int],
     completed: int,
 ) -> Survived:
     """Number the members' last calls alike, and cut off what all of them have completed."""
-    reference = max(parting.groups[0], key=lambda number: done[number])
+    reference = max(divergence.groups[0], key=lambda number: done[number])
     peer = logs[reference]
     numbered: dict[int, CallLog] = {}
     holes: dict[int, frozenset[str]] = {}
     least = done[reference]
     for number, log in logs.items():
-        found = _numbered_as(log, peer, parting.seq)
+        found = _numbered_as(log, peer, divergence.seq)
         if found is None:
-            return Survived(parting, completed, {}, {})
+            return Survived(divergence, completed, {}, {})
         numbered[number], lost = found
         if numbered[number] is not log:
             holes[number] = lost
@@ -210,7 +210,7 @@ def _compare_again(
         found_again, _ = part_outside_groups(comm, tails)
         if found_again is None or found_again.seq > least:
             break
-    return Survived(parting, completed, tails, holes)
+    return Survived(divergence, completed, tails, holes)
 
 
 def _renumbered(numbered: CallLog, log: CallLog, seq: int) -> int:

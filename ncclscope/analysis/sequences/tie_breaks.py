@@ -14,13 +14,13 @@ from ncclscope.analysis.sequences.step_rhythm import broke_rhythm
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
-    from ncclscope.analysis.sequences.align import Parting
+    from ncclscope.analysis.sequences.align import Divergence
     from ncclscope.model.log import CallLog
 
 __all__ = ["suspect_of_pair", "usual_group"]
 
 
-def usual_group(records: Records, parting: Parting) -> tuple[int, ...] | None:
+def usual_group(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
     """Return the group that did what most communicators of the same kind did at this call.
 
     Replicas of a model run the same program, though not on the same data: signatures
@@ -29,44 +29,44 @@ def usual_group(records: Records, parting: Parting) -> tuple[int, ...] | None:
     tokens, is at another place of the program and tells nothing.
     """
     calls = []
-    logs = records.logs(parting.comm.key)
-    own = logs[parting.groups[0][0]]
+    logs = records.logs(divergence.comm.key)
+    own = logs[divergence.groups[0][0]]
     for key, comm in records.run.communicators.items():
-        if key == parting.comm.key or not comm.kind or comm.kind != parting.comm.kind:
+        if key == divergence.comm.key or not comm.kind or comm.kind != divergence.comm.kind:
             continue
         posted = {
-            log.signatures(parting.seq, parting.seq + 1)[0]: log
+            log.signatures(divergence.seq, divergence.seq + 1)[0]: log
             for log in records.logs(key).values()
-            if log.first <= parting.seq <= log.calls
+            if log.first <= divergence.seq <= log.calls
         }
         if len(posted) == 1:
             log = next(iter(posted.values()))
-            if in_step(own, log, parting.seq):
-                calls.append(log.call(parting.seq))
+            if in_step(own, log, divergence.seq):
+                calls.append(log.call(divergence.seq))
     for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
         usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
         if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
             continue
         same = [
             group
-            for group in parting.groups
-            if getattr(logs[group[0]].call(parting.seq), aspect) == usual[0][0]
+            for group in divergence.groups
+            if getattr(logs[group[0]].call(divergence.seq), aspect) == usual[0][0]
         ]
         if len(same) == 1:
             return same[0]
     return None
 
 
-def suspect_of_pair(records: Records, parting: Parting) -> tuple[tuple[int, ...], str] | None:
+def suspect_of_pair(records: Records, divergence: Divergence) -> tuple[tuple[int, ...], str] | None:
     """Return the member of a pair that broke a rhythm which both had kept, and which one."""
-    if len(parting.groups) != 2 or len(parting.comm.ranks) != 2:
+    if len(divergence.groups) != 2 or len(divergence.comm.ranks) != 2:
         return None
-    logs = [records.logs(parting.comm.key)[group[0]] for group in parting.groups]
-    by_habit = _broke_habit(logs, parting.seq)
+    logs = [records.logs(divergence.comm.key)[group[0]] for group in divergence.groups]
+    by_habit = _broke_habit(logs, divergence.seq)
     if by_habit is not None:
-        return parting.groups[by_habit], "habit"
-    by_steps = _broke_steps(records, parting, logs)
-    return None if by_steps is None else (parting.groups[by_steps], "steps")
+        return divergence.groups[by_habit], "habit"
+    by_steps = _broke_steps(records, divergence, logs)
+    return None if by_steps is None else (divergence.groups[by_steps], "steps")
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:
@@ -78,19 +78,19 @@ def _broke_habit(logs: list[CallLog], seq: int) -> int | None:
     return 1 if habit_of(one) in usual else 0
 
 
-def _broke_steps(records: Records, parting: Parting, logs: list[CallLog]) -> int | None:
+def _broke_steps(records: Records, divergence: Divergence, logs: list[CallLog]) -> int | None:
     """Which of two posted more or fewer calls in this step than ever before.
 
     A call of a kind that is new to both may belong to this step alone, and be missing on the
     rank that kept to its number.
     """
-    past = logs[0].span(max(logs[0].first, parting.seq - PAST), parting.seq)
+    past = logs[0].span(max(logs[0].first, divergence.seq - PAST), divergence.seq)
     known = {habit_of(call) for call in past}
-    if any(habit_of(log.call(parting.seq)) not in known for log in logs):
+    if any(habit_of(log.call(divergence.seq)) not in known for log in logs):
         return None
     one, other = (
         (records.run.by_rank[group[0]], log)
-        for group, log in zip(parting.groups, logs, strict=True)
+        for group, log in zip(divergence.groups, logs, strict=True)
     )
-    broke = broke_rhythm(one, other, parting.seq)
+    broke = broke_rhythm(one, other, divergence.seq)
     return broke.index(True) if any(broke) else None

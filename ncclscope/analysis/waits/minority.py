@@ -19,7 +19,7 @@ from ncclscope.model import Communicator, Rank
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
-    from ncclscope.analysis.waits.waits import Stand
+    from ncclscope.analysis.waits.waits import PendingCall
 
 __all__ = ["Sides", "dependants", "describe_sides", "take_sides", "waiting_in"]
 
@@ -46,20 +46,20 @@ class Sides:
         return tuple(sorted({*self.waiting, *self.absent}))
 
 
-def take_sides(case: Case, stand: Stand, absent: Sequence[int]) -> Sides:
+def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides:
     """Tell which side of a call that not all have posted is singled out.
 
     Args:
         case: The case.
-        stand: A rank that waits in it.
+        pending: A rank that waits in it.
         absent: Members that have not posted it and wait for nobody, with or without a record.
     """
-    waiting = waiting_in(case, stand)
-    held_up = dependants(case, absent) | _posted(case, stand)
+    waiting = waiting_in(case, pending)
+    held_up = dependants(case, absent) | _posted(case, pending)
     by_number = ""
     if len(held_up) != len(absent):
         by_number = "absent" if len(held_up) > len(absent) else "waiting"
-    says, reason = _same_part_elsewhere(case, stand)
+    says, reason = _same_part_elsewhere(case, pending)
     diverging = says or by_number
     if not diverging and all(
         n in case.run.by_rank and is_idle(case.run.by_rank[n]) for n in absent
@@ -70,12 +70,12 @@ def take_sides(case: Case, stand: Stand, absent: Sequence[int]) -> Sides:
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
 
 
-def waiting_in(case: Case, stand: Stand) -> tuple[int, ...]:
+def waiting_in(case: Case, pending: PendingCall) -> tuple[int, ...]:
     """Return the ranks that wait in the same call."""
     return tuple(
         number
-        for number, other in sorted(case.waits.stands.items())
-        if (other.comm.key, other.call.seq) == (stand.comm.key, stand.call.seq)
+        for number, other in sorted(case.waits.pending_calls.items())
+        if (other.comm.key, other.call.seq) == (pending.comm.key, pending.call.seq)
     )
 
 
@@ -86,8 +86,8 @@ def dependants(case: Case, ranks: Iterable[int]) -> set[int]:
     while True:
         more = {
             number
-            for number, stand in case.waits.stands.items()
-            if number not in reached and reached.intersection(stand.awaited)
+            for number, pending in case.waits.pending_calls.items()
+            if number not in reached and reached.intersection(pending.awaited)
         }
         if not more:
             return found
@@ -95,26 +95,26 @@ def dependants(case: Case, ranks: Iterable[int]) -> set[int]:
         reached |= more
 
 
-def _posted(case: Case, stand: Stand) -> set[int]:
+def _posted(case: Case, pending: PendingCall) -> set[int]:
     """Return the ranks that have posted a call, whether they stand in it or came past."""
-    logs = {rank.rank: rank.logs[stand.comm.key] for rank in case.run.members(stand.comm.key)}
-    return {number for number, log in logs.items() if log.calls >= stand.call.seq}
+    logs = {rank.rank: rank.logs[pending.comm.key] for rank in case.run.members(pending.comm.key)}
+    return {number for number, log in logs.items() if log.calls >= pending.call.seq}
 
 
-def _same_part_elsewhere(case: Case, stand: Stand) -> tuple[str, str]:
+def _same_part_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
     """Ask groups of the same kind whether they posted such a call: who is singled out, and why."""
     posted: list[Communicator] = []
     went_on: list[Communicator] = []
     for key, comm in case.run.communicators.items():
-        if not comm.kind or comm.kind != stand.comm.kind or {*comm.ranks} & {*stand.comm.ranks}:
+        if not comm.kind or comm.kind != pending.comm.kind or {*comm.ranks} & {*pending.comm.ranks}:
             continue
         members = [rank for rank in case.run.members(key) if rank.rank in comm.ranks]
         if len(members) < len(comm.ranks) or not members:
             continue
-        places = {_place(case, stand, rank, key) for rank in members}
+        places = {_place(case, pending, rank, key) for rank in members}
         if places == {True}:
             posted.append(comm)
-        elif places == {False} and all(_came_past(case, stand, rank) for rank in members):
+        elif places == {False} and all(_came_past(case, pending, rank) for rank in members):
             went_on.append(comm)
     if bool(posted) == bool(went_on):
         return "", ""
@@ -124,17 +124,17 @@ def _same_part_elsewhere(case: Case, stand: Stand) -> tuple[str, str]:
     return "waiting", f"{names}: all members came past this place without such a call"
 
 
-def _place(case: Case, stand: Stand, rank: Rank, key: str) -> bool | None:
+def _place(case: Case, pending: PendingCall, rank: Rank, key: str) -> bool | None:
     """Whether a rank posted its counterpart of a call; None where it is at another place."""
-    own = case.run.by_rank[stand.rank]
+    own = case.run.by_rank[pending.rank]
     log = rank.logs[key]
-    seq = counterpart(own, own.logs[stand.comm.key], stand.call.seq, rank, log)
+    seq = counterpart(own, own.logs[pending.comm.key], pending.call.seq, rank, log)
     if seq is None or seq < log.first or seq > log.calls + 1:
         return None
     return seq <= log.calls
 
 
-def _came_past(case: Case, stand: Stand, rank: Rank) -> bool:
+def _came_past(case: Case, pending: PendingCall, rank: Rank) -> bool:
     """Whether a rank has left the place of a call behind it without posting one.
 
     It has ended in order, waits further on for those who wait in the call, or rests with nothing
@@ -142,9 +142,9 @@ def _came_past(case: Case, stand: Stand, rank: Rank) -> bool:
     """
     if rank.exited:
         return True
-    own = case.waits.stands.get(rank.rank)
+    own = case.waits.pending_calls.get(rank.rank)
     if own is not None:
-        return stand.rank in own.absent
+        return pending.rank in own.absent
     rests = case.all_quiet or case.longest_common_quiet([rank.rank]) is not None
     return rank.rank not in case.waits.heads and rests
 

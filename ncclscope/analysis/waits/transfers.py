@@ -195,10 +195,10 @@ def _awaited(
     case: Case, first: Mapping[int, tuple[Pair, int, Call, int]]
 ) -> dict[int, tuple[int, ...]]:
     """Whom each rank waits for in the first call that does not complete, whatever it is."""
-    awaited = {rank: stand.awaited for rank, stand in case.waits.stands.items()}
+    awaited = {rank: pending.awaited for rank, pending in case.waits.pending_calls.items()}
     for rank, (_, peer, call, _) in first.items():
-        stand = case.waits.stands.get(rank)
-        if stand is None or call.position < stand.call.position:
+        pending = case.waits.pending_calls.get(rank)
+        if pending is None or call.position < pending.call.position:
             awaited[rank] = (peer,)
     return awaited
 

@@ -44,14 +44,14 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
 
     The records name no call: an activity or a stack says that these ranks wait.
     """
-    if case.run.capture is not None or not any(map(is_inside_unrecorded, case.run.ranks)):
+    if case.run.snapshot is not None or not any(map(is_inside_unrecorded, case.run.ranks)):
         return
     hidden = [
         one
         for one in positions.values()
         if one.is_unrecorded and _is_stalled(case, one.rank, one.seconds)
     ]
-    if not hidden or case.waits.stands:
+    if not hidden or case.waits.pending_calls:
         return
     waiting = tuple(sorted(one.rank for one in hidden))
     rest = [one for one in positions.values() if one.rank not in waiting]
@@ -116,11 +116,11 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
 
     Had these few made the same calls, they would have come to that call, and failed in it, too.
     """
-    stands = list(case.waits.stands.values())
-    comm = stands[0].comm if stands else None
-    if comm is None or len({(one.comm.key, one.call.seq) for one in stands}) != 1:
+    pending_calls = list(case.waits.pending_calls.values())
+    comm = pending_calls[0].comm if pending_calls else None
+    if comm is None or len({(one.comm.key, one.call.seq) for one in pending_calls}) != 1:
         return
-    failed = tuple(sorted(one.rank for one in stands))
+    failed = tuple(sorted(one.rank for one in pending_calls))
     absent = tuple(rank for rank in comm.ranks if rank not in failed)
     inside = [positions[rank] for rank in absent if rank in positions]
     ranks = [case.run.by_rank[number] for number in failed]
@@ -132,18 +132,21 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         return  # somebody may have killed them all
     if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
         return
-    where = f"call {stands[0].call.seq} on {comm_text(comm)}, {call_text(stands[0].call)}"
+    where = (
+        f"call {pending_calls[0].call.seq} on {comm_text(comm)}, {call_text(pending_calls[0].call)}"
+    )
     yield Finding(
         kind="not_joined",
         summary=(
-            f"{sentence(ranks_text(failed))} posted {where}{site_text(stands[0].call)}, and ended "
+            f"{sentence(ranks_text(failed))} posted {where}"
+            f"{site_text(pending_calls[0].call)}, and ended "
             f"in it; {_who(case, absent)} {verb(absent, 'wait')} in {inside[0].text}, which is not "
             f"recorded."
         ),
         comm=comm,
-        seq=stands[0].call.seq,
+        seq=pending_calls[0].call.seq,
         diverging_ranks=absent,
-        peers=stands[0].call,
+        peers=pending_calls[0].call,
         confidence="likely",
         analyzer=ANALYZER,
         evidence=(
@@ -171,9 +174,9 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     if not lost or len(lost) + len(first) < len(case.run.ranks):
         return
     alone = 0 < len(first) < len(lost)
-    if case.waits.stands:
+    if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
-        if alone and hidden and set(case.waits.stands) == set(first):
+        if alone and hidden and set(case.waits.pending_calls) == set(first):
             yield _alone_in_a_call(case, first, hidden, said)
         return
     how = "; ".join(f"{rank_text(case.run, rank)} {_ending(said.get(rank))}" for rank in first[:4])
@@ -198,18 +201,19 @@ def lost_connections(case: Case) -> Iterator[Finding]:
 def _alone_in_a_call(
     case: Case, alone: tuple[int, ...], hidden: Sequence[int], said: Mapping[int, str]
 ) -> Finding:
-    stand = case.waits.stands[alone[0]]
-    where = f"call {stand.call.seq} on {comm_text(stand.comm)}, {call_text(stand.call)}"
+    pending = case.waits.pending_calls[alone[0]]
+    where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
     return Finding(
         kind="extra_call",
         summary=(
-            f"{sentence(_who(case, alone))} alone posted {where}{site_text(stand.call)}, and ended "
+            f"{sentence(_who(case, alone))} alone posted {where}"
+            f"{site_text(pending.call)}, and ended "
             f"in it; the others then lost the connection."
         ),
-        comm=stand.comm,
-        seq=stand.call.seq,
+        comm=pending.comm,
+        seq=pending.call.seq,
         diverging_ranks=alone,
-        odd=stand.call,
+        odd=pending.call,
         confidence="likely",
         analyzer=ANALYZER,
         evidence=(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ncclscope.analysis.waits.waits import Stand, Waits
+from ncclscope.analysis.waits.waits import PendingCall, Waits
 from ncclscope.model import Call, Communicator, Finding, Run
 
-__all__ = ["Link", "Place", "WaitPicture", "draw_waits"]
+__all__ = ["Link", "WaitGroup", "WaitPicture", "draw_waits"]
 
 MOST_PLACES = 20
 """More than these are taken together further, by the kind of their communicator."""
 
 
 @dataclass(frozen=True)
-class Place:
+class WaitGroup:
     """Ranks that stand at the same place.
 
     Attributes:
@@ -64,7 +64,7 @@ class WaitPicture:
         cycle: Ranks that wait for each other in a circle; empty where there is none.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[WaitGroup, ...]
     links: tuple[Link, ...]
     cycle: tuple[int, ...]
 
@@ -83,20 +83,24 @@ def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
     """
     odd = set(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else set()
     unlike = _unlike(run, waits, cause)
-    stands = waits.stands
-    shown = set(stands) | {rank for stand in stands.values() for rank in stand.awaited}
+    pending_calls = waits.pending_calls
+    shown = set(pending_calls) | {
+        rank for pending in pending_calls.values() for rank in pending.awaited
+    }
     shown |= {rank for pair in unlike for rank in pair}
     exact: dict[object, list[int]] = {}
     for rank in sorted(shown):
-        exact.setdefault((_where(stands.get(rank), waits, rank), rank in odd), []).append(rank)
+        exact.setdefault((_where(pending_calls.get(rank), waits, rank), rank in odd), []).append(
+            rank
+        )
     groups = list(exact.values())
     merged = len(groups) > MOST_PLACES
     if merged:
         groups = _merge(run, waits, groups, odd)
     number = {rank: index for index, group in enumerate(groups) for rank in group}
     links: dict[tuple[int, int], str] = {}
-    for rank, stand in stands.items():
-        for kind, members in (("queued", stand.queued), ("absent", stand.absent)):
+    for rank, pending in pending_calls.items():
+        for kind, members in (("queued", pending.queued), ("absent", pending.absent)):
             for member in members:
                 if number[rank] != number[member]:
                     links[number[rank], number[member]] = kind
@@ -138,9 +142,9 @@ def _unlike(run: Run, waits: Waits, cause: Finding | None) -> list[tuple[int, in
     ]
 
 
-def _where(stand: Stand | None, waits: Waits, rank: int) -> object:
-    if stand is not None:
-        return stand.comm.key, stand.call.seq, stand.call.signature, stand.awaited
+def _where(pending: PendingCall | None, waits: Waits, rank: int) -> object:
+    if pending is not None:
+        return pending.comm.key, pending.call.seq, pending.call.signature, pending.awaited
     head = waits.heads.get(rank)
     return None if head is None else (head.comm, head.seq, head.signature)
 
@@ -154,7 +158,7 @@ def _merge(run: Run, waits: Waits, groups: list[list[int]], odd: set[int]) -> li
         key: object = None
         if head is not None:
             kind = run.communicators[head.comm].kind
-            key = (kind, head.op, bool(waits.stands.get(rank)))
+            key = (kind, head.op, bool(waits.pending_calls.get(rank)))
         alike.setdefault((key, rank in odd, rank in waits.ends), []).extend(group)
     return [sorted(ranks) for ranks in alike.values()]
 
@@ -184,7 +188,7 @@ def _depths(
     return depths
 
 
-def _place(run: Run, waits: Waits, ranks: list[int], odd: set[int], depth: int | None) -> Place:
+def _place(run: Run, waits: Waits, ranks: list[int], odd: set[int], depth: int | None) -> WaitGroup:
     head = waits.heads.get(ranks[0])
     known = run.by_rank.get(ranks[0])
     note = ""
@@ -194,7 +198,7 @@ def _place(run: Run, waits: Waits, ranks: list[int], odd: set[int], depth: int |
         note = "ended in order"
     elif head is None:
         note = "in no call that others know of"
-    return Place(
+    return WaitGroup(
         ranks=tuple(ranks),
         call=head,
         comm=None if head is None else run.communicators[head.comm],

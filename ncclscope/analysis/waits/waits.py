@@ -18,11 +18,11 @@ from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
 
-__all__ = ["Stand", "Waits"]
+__all__ = ["PendingCall", "Waits"]
 
 
 @dataclass(frozen=True)
-class Stand:
+class PendingCall:
     """Where one rank stands.
 
     Attributes:
@@ -69,10 +69,10 @@ class Waits:
         return heads
 
     @cached_property
-    def stands(self) -> Mapping[int, Stand]:
+    def pending_calls(self) -> Mapping[int, PendingCall]:
         """Where each rank stands that waits for another."""
         heads = self.heads
-        stands = {}
+        pending_calls = {}
         # Whom a call waits for is the same for all who stand in it, who may be the whole job.
         known: dict[tuple[str, int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for number, call in heads.items():
@@ -88,8 +88,8 @@ class Waits:
                 for group in known[where]
             )
             if absent or queued:
-                stands[number] = Stand(number, call, comm, absent, queued)
-        return stands
+                pending_calls[number] = PendingCall(number, call, comm, absent, queued)
+        return pending_calls
 
     def _behind(
         self, concerned: tuple[int, ...], call: Call
@@ -113,9 +113,9 @@ class Waits:
         The latter are the ranks that wait for them directly.
         """
         ends: dict[int, set[int]] = {}
-        for number, stand in self.stands.items():
-            for member in stand.awaited:
-                if member not in self.stands:
+        for number, pending in self.pending_calls.items():
+            for member in pending.awaited:
+                if member not in self.pending_calls:
                     ends.setdefault(member, set()).add(number)
         return {member: tuple(sorted(waiting)) for member, waiting in sorted(ends.items())}
 
@@ -126,11 +126,11 @@ class Waits:
         changed = True
         while changed:
             changed = False
-            for number, stand in self.stands.items():
-                if number not in reached_end and any(r in reached_end for r in stand.awaited):
+            for number, pending in self.pending_calls.items():
+                if number not in reached_end and any(r in reached_end for r in pending.awaited):
                     reached_end.add(number)
                     changed = True
-        left = [number for number in self.stands if number not in reached_end]
+        left = [number for number in self.pending_calls if number not in reached_end]
         best: tuple[int, ...] = ()
         for start in left:
             path = self._shortest_way_back(start)
@@ -144,7 +144,7 @@ class Waits:
 
         That is new each time, so that its being new singles out nobody.
         """
-        return any(self.stands[number].call.op in CREATION_OPS for number in self.cycle)
+        return any(self.pending_calls[number].call.op in CREATION_OPS for number in self.cycle)
 
     @cached_property
     def still(self) -> bool:
@@ -156,27 +156,30 @@ class Waits:
         are behind the few. Where all who wait for a few stand still at the same number, it is
         taken for a hang.
         """
-        return bool(self.cycle) or (len(self.ends) <= len(self.stands) and self.stands_still)
+        return bool(self.cycle) or (len(self.ends) <= len(self.pending_calls) and self.stands_still)
 
     @cached_property
     def stands_still(self) -> bool:
         """The same, however few they are: where it is known that none of the others moves."""
         if self.cycle:
             return True
-        if not any(stand.absent for stand in self.stands.values()):
+        if not any(pending.absent for pending in self.pending_calls.values()):
             return False  # behind in being told, not in posting
         reached: dict[str, int] = {}
-        for number, stand in self.stands.items():
-            calls = self._ranks[number].logs[stand.comm.key].calls
-            if reached.setdefault(stand.comm.key, calls) != calls:
+        for number, pending in self.pending_calls.items():
+            calls = self._ranks[number].logs[pending.comm.key].calls
+            if reached.setdefault(pending.comm.key, calls) != calls:
                 return False
         return not self._overtaken()
 
-    def where_most_wait(self, waiting: Sequence[int]) -> Stand:
+    def where_most_wait(self, waiting: Sequence[int]) -> PendingCall:
         """Returns the stand, of ranks that wait, in whose call most of them are."""
-        stands = [self.stands[number] for number in waiting]
-        crowd = Counter((stand.comm.key, stand.call.seq) for stand in stands)
-        return max(stands, key=lambda stand: (crowd[stand.comm.key, stand.call.seq], -stand.rank))
+        pending_calls = [self.pending_calls[number] for number in waiting]
+        crowd = Counter((pending.comm.key, pending.call.seq) for pending in pending_calls)
+        return max(
+            pending_calls,
+            key=lambda pending: (crowd[pending.comm.key, pending.call.seq], -pending.rank),
+        )
 
     def overtaken(self, number: int) -> bool:
         """Whether another member has completed the call in which a rank stands.
@@ -237,10 +240,10 @@ class Waits:
         Only where calls that the device enters are counted. Its stream is behind other work.
         """
         head = self.heads.get(number)
-        stand = None if head is None else self._ranks[number].device.get(head.comm)
-        if head is None or stand is None:
+        pending = None if head is None else self._ranks[number].device.get(head.comm)
+        if head is None or pending is None:
             return False
-        return stand.at == head.seq and stand.is_inside is False
+        return pending.at == head.seq and pending.is_inside is False
 
     def _overtaken(self) -> bool:
         """Whether a rank has completed a call that another member had not posted."""
@@ -265,8 +268,8 @@ class Waits:
         seen = {start}
         while frontier:
             path = frontier.pop(0)
-            stand = self.stands.get(path[-1])
-            for member in stand.awaited if stand else ():
+            pending = self.pending_calls.get(path[-1])
+            for member in pending.awaited if pending else ():
                 if member == start:
                     return path
                 if member not in seen:
@@ -342,8 +345,8 @@ def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
 
 def _finished(rank: Rank, key: str) -> int | None:
     """The last call that has finished on a rank's device; None where that is not known."""
-    stand = rank.device.get(key)
-    return None if stand is None else stand.finished
+    pending = rank.device.get(key)
+    return None if pending is None else pending.finished
 
 
 def _tells(rank: Rank, key: str) -> bool:

@@ -14,7 +14,7 @@ from ncclscope.errors import LaboratoryError
 from ncclscope.lab.faults.base import Fault
 from ncclscope.lab.faults.capture import CapturedCall
 from ncclscope.lab.faults.coordination import ZeroTokenSkip
-from ncclscope.lab.faults.count import ExtraCall, SkippedCall
+from ncclscope.lab.faults.count import AddedCall, SkippedCall
 from ncclscope.lab.faults.dispatch import DivergentDispatch
 from ncclscope.lab.faults.group import ReorderedGroup
 from ncclscope.lab.faults.link import SilentLink
@@ -39,7 +39,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         DivergentDispatch(),
         SkippedCall(),
-        ExtraCall(),
+        AddedCall(),
         WrongOp(),
         WrongSize(),
         WrongDtype(),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ncclscope.lab.engine import Engine
     from ncclscope.lab.sizes import Sizes
 
-__all__ = ["ExtraCall", "SkippedCall"]
+__all__ = ["AddedCall", "SkippedCall"]
 
 
 class SkippedCall(Fault):
@@ -42,7 +42,7 @@ class SkippedCall(Fault):
             engine.reduce_experts(hidden)
 
 
-class ExtraCall(Fault):
+class AddedCall(Fault):
     """The rank posts one all_reduce more than its peers."""
 
     name: ClassVar[str] = "extra_call"

@@ -19,7 +19,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Activity, Call, Communicator, Rank, State, Step
 from ncclscope.model.graphs import Graph
 from ncclscope.model.memory import ListLog
-from ncclscope.model.metadata import read_told, telling
+from ncclscope.model.metadata import metadata_of, read_metadata
 from ncclscope.model.signature import MASK, P2P_OPS, canonical_dtype, canonical_op, canonical_redop
 from ncclscope.model.sites import read as read_sites
 from ncclscope.private import open_private
@@ -85,7 +85,7 @@ def read_trace(path: Path) -> Rank:
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
     graphs: dict[int, Graph] = {}
-    transfers: dict[jsonl_transfers.Transfer, str] = {}
+    transfers: dict[jsonl_transfers.TransferRecord, str] = {}
     numbered = stated = False
     position = 0
     for line in lines:
@@ -145,7 +145,7 @@ def read_trace(path: Path) -> Rank:
             "numbered": numbered,
             "stated": stated,
             "run": text(header.get("run")) or "",
-            **jsonl_transfers.add_waiting(read_told(header.get("told")), transfers),
+            **jsonl_transfers.add_waiting(read_metadata(header.get("told")), transfers),
         },
     )
 
@@ -184,7 +184,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
         }
         if last is not None or rank.window:
             header["window"] = True
-        if told := telling(rank.details):
+        if told := metadata_of(rank.details):
             header["told"] = told
         _write_line(file, header)
         for log in rank.logs.values():

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from ncclscope.untrusted import text
 
-__all__ = ["MOST", "Transfer", "add_waiting", "read"]
+__all__ = ["MOST", "TransferRecord", "add_waiting", "read"]
 
 MOST = 1 << 16
 """Transfers of one process that are kept."""
 
 
-class Transfer(NamedTuple):
+class TransferRecord(NamedTuple):
     """A transfer, known by what is the same in all of its lines."""
 
     kind: str
@@ -26,7 +26,7 @@ class Transfer(NamedTuple):
     direction: str
 
 
-def read(line: Mapping[str, Any]) -> tuple[Transfer, str] | None:
+def read(line: Mapping[str, Any]) -> tuple[TransferRecord, str] | None:
     """Return the transfer of a line, and the state that it has come to; None for another line."""
     kind = text(line.get("transfer"))
     if kind is None:
@@ -34,10 +34,10 @@ def read(line: Mapping[str, Any]) -> tuple[Transfer, str] | None:
     request, peer, direction, state = (
         text(line.get(name)) or "" for name in ("id", "peer", "direction", "state")
     )
-    return Transfer(kind, request, peer, direction), state
+    return TransferRecord(kind, request, peer, direction), state
 
 
-def add_waiting(details: Mapping[str, Any], states: Mapping[Transfer, str]) -> dict[str, Any]:
+def add_waiting(details: Mapping[str, Any], states: Mapping[TransferRecord, str]) -> dict[str, Any]:
     """Return what an input says of a process, with the transfers that it waits for."""
     waiting = [transfer for transfer, state in states.items() if state == "waiting"]
     if not waiting:

@@ -29,7 +29,7 @@ from ncclscope.untrusted import MAX_RANKS, integer, number, text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LastCall", "Strand", "Words"]
+__all__ = ["CommCursor", "LastCall", "RingCursor"]
 
 KEPT = 4096
 """Running hashes of a communicator that are kept, a power of two."""
@@ -58,7 +58,7 @@ class LastCall:
 
 
 @dataclass
-class Strand:
+class CommCursor:
     """One process on one communicator.
 
     Attributes:
@@ -117,7 +117,7 @@ class Strand:
         return None
 
 
-class Words:
+class RingCursor:
     """One ring that is looked at again and again.
 
     Args:
@@ -139,7 +139,7 @@ class Words:
     def __init__(self, path: Path, now: float = 0.0, wall_ns: int = 0) -> None:
         self.path = path
         self.head = 0
-        self.strands: dict[str, Strand] = {}
+        self.comm_cursors: dict[str, CommCursor] = {}
         self._states = b""
         self._tail_at = -1
         self._pending: dict[str, bool] = {}
@@ -164,7 +164,7 @@ class Words:
         for index, state in ring.states.items():
             key = self._names.get(index)
             if key is not None:
-                self.strands[key].jump(state)
+                self.comm_cursors[key].jump(state)
         self._take_tail()
 
     # --- what it says of itself --------------------------------------------------------------
@@ -189,11 +189,11 @@ class Words:
         self._take_about(ring.about)
         for index, comm in communicators(ring).items():
             self._names[index] = comm.key
-            strand = self.strands.get(comm.key)
-            if strand is None:
-                self.strands[comm.key] = Strand(comm)
+            comm_cursor = self.comm_cursors.get(comm.key)
+            if comm_cursor is None:
+                self.comm_cursors[comm.key] = CommCursor(comm)
             else:
-                strand.comm = comm
+                comm_cursor.comm = comm
 
     @property
     def owner(self) -> int | None:
@@ -227,7 +227,7 @@ class Words:
 
     # --- looking -----------------------------------------------------------------------------
 
-    def look(self, now: float) -> bool:
+    def poll(self, now: float) -> bool:
         """Reads what is new.
 
         Returns:
@@ -278,13 +278,13 @@ class Words:
             key = self._names.get(index)
             if key is None:
                 continue
-            strand = self.strands[key]
+            comm_cursor = self.comm_cursors[key]
             own = comms == index if len(present) > 1 else np.ones(len(comms), np.bool_)
             mine = own & (special == 0) if is_mixed else own
             if mine.any():
-                strand.extend(seqs[mine], hashes[mine])
+                comm_cursor.extend(seqs[mine], hashes[mine])
             if is_mixed and (told := own & (special == layout.FIXED_P2P)).any():
-                strand.p2p = int(seqs[told][-1])
+                comm_cursor.p2p = int(seqs[told][-1])
 
     def _take_tail(self) -> bool:
         """Reads how far the newest calls are; whether that has changed."""
@@ -311,10 +311,10 @@ class Words:
             is_pending = state != State.COMPLETED
             self._pending[key] = is_pending
             if not fixed & layout.FIXED_P2P:
-                strand = self.strands[key]
-                strand.last = self._tail[place]
-                if not (is_pending or strand.tells):
-                    strand.tells = self._op(strand.last) not in BARRIERS
+                comm_cursor = self.comm_cursors[key]
+                comm_cursor.last = self._tail[place]
+                if not (is_pending or comm_cursor.tells):
+                    comm_cursor.tells = self._op(comm_cursor.last) not in BARRIERS
         return True
 
     def _on_device(self, records: Records, device: bytes) -> Records:
@@ -323,13 +323,13 @@ class Words:
         told = records.copy()
         special = told["fixed"] & (layout.FIXED_P2P | layout.FIXED_STEP) != 0
         for index, key in self._names.items():
-            posted = max(self.strands[key].seq, 0)
-            stand = read_stand(self._ring, index, posted)
-            if stand is not None and stand.unknown:
-                self.strands[key].tells = False  # not any more
-            elif stand is not None:
+            posted = max(self.comm_cursors[key].seq, 0)
+            pending = read_stand(self._ring, index, posted)
+            if pending is not None and pending.unknown:
+                self.comm_cursors[key].tells = False  # not any more
+            elif pending is not None:
                 own = (told["comm"] == index) & ~special
-                told["state"][own] = known_states(stand, told["seq"][own], told["state"][own])
+                told["state"][own] = known_states(pending, told["seq"][own], told["state"][own])
         return told
 
     @property
@@ -343,7 +343,7 @@ class Words:
 
     def last(self, key: str) -> LastCall | None:
         """Returns the newest collective on a communicator; None where it is not known."""
-        record = self.strands[key].last
+        record = self.comm_cursors[key].last
         if record is None:
             return None
         ndim = int(record["ndim"])
@@ -389,10 +389,10 @@ class Words:
         Returns:
             None where the process has not come as far or the record has been overwritten.
         """
-        strand = self.strands[key]
-        if seq > strand.seq:
+        comm_cursor = self.comm_cursors[key]
+        if seq > comm_cursor.seq:
             return None
-        found = strand.kept(seq)
+        found = comm_cursor.kept(seq)
         return self._read_hash(key, seq) if found is None else found
 
     def _read_hash(self, key: str, seq: int) -> int | None:

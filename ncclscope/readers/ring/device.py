@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.model import State
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["known_states", "read_stand", "stands", "with_states"]
+__all__ = ["device_progress", "known_states", "read_stand", "with_states"]
 
 _EARLY_NS = 1_000_000_000
 """So far before the process began, or after its last sign of life, clocks are not related."""
 
 
-def stands(ring: RingFile) -> Mapping[int, DeviceStand]:
+def device_progress(ring: RingFile) -> Mapping[int, DeviceProgress]:
     """Returns how far the communicators are, by their number; without those not counted."""
     found = {}
     for index, state in ring.states.items():
-        stand = read_stand(ring, index, state.seq)
-        if stand is not None:
-            found[index] = stand
+        pending = read_stand(ring, index, state.seq)
+        if pending is not None:
+            found[index] = pending
     return found
 
 
-def read_stand(ring: RingFile, index: int, posted: int) -> DeviceStand | None:
+def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None:
     """Returns how far one communicator is; None where nothing is counted.
 
     Args:
@@ -63,8 +63,8 @@ def read_stand(ring: RingFile, index: int, posted: int) -> DeviceStand | None:
     elif enters and not finished <= entered <= posted:
         unknown = f"the device has entered {entered} calls and finished {finished} of {posted}"
     if unknown:
-        return DeviceStand(posted, unknown=unknown)
-    return DeviceStand(
+        return DeviceProgress(posted, unknown=unknown)
+    return DeviceProgress(
         posted,
         finished,
         entered if enters else None,
@@ -74,24 +74,26 @@ def read_stand(ring: RingFile, index: int, posted: int) -> DeviceStand | None:
 
 
 def known_states(
-    stand: DeviceStand | None, seqs: NDArray[np.uint64], states: NDArray[np.uint8]
+    pending: DeviceProgress | None, seqs: NDArray[np.uint64], states: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
     """Returns how far calls are, by their records and by the device."""
-    if stand is None or stand.finished is None:
+    if pending is None or pending.finished is None:
         return states
-    entered = min(stand.finished if stand.entered is None else stand.entered, stand.handed_over)
+    entered = min(
+        pending.finished if pending.entered is None else pending.entered, pending.handed_over
+    )
     told = (seqs <= np.uint64(entered)).astype(np.uint8)
-    told[seqs <= np.uint64(stand.finished)] = State.COMPLETED
+    told[seqs <= np.uint64(pending.finished)] = State.COMPLETED
     found: NDArray[np.uint8] = np.maximum(states, told)
     return found
 
 
-def with_states(stand: DeviceStand | None, records: Records) -> Records:
+def with_states(pending: DeviceProgress | None, records: Records) -> Records:
     """Returns records of one communicator's collectives, as far as the device knows them."""
-    if stand is None or stand.finished is None or not len(records):
+    if pending is None or pending.finished is None or not len(records):
         return records
     told = records.copy()
-    told["state"] = known_states(stand, records["seq"], records["state"])
+    told["state"] = known_states(pending, records["seq"], records["state"])
     return told
 
 

@@ -14,14 +14,14 @@ import numpy as np
 from ncclscope import procfs
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from ncclscope.model.metadata import DAMAGED, read_about
 from ncclscope.model.signature import BASE
 from ncclscope.model.sites import read as read_sites
 from ncclscope.readers.ring.calls import decode, is_signable
-from ncclscope.readers.ring.device import stands, with_states
+from ncclscope.readers.ring.device import device_progress, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
-from ncclscope.readers.ring.records import Strand
+from ncclscope.readers.ring.records import CommRecords
 from ncclscope.readers.ring.replays import Expansion, RingGraphs
 from ncclscope.readers.ring.trails import RingSteps, activities, transfers
 from ncclscope.ring import layout
@@ -59,7 +59,7 @@ def read_ring(path: Path) -> Rank:
     except DamagedFileError:
         ring.close()
         raise
-    device = stands(ring)
+    device = device_progress(ring)
     details = _with_damage(read_about(about), ring, found)
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
@@ -85,7 +85,7 @@ def read_ring(path: Path) -> Rank:
         steps=RingSteps(ring),
         activities=activities(ring),
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
-        device={found[index].key: stand for index, stand in device.items() if index in found},
+        device={found[index].key: pending for index, pending in device.items() if index in found},
         source=str(path),
         details=details,
     )
@@ -117,13 +117,13 @@ class RingLog:
         ring: RingFile,
         number: int,
         communicator: Communicator,
-        device: DeviceStand | None = None,
+        device: DeviceProgress | None = None,
     ) -> None:
         self.communicator = communicator
         self._device = device
         self._ring = ring
         self._number = number
-        self._strand = Strand(ring, number)
+        self._strand = CommRecords(ring, number)
         self._state = ring.states[number]
         self._beginning: tuple[int, int] | None = None
 

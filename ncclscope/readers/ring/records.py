@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.ring.image import RECORD_DTYPE, Records
-from ncclscope.ring.reader import CHUNK, Marks, RingFile, bracket, collectives
+from ncclscope.ring.reader import CHUNK, RingFile, RingMarks, bracket, collectives
 
-__all__ = ["Strand"]
+__all__ = ["CommRecords"]
 
 
-class Strand:
+class CommRecords:
     """The collectives of one communicator, as they lie in the file.
 
     Args:
@@ -26,7 +26,7 @@ class Strand:
         self._number = number
 
     @cached_property
-    def _marks(self) -> Marks:
+    def _marks(self) -> RingMarks:
         return self._ring.marks(self._number)
 
     def firsts(self, records: Records) -> NDArray[np.uint64]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope.model import Call, State
-from ncclscope.model.device import DeviceStand
+from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph, Replay
 from ncclscope.model.sites import read as read_sites
 from ncclscope.readers.ring.calls import decode
@@ -49,7 +49,7 @@ class Expansion:
         records: Records,
         start: int,
         stop: int,
-        device: DeviceStand | None = None,
+        device: DeviceProgress | None = None,
     ) -> None:
         self._ring = ring
         self._device = device

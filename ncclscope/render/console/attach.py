@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.analysis.processes.evidence import Witness, absent_ranks
-from ncclscope.analysis.processes.motion import Stance, take_stances
-from ncclscope.analysis.processes.stack_classes import Node, StackClass, build_tree, classify
+from ncclscope.analysis.processes.evidence import Evidence, absent_ranks
+from ncclscope.analysis.processes.motion import Motion, read_motions
+from ncclscope.analysis.processes.stack_classes import StackClass, TreeNode, build_tree, classify
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.model.snapshot import Capture
+from ncclscope.model.snapshot import Snapshot
 from ncclscope.render.console.blocks import (
     add_row,
     coverage_block,
@@ -44,33 +44,34 @@ _WORDS = {
 
 def render_attach(verdict: Verdict, width: int) -> RenderableType:
     """Returns the screen of a run with a capture, for a terminal of so many columns."""
-    capture = verdict.run.capture
-    assert capture is not None
-    stances = take_stances(capture)
+    snapshot = verdict.run.snapshot
+    assert snapshot is not None
+    motions = read_motions(snapshot)
     parts: list[RenderableType] = []
     if any(rank.logs for rank in verdict.run.ranks):
         parts.append(render_verdict(verdict, width))
-        parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
+        parts += [_stands(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
         parts += _witnesses(verdict)
         return Group(*parts)
-    parts += [_heading(capture), verdict_panel(verdict)]
-    parts += [_stands(capture, stances, verdict), *_tree(stances), *_native(stances)]
+    parts += [_heading(snapshot), verdict_panel(verdict)]
+    parts += [_stands(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause, "seen"))
     parts += [*coverage_block(verdict.coverage), *_witnesses(verdict), *_notes(verdict)]
     return Group(*parts)
 
 
-def _heading(capture: Capture) -> Text:
-    count = len(capture.workers)
+def _heading(snapshot: Snapshot) -> Text:
+    count = len(snapshot.workers)
     what = "process" if count == 1 else "processes"
     return Text(
-        f"{count} {what} on {capture.host}, sampled for {capture.gap:.1f} s; nothing was injected",
+        f"{count} {what} on {snapshot.host}, sampled for {snapshot.gap:.1f} s; "
+        "nothing was injected",
         style="dim",
     )
 
 
-def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -> RenderableType:
+def _stands(snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict) -> RenderableType:
     table = plain_table()
     table.add_column("rank", justify="right")
     table.add_column("pid", justify="right", no_wrap=True)
@@ -78,12 +79,12 @@ def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -
     table.add_column("cpu", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
     odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
-    for group in _groups(stances):
-        one = group.stance
+    for group in _groups(motions):
+        one = group.motion
         pid = str(one.worker.pid) if len(group.ranks) == 1 else ""
         if 1 < len(group.ranks) <= 4:
-            pid = "\n".join(str(stance.worker.pid) for stance in group.stances)
-        low, high = (f(stance.cpu for stance in group.stances) for f in (min, max))
+            pid = "\n".join(str(motion.worker.pid) for motion in group.motions)
+        low, high = (f(motion.cpu for motion in group.motions) for f in (min, max))
         cpu = f"{high:.0%}" if high - low < 0.05 else f"{low:.0%}-{high:.0%}"
         state = one.worker.samples[-1].state if one.worker.samples else "?"
         where = one.text if one.frames else (_error(one) or one.text)
@@ -96,7 +97,7 @@ def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -
             where + (f"; {one.why}" if one.why else ""),
             style="bold red" if odd & set(group.ranks) else "",
         )
-    missing = absent_ranks(capture)
+    missing = absent_ranks(snapshot)
     if missing:
         name = ranks_text(missing).partition(" ")[2]
         add_row(table, name, "", "MISSING", "", "no such process on this host", style="bold red")
@@ -105,20 +106,20 @@ def _stands(capture: Capture, stances: Mapping[int, Stance], verdict: Verdict) -
     return Group(section(title, "seen"), table)
 
 
-def _groups(stances: Mapping[int, Stance]) -> list[StackClass]:
+def _groups(motions: Mapping[int, Motion]) -> list[StackClass]:
     """Ranks that stand alike, in the order of their ranks."""
     found = []
     for condition in _WORDS:
-        found += classify(s for s in stances.values() if s.condition == condition)
+        found += classify(s for s in motions.values() if s.condition == condition)
     return sorted(found, key=lambda group: group.ranks)
 
 
-def _error(stance: Stance) -> str:
-    return next((stacks.error for stacks in stance.worker.stacks if stacks.error), "")
+def _error(motion: Motion) -> str:
+    return next((stacks.error for stacks in motion.worker.stacks if stacks.error), "")
 
 
-def _tree(stances: Mapping[int, Stance]) -> Iterable[RenderableType]:
-    roots = build_tree({rank: one for rank, one in stances.items() if one.frames})
+def _tree(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
+    roots = build_tree({rank: one for rank, one in motions.items() if one.frames})
     if not roots:
         return
     yield section("stacks of all ranks, merged", "seen; = the same twice, ~ changed")
@@ -134,7 +135,7 @@ def _tree(stances: Mapping[int, Stance]) -> Iterable[RenderableType]:
     yield grid
 
 
-def _walk(node: Node, indent: int, lines: list[tuple[str, str, str]], *, trunk: bool) -> None:
+def _walk(node: TreeNode, indent: int, lines: list[tuple[str, str, str]], *, trunk: bool) -> None:
     """Draws a stretch without branches as a list of frames below each other, the last ones only.
 
     A deeper level begins where ranks part, so that the indentation shows nothing else.
@@ -159,21 +160,21 @@ def _walk(node: Node, indent: int, lines: list[tuple[str, str, str]], *, trunk: 
         _walk(child, indent + 1, lines, trunk=False)
 
 
-def _native(stances: Mapping[int, Stance]) -> Iterable[RenderableType]:
+def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
     """C frames of one rank of each class, and the threads that Python never saw."""
     table = plain_table()
     table.show_header = False
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("thread", no_wrap=True)
     table.add_column("frames", overflow="fold")
-    for group in classify(stance for stance in stances.values() if stance.frames):
+    for group in classify(motion for motion in motions.values() if motion.frames):
         rows = 0
-        threads = group.stance.worker.stacks[-1].threads
-        for thread in sorted(threads, key=lambda one: one.name != group.stance.thread):
+        threads = group.motion.worker.stacks[-1].threads
+        for thread in sorted(threads, key=lambda one: one.name != group.motion.thread):
             if not thread.native:
                 continue
             named = [frame for frame in thread.native if not frame.startswith("???")]
-            if thread.name == group.stance.thread or _TELLING.search(" ".join(named)):
+            if thread.name == group.motion.thread or _TELLING.search(" ".join(named)):
                 frames = " < ".join(reversed(named[-_INNERMOST:]))
                 who = "" if rows else str(group.ranks[0])
                 add_row(table, who, thread.name, frames or "no name")
@@ -191,7 +192,7 @@ def _witnesses(verdict: Verdict) -> Iterable[RenderableType]:
     table.add_column("verdict", no_wrap=True)
     table.add_column("says", overflow="fold")
     absent = []
-    for one in verdict.witnesses:
+    for one in verdict.evidence:
         if not one.available:
             absent.append(one)
             continue
@@ -212,10 +213,10 @@ def _witnesses(verdict: Verdict) -> Iterable[RenderableType]:
         yield table
 
 
-def _word(witness: Witness) -> str:
-    if witness.agrees is None:
+def _word(item: Evidence) -> str:
+    if item.agrees is None:
         return ""
-    return "agrees" if witness.agrees else "DISAGREES"
+    return "agrees" if item.agrees else "DISAGREES"
 
 
 def _notes(verdict: Verdict) -> Iterable[RenderableType]:

@@ -23,8 +23,8 @@ def device_block(run: Run) -> Iterator[RenderableType]:
     if not rows:
         return
     yield section("on the device", "recorded by the GPU")
-    shown = rows if len(rows) <= MANY else [row for row in rows if row.stand.at is not None]
-    enters = any(row.stand.entered is not None for row in shown)
+    shown = rows if len(rows) <= MANY else [row for row in rows if row.pending.at is not None]
+    enters = any(row.pending.entered is not None for row in shown)
     table = plain_table()
     table.add_column("rank", justify="right")
     table.add_column("comm", no_wrap=True)
@@ -32,15 +32,15 @@ def device_block(run: Run) -> Iterator[RenderableType]:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where it is", overflow="fold")
     for row in shown[:MANY]:
-        stand = row.stand
-        counts = [stand.posted, *([stand.entered] if enters else ()), stand.finished]
+        pending = row.pending
+        counts = [pending.posted, *([pending.entered] if enters else ()), pending.finished]
         add_row(
             table,
             ranks_text(row.ranks).partition(" ")[2],
             row.comm.label or row.comm.key[:12],
             *("?" if count is None else str(count) for count in counts),
             row.words,
-            style="yellow" if stand.at is not None or stand.unknown else "",
+            style="yellow" if pending.at is not None or pending.unknown else "",
         )
     yield table
     if len(rows) > len(shown[:MANY]):

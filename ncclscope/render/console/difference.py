@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ncclscope.analysis.wording import comm_text, plural, ranks_text
 from ncclscope.model import Rank
-from ncclscope.parity.comparison import ACROSS, Difference, Pair, Side
-from ncclscope.parity.hunks import Row, rows
+from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
+from ncclscope.parity.hunks import HunkRow, rows
 
 __all__ = ["print_difference", "render_difference", "render_rows"]
 
@@ -24,7 +24,7 @@ _STYLES = {"-": "red", "+": "green", "@": "dim", " ": ""}
 
 
 def print_difference(
-    pairs: Sequence[Pair],
+    pairs: Sequence[RankPair],
     names: tuple[str, str],
     texts: Sequence[str],
     console: Console,
@@ -35,7 +35,7 @@ def print_difference(
 
 
 def render_difference(
-    pairs: Sequence[Pair],
+    pairs: Sequence[RankPair],
     names: tuple[str, str],
     texts: Sequence[str],
     width: int,
@@ -57,7 +57,7 @@ def render_difference(
     else:
         parts.append(Text(f"--- {names[0]}", style="bold red"))
         parts.append(Text(f"+++ {names[1]}", style="bold green"))
-    groups: dict[tuple[object, ...], list[Pair]] = {}
+    groups: dict[tuple[object, ...], list[RankPair]] = {}
     for pair in pairs:
         key = ("same",) if pair.same and len(pairs) > 1 else pair.pattern()
         groups.setdefault(key, []).append(pair)
@@ -82,7 +82,7 @@ def _heading(mark: str, name: str, rank: Rank | None, colour: str) -> Text:
     return text
 
 
-def _group_heading(group: Sequence[Pair]) -> Text:
+def _group_heading(group: Sequence[RankPair]) -> Text:
     first = group[0]
     who = _numbers(group)
     if first.a is None or first.b is None:
@@ -90,11 +90,11 @@ def _group_heading(group: Sequence[Pair]) -> Text:
     return Text(f"\n{who}{': the same calls' if first.same else ''}", style="bold")
 
 
-def _numbers(pairs: Iterable[Pair]) -> str:
+def _numbers(pairs: Iterable[RankPair]) -> str:
     return ranks_text(rank.rank for pair in pairs if (rank := pair.a or pair.b) is not None)
 
 
-def _pair(pair: Pair, texts: Sequence[str], width: int, context: int) -> list[RenderableType]:
+def _pair(pair: RankPair, texts: Sequence[str], width: int, context: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for difference in sorted(pair.differences, key=lambda difference: difference.same):
         parts.append(_difference_heading(difference))
@@ -105,7 +105,7 @@ def _pair(pair: Pair, texts: Sequence[str], width: int, context: int) -> list[Re
     return parts
 
 
-def _difference_heading(difference: Difference) -> Text:
+def _difference_heading(difference: CommDifference) -> Text:
     a, b = difference.a, difference.b
     text = Text(f"@@ {difference.role}", style="cyan")
     comms = list(dict.fromkeys(comm_text(side.comm) for side in (a, b) if side.comm is not None))
@@ -125,7 +125,7 @@ def _difference_heading(difference: Difference) -> Text:
 
 
 def render_rows(
-    found: Sequence[Row], width: int, sides: tuple[Side, Side] | None = None
+    found: Sequence[HunkRow], width: int, sides: tuple[Side, Side] | None = None
 ) -> RenderableType:
     """Returns the lines of one comparison.
 
@@ -160,7 +160,7 @@ def _number(span: tuple[int, int], first: int) -> str:
     return f"#{seq}" if calls == 1 else f"#{seq}-{seq + calls - 1}"
 
 
-def _line(row: Row, width: int, sides: tuple[Side, Side] | None) -> str:
+def _line(row: HunkRow, width: int, sides: tuple[Side, Side] | None) -> str:
     indent = "   " * row.depth
     if row.kind == "@":
         return f"{indent}\N{HORIZONTAL ELLIPSIS} {row.text}"
@@ -176,7 +176,7 @@ def _line(row: Row, width: int, sides: tuple[Side, Side] | None) -> str:
     return text
 
 
-def _summary(pairs: Sequence[Pair]) -> Text:
+def _summary(pairs: Sequence[RankPair]) -> Text:
     if all(pair.same for pair in pairs):
         notes = {note for pair in pairs for one in pair.differences for note in one.notes}
         kept = ", as far as both have kept them" if notes else ""

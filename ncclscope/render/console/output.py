@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from ncclscope.render.console.watch import one_line
-from ncclscope.watch.watch import Look
+from ncclscope.watch.watch import Poll
 
 __all__ = ["Lines", "Output"]
 
@@ -20,7 +20,7 @@ class Output(contextlib.AbstractContextManager["Output"]):
     in_trouble = False
     """Whether the last that was shown is a divergence or a hang."""
 
-    def show(self, look: Look) -> None:
+    def show(self, poll: Poll) -> None:
         """Shows one."""
         raise NotImplementedError
 
@@ -52,12 +52,12 @@ class Lines(Output):
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
-    def show(self, look: Look) -> None:
-        if not look.changed or look.verdict is None:
+    def show(self, poll: Poll) -> None:
+        if not poll.changed or poll.verdict is None:
             return
         if self._as_json:
-            about = {"activity": look.activity, "time_ns": time.time_ns()}
-            json.dump({**look.verdict.to_dict(), **about}, sys.stdout)
+            about = {"activity": poll.activity, "time_ns": time.time_ns()}
+            json.dump({**poll.verdict.to_dict(), **about}, sys.stdout)
             print(flush=True)
         else:
-            print(time.strftime("%H:%M:%S"), one_line(look), flush=True)
+            print(time.strftime("%H:%M:%S"), one_line(poll), flush=True)

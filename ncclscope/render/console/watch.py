@@ -11,11 +11,11 @@ from rich.text import Text
 
 from ncclscope.analysis.wording import plural, ranks_text, shape_text
 from ncclscope.model import State
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import COLOURS, cause_panel, status_panel
-from ncclscope.render.tui.standing import farthest
+from ncclscope.render.tui.progress import farthest
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Look
+from ncclscope.watch.watch import Poll
 
 __all__ = ["one_line", "render_look"]
 
@@ -27,80 +27,80 @@ _CALM = 1.0
 """Seconds without progress that are not worth a number."""
 
 
-def render_look(look: Look, width: int, height: int = 10_000, source: str = "") -> RenderableType:
+def render_look(poll: Poll, width: int, height: int = 10_000, source: str = "") -> RenderableType:
     """Returns the screen for a terminal of so many columns and lines."""
-    parts: list[RenderableType] = [_heading(look, source)]
-    if look.in_trouble:
-        parts.append(_panel(look))
-    if look.ranks:
-        labels = _labels(look.ranks)
+    parts: list[RenderableType] = [_heading(poll, source)]
+    if poll.in_trouble:
+        parts.append(_panel(poll))
+    if poll.ranks:
+        labels = _labels(poll.ranks)
         is_wide = _NAME_COLUMNS + _COMM_COLUMNS * len(labels) <= width
         most = max(4, (height - _OTHER_LINES) // (1 if is_wide else max(1, len(labels))))
-        shown = _most_telling(look, most)
-        parts.append(_wide(look, shown, labels) if is_wide else _narrow(look, shown))
-        if len(shown) < len(look.ranks):
-            hidden = len(look.ranks) - len(shown)
+        shown = _most_telling(poll, most)
+        parts.append(_wide(poll, shown, labels) if is_wide else _narrow(poll, shown))
+        if len(shown) < len(poll.ranks):
+            hidden = len(poll.ranks) - len(shown)
             parts.append(Text(f" and {plural(hidden, 'rank')} more", style="dim"))
-    if look.in_trouble and source:
+    if poll.in_trouble and source:
         parts.append(Text(f" ncclscope diagnose {source}", style="dim"))
     return Group(*parts)
 
 
-def one_line(look: Look) -> str:
+def one_line(poll: Poll) -> str:
     """Returns a status in a line, for a log."""
-    said = f"{look.status}: {plural(len(look.ranks), 'rank')}, {look.activity}"
-    cause = look.verdict.cause if look.verdict is not None else None
-    return f"{look.status}: {printable(cause.summary)}" if cause is not None else said
+    said = f"{poll.status}: {plural(len(poll.ranks), 'rank')}, {poll.activity}"
+    cause = poll.verdict.cause if poll.verdict is not None else None
+    return f"{poll.status}: {printable(cause.summary)}" if cause is not None else said
 
 
-def _heading(look: Look, source: str) -> Text:
+def _heading(poll: Poll, source: str) -> Text:
     text = Text()
-    status = look.status
-    word = {"waiting": "WAITING", "over": "OVER"}.get(look.activity, status.upper())
-    if look.in_trouble:
+    status = poll.status
+    word = {"waiting": "WAITING", "over": "OVER"}.get(poll.activity, status.upper())
+    if poll.in_trouble:
         word = status.upper()
     text.append(f"{word} ", style=f"bold {COLOURS[status]}")
-    run = look.verdict.run if look.verdict is not None else None
+    run = poll.verdict.run if poll.verdict is not None else None
     parts = []
-    if look.activity == "waiting":
+    if poll.activity == "waiting":
         parts.append("for a ring to appear")
     elif run is not None:
         parts.append(f"{len(run.ranks)} of {plural(run.expected, 'rank')}")
-        if run.missing and not look.in_trouble:
+        if run.missing and not poll.in_trouble:
             parts.append(f"{ranks_text(run.missing)} not here")
-        if look.activity != "over" and look.status != "hung":
-            parts.append(look.activity)
+        if poll.activity != "over" and poll.status != "hung":
+            parts.append(poll.activity)
     text.append(", ".join(parts))
     if source:
         text.append(f"  {printable(source)}", style="dim")
     return text
 
 
-def _panel(look: Look) -> Panel:
-    assert look.verdict is not None
-    cause = look.verdict.cause
+def _panel(poll: Poll) -> Panel:
+    assert poll.verdict is not None
+    cause = poll.verdict.cause
     if cause is None:
-        return status_panel(look.status, look.status)
-    return cause_panel(look.status, cause)
+        return status_panel(poll.status, poll.status)
+    return cause_panel(poll.status, cause)
 
 
-def _most_telling(look: Look, most: int) -> list[Words]:
+def _most_telling(poll: Poll, most: int) -> list[RingCursor]:
     """Returns the ranks that fit, in order; of more, those that differ, lag or stand still."""
-    if len(look.ranks) <= most:
-        return list(look.ranks)
-    heads = farthest(look.ranks)
-    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+    if len(poll.ranks) <= most:
+        return list(poll.ranks)
+    heads = farthest(poll.ranks)
+    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
     odd = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
 
-    def weight(words: Words) -> tuple[bool, int, float]:
-        lag = sum(heads[key] - strand.seq for key, strand in words.strands.items())
+    def weight(words: RingCursor) -> tuple[bool, int, float]:
+        lag = sum(heads[key] - comm_cursor.seq for key, comm_cursor in words.comm_cursors.items())
         return words.rank not in odd, -lag, words.moved_at
 
-    chosen = {words.path for words in sorted(look.ranks, key=weight)[:most]}
-    return [words for words in look.ranks if words.path in chosen]
+    chosen = {words.path for words in sorted(poll.ranks, key=weight)[:most]}
+    return [words for words in poll.ranks if words.path in chosen]
 
 
-def _wide(look: Look, shown: Sequence[Words], labels: Sequence[str]) -> Table:
+def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Table:
     table = _table()
     for heading in ("rank", "pid"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -109,19 +109,19 @@ def _wide(look: Look, shown: Sequence[Words], labels: Sequence[str]) -> Table:
         table.add_column("lag", justify="right", no_wrap=True, min_width=4)
         table.add_column("last call", no_wrap=True, overflow="ellipsis")
     table.add_column("quiet", justify="right", no_wrap=True)
-    heads = farthest(look.ranks)
+    heads = farthest(poll.ranks)
     for words in shown:
         cells = dict(_named(words))
         row = [_rank(words), str(words.pid or "")]
         for label in labels:
             key = cells.get(label)
             row += ["", "", ""] if key is None else _cell(words, key, heads)
-        row.append(_quiet(look, words))
-        table.add_row(*map(Text, row), style=_style(look, words))
+        row.append(_quiet(poll, words))
+        table.add_row(*map(Text, row), style=_style(poll, words))
     return table
 
 
-def _narrow(look: Look, shown: Sequence[Words]) -> Table:
+def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
     table = _table()
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("pid", justify="right", no_wrap=True)
@@ -130,11 +130,11 @@ def _narrow(look: Look, shown: Sequence[Words]) -> Table:
     table.add_column("lag", justify="right", no_wrap=True, min_width=4)
     table.add_column("last call", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("quiet", justify="right", no_wrap=True)
-    heads = farthest(look.ranks)
+    heads = farthest(poll.ranks)
     for words in shown:
-        style = _style(look, words)
+        style = _style(poll, words)
         name = [_rank(words), str(words.pid or "")]
-        quiet = _quiet(look, words)
+        quiet = _quiet(poll, words)
         for label, key in _named(words):
             row = [*name, label, *_cell(words, key, heads), quiet]
             table.add_row(*map(Text, row), style=style)
@@ -144,13 +144,13 @@ def _narrow(look: Look, shown: Sequence[Words]) -> Table:
     return table
 
 
-def _named(words: Words) -> list[tuple[str, str]]:
+def _named(words: RingCursor) -> list[tuple[str, str]]:
     """Returns names and keys of the communicators that a process has used."""
     found: dict[str, str] = {}
-    for key, strand in words.strands.items():
-        if not (strand.seq or strand.p2p):
+    for key, comm_cursor in words.comm_cursors.items():
+        if not (comm_cursor.seq or comm_cursor.p2p):
             continue
-        label = printable(strand.comm.label) or f"comm-{printable(key[-8:])}"
+        label = printable(comm_cursor.comm.label) or f"comm-{printable(key[-8:])}"
         number, free = 2, label
         while free in found:
             free, number = f"{label} #{number}", number + 1
@@ -158,38 +158,38 @@ def _named(words: Words) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
-def _cell(words: Words, key: str, heads: dict[str, int]) -> list[str]:
-    strand = words.strands[key]
-    lag = heads[key] - strand.seq
+def _cell(words: RingCursor, key: str, heads: dict[str, int]) -> list[str]:
+    comm_cursor = words.comm_cursors[key]
+    lag = heads[key] - comm_cursor.seq
     behind = f"\N{MINUS SIGN}{lag}" if lag else ""
     last = words.last(key)
     if last is None:
-        return [str(strand.seq), behind, ""]
+        return [str(comm_cursor.seq), behind, ""]
     parts = [printable(last.op), shape_text(last.shape)]
-    if strand.tells and last.state is not State.COMPLETED:
+    if comm_cursor.tells and last.state is not State.COMPLETED:
         parts.append("in it")
-    return [str(strand.seq), behind, " ".join(part for part in parts if part)]
+    return [str(comm_cursor.seq), behind, " ".join(part for part in parts if part)]
 
 
-def _quiet(look: Look, words: Words) -> str:
+def _quiet(poll: Poll, words: RingCursor) -> str:
     if words.over:
         return "ended"
-    seconds = look.now - words.moved_at
+    seconds = poll.now - words.moved_at
     return f"{seconds:.0f} s" if seconds >= _CALM else ""
 
 
-def _style(look: Look, words: Words) -> str:
-    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+def _style(poll: Poll, words: RingCursor) -> str:
+    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
     if cause is not None and words.rank in cause.diverging_ranks:
         return "bold red"
     return "dim" if words.over else ""
 
 
-def _rank(words: Words) -> str:
+def _rank(words: RingCursor) -> str:
     return str(words.rank) if words.rank >= 0 else "-"
 
 
-def _labels(ranks: Iterable[Words]) -> list[str]:
+def _labels(ranks: Iterable[RingCursor]) -> list[str]:
     return sorted({label for words in ranks for label, _ in _named(words)})
 
 

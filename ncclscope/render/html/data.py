@@ -10,7 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.sequences.columns import Cell, Sheet, align_lanes, transfer_lanes
+from ncclscope.analysis.sequences.columns import (
+    ColumnCell,
+    ColumnTable,
+    align_columns,
+    transfer_columns,
+)
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
 from ncclscope.model import Call, Communicator, State
@@ -61,13 +66,13 @@ def page_data(verdict: Verdict, case: Case) -> dict[str, Any]:
     """Returns what stands in the page as JSON."""
     calls = Calls()
     comms = _Comms(verdict)
-    sheets = [_sheet(sheet, calls, comms) for sheet in _sheets(verdict, case)]
+    column_tables = [_sheet(column_table, calls, comms) for column_table in _sheets(verdict, case)]
     timeline = _timeline(verdict, calls, comms)
     cause = verdict.cause
     return {
         "calls": calls.entries,
         "comms": comms.entries,
-        "sheets": sheets,
+        "sheets": column_tables,
         "timeline": timeline,
         "odd": list(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else [],
     }
@@ -97,10 +102,10 @@ class _Comms:
         return self._numbers[comm.key]
 
 
-def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
+def _sheets(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
     """The cause's communicator first, then those whose members differ, then the others."""
     run, cause = verdict.run, verdict.cause
-    parted = {parting.comm.key: parting.seq for parting in case.partings}
+    diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
     marked = {
         finding.comm.key: finding.seq
         for finding in reversed(verdict.findings)
@@ -108,7 +113,7 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
     }
     for rank in cause.diverging_ranks if cause is not None else ():
         if (head := case.waits.heads.get(rank)) is not None:
-            parted.setdefault(head.comm, head.seq)
+            diverged.setdefault(head.comm, head.seq)
     p2p = _transfers(verdict)
     main = cause.comm.key if cause is not None and cause.comm is not None else ""
     keys = sorted(
@@ -117,21 +122,21 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
             for key, comm in run.communicators.items()
             if not comm.creates_groups or key in marked
         ),
-        key=lambda key: (key != main, key not in parted, key not in marked, key),
+        key=lambda key: (key != main, key not in diverged, key not in marked, key),
     )
     about_transfers = cause is not None and any(
         call is not None and call.peer is not None for call in (cause.odd, cause.peers)
     )
     if about_transfers:
-        yield from (sheet for sheet in p2p if sheet.comm.key == main)
+        yield from (column_table for column_table in p2p if column_table.comm.key == main)
     budget = MOST_CELLS
     for key in keys:
         comm = run.communicators[key]
         is_main = key == main and not about_transfers
-        seq = parted.get(key)
+        seq = diverged.get(key)
         if is_main and cause is not None and cause.seq is not None:
             seq = cause.seq
-        sheet = align_lanes(
+        column_table = align_columns(
             comm,
             case.recorded(key),
             seq=seq,
@@ -140,19 +145,19 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[Sheet]:
             before=40 if is_main else 12 if seq is not None else 8,
             after=30 if is_main else 12 if seq is not None else 6,
         )
-        if sheet is None:
+        if column_table is None:
             continue
-        budget -= sum(len(lane.cells) for lane in sheet.lanes)
+        budget -= sum(len(column.cells) for column in column_table.columns)
         if budget < 0 and not is_main:
             return
-        yield sheet
+        yield column_table
     if not about_transfers:
         yield from p2p
     else:
-        yield from (sheet for sheet in p2p if sheet.comm.key != main)
+        yield from (column_table for column_table in p2p if column_table.comm.key != main)
 
 
-def _transfers(verdict: Verdict) -> list[Sheet]:
+def _transfers(verdict: Verdict) -> list[ColumnTable]:
     """The last sends and receives of each rank on each communicator that has some."""
     rows = sum(len(rank.p2p) for rank in verdict.run.ranks)
     last = max(4, min(24, 3000 // max(1, rows)))
@@ -162,7 +167,7 @@ def _transfers(verdict: Verdict) -> list[Sheet]:
             if newest := newest_of(sent, last):
                 found.setdefault(key, {})[rank.rank] = newest
     return [
-        transfer_lanes(verdict.run.communicators[key], ranks, last=last)
+        transfer_columns(verdict.run.communicators[key], ranks, last=last)
         for key, ranks in sorted(found.items())
         if key in verdict.run.communicators
     ]
@@ -182,25 +187,25 @@ def _told_by_site(verdict: Verdict) -> bool:
     return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site
 
 
-def _sheet(sheet: Sheet, calls: Calls, comms: _Comms) -> dict[str, Any]:
+def _sheet(column_table: ColumnTable, calls: Calls, comms: _Comms) -> dict[str, Any]:
     return {
-        "comm": comms.number(sheet.comm),
-        "seq": sheet.seq,
-        "row": sheet.first_row,
-        "aligned": sheet.aligned,
-        "hidden": max(0, len(sheet.lanes) - MOST_LANES),
+        "comm": comms.number(column_table.comm),
+        "seq": column_table.seq,
+        "row": column_table.first_row,
+        "aligned": column_table.aligned,
+        "hidden": max(0, len(column_table.columns) - MOST_LANES),
         "lanes": [
             {
-                "ranks": list(lane.ranks),
-                "calls": lane.calls,
-                "cells": [_cell(cell, calls) for cell in lane.cells],
+                "ranks": list(column.ranks),
+                "calls": column.calls,
+                "cells": [_cell(cell, calls) for cell in column.cells],
             }
-            for lane in sheet.lanes[:MOST_LANES]
+            for column in column_table.columns[:MOST_LANES]
         ],
     }
 
 
-def _cell(cell: Cell, calls: Calls) -> int | list[int]:
+def _cell(cell: ColumnCell, calls: Calls) -> int | list[int]:
     """``[number of the call, seq, state]``; the state is 3 where it differs among the ranks."""
     if cell.call is None:
         return WHYS[cell.why]
@@ -211,8 +216,8 @@ def _cell(cell: Cell, calls: Calls) -> int | list[int]:
 def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] | None:
     """The last calls of each rank on each communicator, in microseconds before the last one."""
     found: list[tuple[int, Communicator, bool, list[Call]]] = []
-    lanes = sum(len(rank.logs) + len(rank.p2p) for rank in verdict.run.ranks)
-    each = max(3, min(60, MOST_EVENTS // max(1, lanes)))
+    columns = sum(len(rank.logs) + len(rank.p2p) for rank in verdict.run.ranks)
+    each = max(3, min(60, MOST_EVENTS // max(1, columns)))
     for rank in verdict.run.ranks:
         for key, log in rank.logs.items():
             kept = log.span(max(log.first, log.calls + 1 - each), log.calls + 1)

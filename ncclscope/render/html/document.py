@@ -9,8 +9,8 @@ from typing import Any
 from ncclscope import __version__
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.device_rows import device_rows
-from ncclscope.analysis.processes.motion import Stance, take_stances
-from ncclscope.analysis.processes.stack_classes import Node, build_tree, classify
+from ncclscope.analysis.processes.motion import Motion, read_motions
+from ncclscope.analysis.processes.stack_classes import TreeNode, build_tree, classify
 from ncclscope.analysis.table import Cell
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.waits.wait_groups import WaitPicture, draw_waits
@@ -62,7 +62,7 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
         "device": _device(run),
         "graph": draw_graph(waits),
         "stacks": _stacks(verdict),
-        "witnesses": [witness.to_dict() for witness in verdict.witnesses],
+        "witnesses": [item.to_dict() for item in verdict.evidence],
         "unseen": list(verdict.coverage.unseen),
         "notes": list(verdict.notes),
         "data": page_data(verdict, case),
@@ -71,14 +71,14 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
 
 def _device(run: Run) -> list[dict[str, Any]]:
     """Where the ranks are on their GPUs, those first that stand in a call."""
-    rows = sorted(device_rows(run), key=lambda row: row.stand.at is None)
+    rows = sorted(device_rows(run), key=lambda row: row.pending.at is None)
     return [
         {
             "ranks": ranks_text(row.ranks).partition(" ")[2],
             "comm": row.comm.label or row.comm.key[:12],
-            "posted": row.stand.posted,
-            "entered": row.stand.entered,
-            "finished": row.stand.finished,
+            "posted": row.pending.posted,
+            "entered": row.pending.entered,
+            "finished": row.pending.finished,
             "where": row.words,
         }
         for row in rows[:MOST_PLACES]
@@ -102,8 +102,8 @@ def _input(verdict: Verdict) -> list[str]:
     times = [call.time_ns for rank in run.ranks if (call := rank.last_call()) and call.time_ns]
     if times:
         parts.append(f"last call at {_moment(max(times))}")
-    if run.capture is not None and run.capture.time_ns > 1:
-        parts.append(f"looked at {_moment(run.capture.time_ns)}")
+    if run.snapshot is not None and run.snapshot.time_ns > 1:
+        parts.append(f"looked at {_moment(run.snapshot.time_ns)}")
     return parts
 
 
@@ -277,24 +277,24 @@ def _cell(cell: Cell | None) -> dict[str, Any]:
 
 
 def _stacks(verdict: Verdict) -> dict[str, Any] | None:
-    capture = verdict.run.capture
-    if capture is None:
+    snapshot = verdict.run.snapshot
+    if snapshot is None:
         return None
-    stances = take_stances(capture)
+    motions = read_motions(snapshot)
     odd = set(verdict.cause.diverging_ranks) if verdict.cause is not None else set()
     return {
-        "host": capture.host,
-        "gap": f"{capture.gap:.1f}",
+        "host": snapshot.host,
+        "gap": f"{snapshot.gap:.1f}",
         "classes": [
             {
                 "ranks": ranks_text(group.ranks),
                 "odd": bool(odd & set(group.ranks)),
-                "where": _where(group.stance),
-                "conditions": ", ".join(sorted({one.condition for one in group.stances})),
-                "why": group.stance.why,
-                "cpu": f"{max(one.cpu for one in group.stances):.0%}",
+                "where": _where(group.motion),
+                "conditions": ", ".join(sorted({one.condition for one in group.motions})),
+                "why": group.motion.why,
+                "cpu": f"{max(one.cpu for one in group.motions):.0%}",
             }
-            for group in classify(stances.values())
+            for group in classify(motions.values())
         ],
         "processes": [
             {
@@ -304,22 +304,22 @@ def _stacks(verdict: Verdict) -> dict[str, Any] | None:
                 "thread": one.thread,
                 "condition": one.condition,
             }
-            for one in stances.values()
+            for one in motions.values()
         ],
         "tree": [
-            _node(root) for root in build_tree({r: s for r, s in stances.items() if s.frames})
+            _node(root) for root in build_tree({r: s for r, s in motions.items() if s.frames})
         ],
-        "native": list(_native(stances.values())),
+        "native": list(_native(motions.values())),
     }
 
 
-def _where(stance: Stance) -> str:
-    if stance.frames:
-        return stance.text
-    return next((one.error for one in stance.worker.stacks if one.error), stance.text)
+def _where(motion: Motion) -> str:
+    if motion.frames:
+        return motion.text
+    return next((one.error for one in motion.worker.stacks if one.error), motion.text)
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node(node: TreeNode) -> dict[str, Any]:
     """A stretch of frames without a branch, and what branches off at its end."""
     stretch = [node]
     while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
@@ -332,9 +332,9 @@ def _node(node: Node) -> dict[str, Any]:
     }
 
 
-def _native(stances: Iterable[Stance]) -> Iterable[dict[str, Any]]:
-    for group in classify(stance for stance in stances if stance.frames):
-        for thread in group.stance.worker.stacks[-1].threads[:32]:
+def _native(motions: Iterable[Motion]) -> Iterable[dict[str, Any]]:
+    for group in classify(motion for motion in motions if motion.frames):
+        for thread in group.motion.worker.stacks[-1].threads[:32]:
             named = [frame for frame in thread.native if not frame.startswith("???")]
             if named:
                 yield {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ncclscope.analysis.waits.wait_groups import Link, Place, WaitPicture
+from ncclscope.analysis.waits.wait_groups import Link, WaitGroup, WaitPicture
 from ncclscope.analysis.wording import call_text, ranks_text
 
 __all__ = ["draw_graph"]
@@ -52,7 +52,7 @@ def draw_graph(picture: WaitPicture) -> dict[str, Any] | None:
     }
 
 
-def _corners(places: Sequence[Place]) -> tuple[list[Point], float, float]:
+def _corners(places: Sequence[WaitGroup]) -> tuple[list[Point], float, float]:
     """Layers from top to bottom, those who wait for nobody first; what turns in a circle last."""
     layers: dict[float, list[int]] = {}
     for number, place in enumerate(places):
@@ -96,7 +96,7 @@ def _arrow(link: Link, corners: Sequence[Point]) -> dict[str, Any]:
     return {"path": path, "kind": link.kind}
 
 
-def _lines(place: Place) -> list[str]:
+def _lines(place: WaitGroup) -> list[str]:
     name = ranks_text(place.ranks)
     if len(name) > BOLD_LETTERS:
         name = _cut(f"{len(place.ranks)} {name.replace(' ', ': ', 1)}", BOLD_LETTERS)
@@ -112,14 +112,14 @@ def _lines(place: Place) -> list[str]:
     return [_cut(line) for line in lines]
 
 
-def _title(place: Place) -> str:
+def _title(place: WaitGroup) -> str:
     text = ranks_text(place.ranks)
     if place.call is not None:
         text += f": #{place.call.seq} {call_text(place.call)}"
     return f"{text}; {place.note}" if place.note else text
 
 
-def _sentence(link: Link, places: Sequence[Place]) -> str:
+def _sentence(link: Link, places: Sequence[WaitGroup]) -> str:
     one, other = ranks_text(places[link.source].ranks), ranks_text(places[link.target].ranks)
     return {
         "absent": f"{one} → {other}: has not posted the call",

@@ -42,7 +42,7 @@ def render_html(verdict: Verdict, *, redacted: bool = False) -> str:
         redacted: Whether folders are left out of every text on it. What a capture holds of
             command lines and environments has to be left out before.
     """
-    draw = render_verdict if verdict.run.capture is None else render_attach
+    draw = render_verdict if verdict.run.snapshot is None else render_attach
     document = build_document(verdict)
     document["screen"] = None
     document = _each_text(document, _shown_without_paths if redacted else _shown)

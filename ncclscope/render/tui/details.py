@@ -11,8 +11,8 @@ from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
 from ncclscope.render.tui.events import Event
 from ncclscope.render.tui.lists import WIDE, place_text
+from ncclscope.render.tui.progress import MARKS, CommStanding, RankStanding, comm_label
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
-from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
 
 __all__ = [
     "comm_calls",
@@ -30,21 +30,21 @@ def rank_calls(standing: RankStanding, calls: Sequence[Call], width: int) -> lis
         calls: Read from its ring, oldest first.
         width: Cells of a line.
     """
-    strands = standing.words.strands
+    comm_cursors = standing.cursor.comm_cursors
     columns = [Column("comm", least=6, most=24), Column("call", right=True, least=6)]
     rows: list[list[Span]] = []
     for call in calls:
-        strand = strands.get(call.comm)
-        label = comm_label(strand.comm) if strand is not None else "?"
+        comm_cursor = comm_cursors.get(call.comm)
+        label = comm_label(comm_cursor.comm) if comm_cursor is not None else "?"
         # What a call of its own says counts, too: others may have been passed over.
-        tells = call.state is not State.SCHEDULED or (strand is not None and strand.tells)
+        tells = call.state is not State.SCHEDULED or (comm_cursor is not None and comm_cursor.tells)
         rows.append([(label, ""), (f"#{call.seq}", ""), *_call_cells(call, width, tells=tells)])
     return _called(columns, rows, width)
 
 
 def comm_calls(standing: CommStanding, calls: Sequence[Call], width: int) -> list[Line]:
     """Returns the last calls on a communicator, and who has posted each."""
-    members = {words.rank: words.strands[standing.key].seq for words in standing.members}
+    members = {cursor.rank: cursor.comm_cursors[standing.key].seq for cursor in standing.members}
     everyone = set(members) | set(standing.comm.ranks)
     tells = standing.tells
     columns = [Column("call", right=True, least=6), Column("missing", most=30)]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.analysis.wording import plural, ranks_text
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import duration
 from ncclscope.render.console.watch import one_line
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Look
+from ncclscope.watch.watch import Poll
 
 __all__ = ["Event", "Events"]
 
@@ -50,7 +50,7 @@ class Events:
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._kept: deque[Event] = deque(maxlen=_KEPT)
-        self._known: dict[Path, Words] = {}
+        self._known: dict[Path, RingCursor] = {}
         self._ended: set[Path] = set()
         self._stuck: dict[Path, float] = {}
         self._was_in_trouble = False
@@ -65,27 +65,27 @@ class Events:
         """Notes something that was not found out from a look."""
         self._kept.append(Event(self._wall(), printable(text), style))
 
-    def note(self, look: Look) -> None:
+    def note(self, poll: Poll) -> None:
         """Notes what is different from the look before."""
-        here = {words.path: words for words in look.ranks}
-        if look.activity == "over" and not self._activity:
+        here = {words.path: words for words in poll.ranks}
+        if poll.activity == "over" and not self._activity:
             self._add_ranks(here, here, "had ended before this watch began")
             self._ended, self._known = set(here), here
         self._add_ranks(here.keys() - self._known.keys(), here, "appeared")
         self._add_ranks(self._known.keys() - here.keys(), self._known, "gone: no longer counted")
         self._note_ends(here)
-        self._note_stalls(look, here)
+        self._note_stalls(poll, here)
         self._known = here
-        if look.activity == "over" and self._activity not in ("", "over"):
+        if poll.activity == "over" and self._activity not in ("", "over"):
             self.add("all processes have ended")
-        self._activity = look.activity
-        if look.in_trouble and (look.changed or not self._was_in_trouble):
-            self.add(one_line(look), "bold red")
-        elif self._was_in_trouble and not look.in_trouble:
-            self.add(f"the trouble is over: {one_line(look)}", "green")
-        self._was_in_trouble = look.in_trouble
+        self._activity = poll.activity
+        if poll.in_trouble and (poll.changed or not self._was_in_trouble):
+            self.add(one_line(poll), "bold red")
+        elif self._was_in_trouble and not poll.in_trouble:
+            self.add(f"the trouble is over: {one_line(poll)}", "green")
+        self._was_in_trouble = poll.in_trouble
 
-    def _note_ends(self, here: dict[Path, Words]) -> None:
+    def _note_ends(self, here: dict[Path, RingCursor]) -> None:
         ended = {path for path, words in here.items() if words.over}
         new = ended - self._ended
         self._ended = ended
@@ -93,22 +93,22 @@ class Events:
         self._add_ranks(orderly, here, "ended in order")
         self._add_ranks(new - orderly, here, "ended without a word: killed, or crashed", "yellow")
 
-    def _note_stalls(self, look: Look, here: dict[Path, Words]) -> None:
-        new = look.stuck - self._stuck.keys()
+    def _note_stalls(self, poll: Poll, here: dict[Path, RingCursor]) -> None:
+        new = poll.stuck - self._stuck.keys()
         if new:
-            seconds = duration(min(look.now - here[path].moved_at for path in new if path in here))
+            seconds = duration(min(poll.now - here[path].moved_at for path in new if path in here))
             self._add_ranks(new, here, f"stalled: inside of a call for {seconds}", "yellow")
         moved = {
             path: words.moved_at - self._stuck[path]
-            for path in self._stuck.keys() - look.stuck
+            for path in self._stuck.keys() - poll.stuck
             if (words := here.get(path)) is not None and not words.over
         }
         if moved:
             self._add_ranks(moved, here, f"resumed after {duration(max(moved.values()))}", "green")
-        self._stuck = {path: here[path].moved_at for path in look.stuck if path in here}
+        self._stuck = {path: here[path].moved_at for path in poll.stuck if path in here}
 
     def _add_ranks(
-        self, paths: Iterable[Path], among: dict[Path, Words], what: str, style: str = ""
+        self, paths: Iterable[Path], among: dict[Path, RingCursor], what: str, style: str = ""
     ) -> None:
         found = [among[path] for path in paths if path in among]
         ranks = [words.rank for words in found if words.rank >= 0]

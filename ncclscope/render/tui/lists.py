@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ncclscope.analysis.wording import ranks_text, shape_text
 from ncclscope.readers.ring.cursor import LastCall
 from ncclscope.render.console.blocks import duration
+from ncclscope.render.tui.progress import MARKS, CommStanding, RankStanding, comm_label
 from ncclscope.render.tui.spans import Column, Line, Span, table
-from ncclscope.render.tui.standing import MARKS, CommStanding, RankStanding, comm_label
 from ncclscope.untrusted import printable
 
 __all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
@@ -33,7 +33,7 @@ def rank_lines(
         width: Cells of a line.
     """
     is_wide = width >= WIDE
-    hosts = {standing.words.host for standing in standings}
+    hosts = {standing.cursor.host for standing in standings}
     labels = _labels(standings)[: max(0, (width - 126) // _COMM_CELLS)] if is_wide else []
     columns = [Column(" "), Column("rank", right=True, least=4)]
     if is_wide:
@@ -52,20 +52,20 @@ def rank_lines(
     columns += [Column(label, right=True, least=_COMM_CELLS - 2, most=24) for label in labels]
     rows: list[list[Span]] = []
     for standing in standings:
-        words, style = standing.words, MARKS[standing.mark][1]
-        strand = words.strands.get(standing.key)
+        cursor, style = standing.cursor, MARKS[standing.mark][1]
+        comm_cursor = cursor.comm_cursors.get(standing.key)
         cells = [standing.mark, standing.name]
         if is_wide:
             cells.append(standing.labels)
         if is_wide and len(hosts) > 1:
-            cells.append(words.host)
+            cells.append(cursor.host)
         cells += [
-            str(words.pid or ""),
-            comm_label(strand.comm) if strand is not None else "",
-            str(strand.seq) if strand is not None else "",
+            str(cursor.pid or ""),
+            comm_label(comm_cursor.comm) if comm_cursor is not None else "",
+            str(comm_cursor.seq) if comm_cursor is not None else "",
             f"{_MINUS}{standing.lag}" if standing.lag else "",
             _call(standing.last) or "no calls",
-            "in it" if standing.is_inside and not words.over else "",
+            "in it" if standing.is_inside and not cursor.over else "",
             _quiet(standing),
         ]
         cells += [_on_comm(standing, label) for label in labels]
@@ -125,20 +125,20 @@ def _picked(laid: tuple[Line, list[Line]], picked: int, width: int) -> tuple[Lin
 def _labels(standings: Sequence[RankStanding]) -> list[str]:
     found: dict[str, int] = {}
     for standing in standings:
-        for strand in standing.words.strands.values():
-            if strand.seq:
-                label = comm_label(strand.comm)
-                found[label] = max(found.get(label, 0), strand.seq)
+        for comm_cursor in standing.cursor.comm_cursors.values():
+            if comm_cursor.seq:
+                label = comm_label(comm_cursor.comm)
+                found[label] = max(found.get(label, 0), comm_cursor.seq)
     return sorted(sorted(found, key=lambda label: -found[label])[:12])
 
 
 def _on_comm(standing: RankStanding, label: str) -> str:
     """How far a rank is on the communicators of a name, of which it is seldom in more than one."""
     parts = []
-    for key, strand in standing.words.strands.items():
-        if strand.seq and comm_label(strand.comm) == label:
+    for key, comm_cursor in standing.cursor.comm_cursors.items():
+        if comm_cursor.seq and comm_label(comm_cursor.comm) == label:
             lag = standing.lags.get(key)
-            parts.append(f"{strand.seq}{f' {_MINUS}{lag}' if lag else ''}")
+            parts.append(f"{comm_cursor.seq}{f' {_MINUS}{lag}' if lag else ''}")
     return ", ".join(parts)
 
 
@@ -149,7 +149,7 @@ def _call(last: LastCall | None) -> str:
 
 
 def _quiet(standing: RankStanding) -> str:
-    if standing.words.over:
+    if standing.cursor.over:
         return "ended"
     return duration(standing.quiet) if standing.quiet >= _CALM else ""
 

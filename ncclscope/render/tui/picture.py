@@ -13,9 +13,7 @@ from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.divergence import divergence_lines
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.lists import comm_lines, rank_lines
-from ncclscope.render.tui.recent import RecentCalls
-from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
-from ncclscope.render.tui.standing import (
+from ncclscope.render.tui.progress import (
     MARKS,
     CommStanding,
     RankStanding,
@@ -23,8 +21,10 @@ from ncclscope.render.tui.standing import (
     comm_standings,
     rank_standings,
 )
+from ncclscope.render.tui.recent import RecentCalls
+from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Look
+from ncclscope.watch.watch import Poll
 
 __all__ = ["Picture"]
 
@@ -70,38 +70,38 @@ class Picture:
             self._pages,
         )
 
-    def turn_to(self, look: Look) -> None:
+    def turn_to(self, poll: Poll) -> None:
         """Shows what has been waited for: trouble that has just begun."""
-        cause = look.verdict.cause if look.verdict is not None else None
+        cause = poll.verdict.cause if poll.verdict is not None else None
         self.board.show("divergence")
         if cause is None:
             return
         odd = cause.diverging_ranks or cause.candidate_ranks
-        named = [words.path for words in look.ranks if words.rank in odd[:1]]
+        named = [cursor.path for cursor in poll.ranks if cursor.rank in odd[:1]]
         if named:
             self.board.picked["ranks"] = named[-1]
         if cause.comm is not None:
             self.board.picked["comms"] = cause.comm.key
 
-    def lines(self, look: Look, width: int, height: int, wall: float) -> list[Line]:
+    def lines(self, poll: Poll, width: int, height: int, wall: float) -> list[Line]:
         """Returns the picture.
 
         Args:
-            look: What is known of the job.
+            poll: What is known of the job.
             width: Cells of a line.
             height: Lines.
             wall: Seconds since 1970 when it was looked at.
         """
         board = self.board
-        rows = self._rows = self._list(look, wall)
+        rows = self._rows = self._list(poll, wall)
         is_tall = height >= _TALL and board.lower != "log" and not board.is_full
         room = max(2, height - (4 if board.is_full else _FRAME) - (_LOGGED + 1) * is_tall)
         upper = 0 if board.is_full else self._upper(room, len(rows))
         self._pages = upper, room - upper
-        lines = [self._head(look, width, wall), self._second(look, width)]
+        lines = [self._head(poll, width, wall), self._second(poll, width)]
         if not board.is_full:
             lines += self._listed(rows, upper, width)
-        title, below = self._below(look, width, room - upper)
+        title, below = self._below(poll, width, room - upper)
         lines.append(rule(title, width))
         lines += [*below, *[[]] * room][: room - upper]
         if is_tall:
@@ -111,13 +111,13 @@ class Picture:
 
     # --- above -------------------------------------------------------------------------------
 
-    def _head(self, look: Look, width: int, wall: float) -> Line:
-        status = look.status
-        word = {"waiting": "waiting", "over": "over"}.get(look.activity, status).upper()
-        if look.in_trouble:
+    def _head(self, poll: Poll, width: int, wall: float) -> Line:
+        status = poll.status
+        word = {"waiting": "waiting", "over": "over"}.get(poll.activity, status).upper()
+        if poll.in_trouble:
             word = status.upper()
-        style = f"bold {COLOURS[status]}{' reverse' * look.in_trouble}"
-        about = _about(look, wall)
+        style = f"bold {COLOURS[status]}{' reverse' * poll.in_trouble}"
+        about = _about(poll, wall)
         clock = time.strftime("%H:%M:%S", time.localtime(wall))
         left: Line = [(f" {word} ", style), (f" {about}  ", "")]
         room = width - len(word) - len(about) - len(clock) - 7
@@ -127,22 +127,22 @@ class Picture:
             left.append((path if len(path) <= room else f"…{path[1 - room :]}", "dim"))
         return aligned_right(left, [(f"{clock} ", "dim")], width)
 
-    def _second(self, look: Look, width: int) -> Line:
-        cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+    def _second(self, poll: Poll, width: int) -> Line:
+        cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
         if cause is not None and self.board.lower != "divergence":
             return [(cropped(f" {printable(cause.summary)}", width), "red")]
         if cause is not None:
             return [(cropped(f" all of it: ncclscope diagnose {self._source}", width), "dim")]
-        if look.activity == "waiting":
+        if poll.activity == "waiting":
             return [(" no ring yet: is the job started with `ncclscope run`?", "dim")]
         return [
             (cropped(f" {event.clock} {event.text}", width), "dim")
             for event in self._events.all[-1:]
         ]
 
-    def _list(self, look: Look, wall: float) -> Sequence[RankStanding | CommStanding]:
+    def _list(self, poll: Poll, wall: float) -> Sequence[RankStanding | CommStanding]:
         rows: Sequence[RankStanding | CommStanding]
-        rows = rank_standings(look) if self.board.upper == "ranks" else comm_standings(look, wall)
+        rows = rank_standings(poll) if self.board.upper == "ranks" else comm_standings(poll, wall)
         if not self.board.worst_first:
             return rows
         last = len(_ORDER)
@@ -179,7 +179,7 @@ class Picture:
 
     # --- below -------------------------------------------------------------------------------
 
-    def _below(self, look: Look, width: int, height: int) -> tuple[Line, list[Line]]:
+    def _below(self, poll: Poll, width: int, height: int) -> tuple[Line, list[Line]]:
         board = self.board
         if board.lower == "help":
             title: Line = [("KEYS AND MARKS", "bold")]
@@ -192,21 +192,21 @@ class Picture:
             start = max(0, stop - height)
             return [("LOG", "bold"), *_more(back, has_older=start > 0)], lines[start:stop]
         if board.lower == "divergence":
-            lines = self._scrolled(self._divergence_lines(look, width), height)
+            lines = self._scrolled(self._divergence_lines(poll, width), height)
             left = len(self._divergence) - board.scroll - len(lines)
             more: Line = [(f" {plural(left, 'line')} more: space", "dim")] if left > 0 else []
-            name = look.status.upper() if look.in_trouble else "DIVERGENCE"
-            return [(name, "bold red" if look.in_trouble else "bold"), *more], lines
-        return self._calls(look, width, height)
+            name = poll.status.upper() if poll.in_trouble else "DIVERGENCE"
+            return [(name, "bold red" if poll.in_trouble else "bold"), *more], lines
+        return self._calls(poll, width, height)
 
-    def _calls(self, look: Look, width: int, height: int) -> tuple[Line, list[Line]]:
+    def _calls(self, poll: Poll, width: int, height: int) -> tuple[Line, list[Line]]:
         if not self._rows:
             return [("LAST CALLS", "bold")], []
         row = self._rows[self.board.place([_name(row) for row in self._rows])]
         back = self.board.scroll
         count = max(1, height - 1)
-        words, key = (row.words, None) if isinstance(row, RankStanding) else (row.leader, row.key)
-        calls = self._recent.of(words, count + back, key, look.now)
+        cursor, key = (row.cursor, None) if isinstance(row, RankStanding) else (row.leader, row.key)
+        calls = self._recent.of(cursor, count + back, key, poll.now)
         if back:
             back = self.board.scroll = min(back, max(0, len(calls) - count))
             calls = calls[: len(calls) - back]
@@ -224,11 +224,13 @@ class Picture:
             lines.append([("none among the newest records of its ring", "dim")])
         return [*title, *_more(back, has_older=has_older)], lines
 
-    def _divergence_lines(self, look: Look, width: int) -> list[Line]:
+    def _divergence_lines(self, poll: Poll, width: int) -> list[Line]:
         told = self.told
-        verdict = look.verdict if look.in_trouble else None
+        verdict = poll.verdict if poll.in_trouble else None
         if verdict is None:
-            shared = {key for words in look.ranks for key, one in words.strands.items() if one.seq}
+            shared = {
+                key for cursor in poll.ranks for key, one in cursor.comm_cursors.items() if one.seq
+            }
             where = (
                 f"on {plural(len(shared), 'communicator')}" if shared else "as soon as they come"
             )
@@ -283,37 +285,37 @@ def _name(row: RankStanding | CommStanding) -> Hashable:
     return row.path if isinstance(row, RankStanding) else row.key
 
 
-def _about(look: Look, wall: float) -> str:
+def _about(poll: Poll, wall: float) -> str:
     """Who takes part, and for how long already."""
-    run = look.verdict.run if look.verdict is not None else None
-    if look.activity == "waiting":
+    run = poll.verdict.run if poll.verdict is not None else None
+    if poll.activity == "waiting":
         return "for a ring to appear"
     expected = run.expected if run is not None else 0
-    ranks = len({words.rank for words in look.ranks if words.rank >= 0})
+    ranks = len({cursor.rank for cursor in poll.ranks if cursor.rank >= 0})
     parts = [f"{ranks} of {plural(max(expected, ranks), 'rank')}"]
-    if look.activity == "over":
-        agree = " and agree" if look.status == "ok" else ""
+    if poll.activity == "over":
+        agree = " and agree" if poll.status == "ok" else ""
         return f"{parts[0]}, all have ended{agree}"
-    if look.in_trouble:
+    if poll.in_trouble:
         still = min(
-            (look.now - words.moved_at for words in look.ranks if not words.over), default=0
+            (poll.now - cursor.moved_at for cursor in poll.ranks if not cursor.over), default=0
         )
         parts.append(f"nothing moves for {duration(still)}" if still >= _STILL else "still moving")
     else:
-        parts.append(look.activity)
-    ended = sum(words.over for words in look.ranks)
+        parts.append(poll.activity)
+    ended = sum(cursor.over for cursor in poll.ranks)
     if ended:
         parts.append(f"{ended} ended")
-    began = min((words.started_ns for words in look.ranks if words.started_ns), default=0)
+    began = min((cursor.started_ns for cursor in poll.ranks if cursor.started_ns), default=0)
     if began:
         parts.append(f"up {duration(max(0.0, wall - began / 1e9))}")
     return ", ".join(parts)
 
 
 def _who(row: RankStanding) -> str:
-    parts = [f" pid {row.words.pid}"] if row.words.pid else []
-    if row.words.host:
-        parts.append(printable(row.words.host))
+    parts = [f" pid {row.cursor.pid}"] if row.cursor.pid else []
+    if row.cursor.host:
+        parts.append(printable(row.cursor.host))
     if row.labels:
         parts.append(row.labels)
     return ", ".join(parts)
@@ -326,7 +328,7 @@ def _marked(rows: Sequence[RankStanding | CommStanding], room: int) -> Line:
         found = [row for row in rows if row.mark == mark]
         if not mark or not found or len(found) == len(rows):
             continue
-        numbers = [row.words.rank for row in found if isinstance(row, RankStanding)]
+        numbers = [row.cursor.rank for row in found if isinstance(row, RankStanding)]
         labels = [comm_label(row.comm) for row in found if isinstance(row, CommStanding)]
         names = dict.fromkeys(labels)
         text = ranks_text(numbers).partition(" ")[2] if numbers else " ".join(names)

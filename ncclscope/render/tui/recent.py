@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Call
-from ncclscope.readers.ring.cursor import Words
+from ncclscope.readers.ring.cursor import RingCursor
 
 __all__ = ["RecentCalls"]
 
@@ -21,23 +21,23 @@ class RecentCalls:
         self._read_at = 0.0
         self._calls: list[Call] = []
 
-    def of(self, words: Words, count: int, key: str | None, now: float) -> list[Call]:
+    def of(self, cursor: RingCursor, count: int, key: str | None, now: float) -> list[Call]:
         """Returns the last calls, oldest first; none where they cannot be read.
 
         Args:
-            words: The process.
+            cursor: The process.
             count: How many at most.
             key: Of the communicator; all when absent.
             now: The clock of whoever looks.
         """
-        about = words.path, count, key
+        about = cursor.path, count, key
         if about == self._about and (
-            words.signature == self._state or now - self._read_at < _AGAIN
+            cursor.signature == self._state or now - self._read_at < _AGAIN
         ):
             return self._calls
-        self._about, self._state, self._read_at = about, words.signature, now
+        self._about, self._state, self._read_at = about, cursor.signature, now
         try:
-            self._calls = words.newest(count, key)
+            self._calls = cursor.newest(count, key)
         except (NcclscopeError, OSError):
             self._calls = []
         return self._calls

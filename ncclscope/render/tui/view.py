@@ -19,7 +19,7 @@ from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.render.tui.terminal import Terminal
-from ncclscope.watch.watch import Look, Watcher
+from ncclscope.watch.watch import Poll, Watcher
 
 __all__ = ["LiveView"]
 
@@ -45,8 +45,8 @@ class LiveView(Output):
             str(watcher.directory), self._events, has_keys=self._terminal.has_keys
         )
         self._talk = _Talk(self._events)
-        self._look: Look | None = None
-        self._last_word: Look | None = None
+        self._look: Poll | None = None
+        self._last_word: Poll | None = None
         self._looked_at = 0.0
         self._drawn_at = 0.0
         self._is_due = False
@@ -67,16 +67,16 @@ class LiveView(Output):
         if kind in (None, KeyboardInterrupt) and self._look is not None:
             self._close(self._look)
 
-    def show(self, look: Look) -> None:
-        look = self._with_last_word(look)
+    def show(self, poll: Poll) -> None:
+        poll = self._with_last_word(poll)
         is_first = self._look is None
-        begins = look.in_trouble and (look.news or is_first)
-        self._look, self._looked_at = look, time.time()
-        self.in_trouble = look.in_trouble
-        self._events.note(look)
+        begins = poll.in_trouble and (poll.news or is_first)
+        self._look, self._looked_at = poll, time.time()
+        self.in_trouble = poll.in_trouble
+        self._events.note(poll)
         if begins:
-            self._picture.turn_to(look)
-        if begins or is_first or look.changed or time.monotonic() - self._drawn_at >= _REDRAWN:
+            self._picture.turn_to(poll)
+        if begins or is_first or poll.changed or time.monotonic() - self._drawn_at >= _REDRAWN:
             self._draw()
 
     def wait(self, seconds: float) -> bool:
@@ -119,28 +119,28 @@ class LiveView(Output):
         self._terminal.write(self._painter.paint(lines, width, height))
         self._drawn_at = time.monotonic()
 
-    def _with_last_word(self, look: Look) -> Look:
+    def _with_last_word(self, poll: Poll) -> Poll:
         """Adds what is to be said of a job that had ended before the watch began."""
-        if look.activity != "over" or look.verdict is not None:
+        if poll.activity != "over" or poll.verdict is not None:
             self._last_word, self._picture.told = None, ""
-            return look
-        if self._last_word is None or self._last_word.ranks != look.ranks:
+            return poll
+        if self._last_word is None or self._last_word.ranks != poll.ranks:
             try:
                 verdict = self._watcher.last_word()
-                look = replace(look, verdict=verdict, status=verdict.status)
+                poll = replace(poll, verdict=verdict, status=verdict.status)
                 self._picture.told = "from what ended before this watch began"
             except NcclscopeError as error:
                 self._events.add(str(error), "yellow")
-            self._last_word = replace(look, changed=True)
+            self._last_word = replace(poll, changed=True)
             return self._last_word
         kept = self._last_word
-        return replace(look, verdict=kept.verdict, status=kept.status)
+        return replace(poll, verdict=kept.verdict, status=kept.status)
 
-    def _close(self, look: Look) -> None:
+    def _close(self, poll: Poll) -> None:
         """Leaves the last word where the shell goes on: the picture is gone with its screen."""
         console = stdout_console()
         width, height = console.size
-        console.print(render_look(look, width, height - 2, str(self._watcher.directory)))
+        console.print(render_look(poll, width, height - 2, str(self._watcher.directory)))
 
 
 class _Talk:

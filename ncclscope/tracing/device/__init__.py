@@ -11,7 +11,7 @@ from ncclscope.settings import variable
 from ncclscope.tracing.warning import warn_once
 
 if TYPE_CHECKING:
-    from ncclscope.tracing.device.marks import DeviceMarks
+    from ncclscope.tracing.device.markers import DeviceMarks
     from ncclscope.tracing.host import Host
 
 __all__ = ["mode", "open_marks"]
@@ -25,7 +25,7 @@ def mode() -> str:
 
 def open_marks(tracer: Host, wanted: str) -> DeviceMarks | None:
     """Return what counts on the GPU for a tracer; None, with one warning, when it cannot be."""
-    from ncclscope.tracing.device.marks import DeviceMarks
+    from ncclscope.tracing.device.markers import DeviceMarks
 
     if wanted not in ("1", "entered"):
         said = f"NCCLSCOPE_DEVICE_PROGRESS={wanted!r} is neither 1 nor entered"

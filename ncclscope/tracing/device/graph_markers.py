@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
     from ncclscope.tracing.device.driver import Attacher, Launcher, Tail
-    from ncclscope.tracing.graphs import Capture
+    from ncclscope.tracing.graphs import GraphCapture
 
 __all__ = ["GraphMarkers", "Placement"]
 
@@ -47,7 +47,7 @@ class Placement:
         self._every = every
         self._held: int | None = None
 
-    def in_stream(self, capture: Capture) -> bool:
+    def in_stream(self, capture: GraphCapture) -> bool:
         """Returns it for a graph, the same for all its markers."""
         if capture.in_stream is None:
             number = self._held
@@ -82,9 +82,11 @@ class GraphMarkers:
         self._device = device
         self._channel = channel
         self._attach: dict[tuple[int, int], Attacher] = {}
-        self._tail: tuple[Capture | None, Tail | None] = (None, None)
+        self._tail: tuple[GraphCapture | None, Tail | None] = (None, None)
 
-    def put(self, launch: Launcher, which: int, more: int, stream: int, capture: Capture) -> bool:
+    def put(
+        self, launch: Launcher, which: int, more: int, stream: int, capture: GraphCapture
+    ) -> bool:
         """Puts a marker into a graph.
 
         One in the stream behind one beside might run at the same time, and the older count stay.

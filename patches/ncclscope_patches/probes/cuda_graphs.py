@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope.tracing.graphs import Capture, Graph
+from ncclscope.tracing.graphs import GraphCapture, TracedGraph
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes import device_streams
 from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["CudaGraphProbe"]
 
-_Captured = tuple[Any, Tracer, Capture]
+_Captured = tuple[Any, Tracer, GraphCapture]
 
 
 class CudaGraphProbe(Patch):
@@ -37,8 +37,8 @@ class CudaGraphProbe(Patch):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open: dict[int, tuple[Tracer, Capture]] = {}
-        self._graphs: dict[int, Graph] = {}
+        self._open: dict[int, tuple[Tracer, GraphCapture]] = {}
+        self._graphs: dict[int, TracedGraph] = {}
         """By the identity of torch's object."""
         self._alive: dict[int, weakref.ref[Any]] = {}
         session.on_reset(self._forget_all)

@@ -14,8 +14,8 @@ from ncclscope.ring import layout
 from ncclscope.tracing import scope, session
 
 if TYPE_CHECKING:
-    from ncclscope.tracing.device.marks import Marks
-    from ncclscope.tracing.graphs import Capture
+    from ncclscope.tracing.device.markers import Marks
+    from ncclscope.tracing.graphs import GraphCapture
 
 __all__ = [
     "NOWHERE_YET",
@@ -45,7 +45,9 @@ STREAM_UNKNOWN = 13
 _UNSEEN_CAPTURE, _IN_GROUP, _OWN_STREAM = 8, 9, 3
 
 
-Mark = tuple["Marks", Place, "Capture | None", bool, Where, tuple[Any, ...], dict[str, Any], bool]
+Mark = tuple[
+    "Marks", Place, "GraphCapture | None", bool, Where, tuple[Any, ...], dict[str, Any], bool
+]
 """A call on its way: markers, place, graph, whether in an NCCL group, what finds its place, its
 arguments, and whether only that it returns None proves that it ran there."""
 

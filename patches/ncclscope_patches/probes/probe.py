@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.tracing import callsite, coverage, session
 
 __all__ = ["After", "Before", "Patch"]
@@ -104,9 +104,9 @@ class Patch:
         A rank whose probe has ended looks as if it had stopped; a reader must know.
 
         Raises:
-            PartedError: The error is one, which the guard means for the program.
+            DivergenceError: The error is one, which the guard means for the program.
         """
-        if isinstance(error, PartedError):
+        if isinstance(error, DivergenceError):
             raise error
         self.active = False
         try:

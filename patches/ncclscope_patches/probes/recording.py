@@ -14,7 +14,7 @@ from ncclscope.tracing.tracer import NamelessTemplate
 if TYPE_CHECKING:
     from types import FrameType
 
-    from ncclscope.tracing.device.marks import Marks
+    from ncclscope.tracing.device.markers import Marks
     from ncclscope.tracing.tracer import Comm, Tracer
 
 __all__ = [

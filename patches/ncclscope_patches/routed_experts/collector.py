@@ -154,13 +154,17 @@ class Collector:
                     "were scheduled"
                 )
             missing = delta.missing.get(ticket.request)
-            stands = len(ids)
+            pending_calls = len(ids)
             if accepted is not None:
-                stands = max(0, min(accepted.get(ticket.request, stands), stands))
+                pending_calls = max(
+                    0, min(accepted.get(ticket.request, pending_calls), pending_calls)
+                )
             position = ticket.position
             if positions is not None:
                 position = positions.get(ticket.request, position)
-            ticket.write(position, ids[:stands], None if missing is None else missing[:stands])
+            ticket.write(
+                position, ids[:pending_calls], None if missing is None else missing[:pending_calls]
+            )
 
     def preempt(self, request: str) -> None:
         """Says that a request lost its KV blocks and will be computed again."""

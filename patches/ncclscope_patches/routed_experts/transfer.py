@@ -20,7 +20,7 @@ from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.deltas import RequestRows, StepDelta, check_rows
 from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
 
-__all__ = ["Flight", "Transfer"]
+__all__ = ["CopyQueue", "Flight"]
 
 _PIECES = 8
 """Up to so many pieces of a batch are copied one by one; more are copied with what is between."""
@@ -29,7 +29,7 @@ _PIECES = 8
 _STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-class Place:
+class BufferPlace:
     """Buffers of one step in flight.
 
     Args:
@@ -75,10 +75,10 @@ class Flight:
     def __init__(
         self,
         shape: RoutingShape,
-        place: Place,
+        place: BufferPlace,
         rows: tuple[RequestRows, ...],
         model: str,
-        free: deque[Place],
+        free: deque[BufferPlace],
     ) -> None:
         self.rows = rows
         self.model = model
@@ -124,7 +124,7 @@ class Flight:
         return StepDelta(by_request, holes, kv_slots, self.model)
 
 
-class Transfer:
+class CopyQueue:
     """Copies steps of one model.
 
     Args:
@@ -148,7 +148,7 @@ class Transfer:
         self.slots = slots
         self.model = model
         self.started = self.copied_rows = self.dropped = 0
-        self._free = deque(Place(capture, slots=slots) for _ in range(depth))
+        self._free = deque(BufferPlace(capture, slots=slots) for _ in range(depth))
         cuda = capture.device.type == "cuda"
         self._stream = _stream(capture.device) if cuda else None
 
@@ -193,7 +193,7 @@ class Transfer:
         self.copied_rows += end
         return Flight(self.capture.shape, place, tuple(moved), self.model, self._free)
 
-    def _vacant(self) -> Place | None:
+    def _vacant(self) -> BufferPlace | None:
         """Returns a place, without waiting for one."""
         for _ in range(len(self._free)):
             place = self._free.popleft()
@@ -203,7 +203,7 @@ class Transfer:
         return None
 
     def _stage(
-        self, place: Place, at: int, piece: range, slot_mapping: torch.Tensor | None
+        self, place: BufferPlace, at: int, piece: range, slot_mapping: torch.Tensor | None
     ) -> None:
         """Copies rows on the device, in the order of the main stream."""
         here = slice(at, at + len(piece))
@@ -213,7 +213,7 @@ class Transfer:
         if slot_mapping is not None:
             place.slots[here].copy_(slot_mapping[rows])
 
-    def _copy(self, place: Place, rows: int) -> None:
+    def _copy(self, place: BufferPlace, rows: int) -> None:
         """Copies what was staged to the host."""
         if self._stream is None or place.filled is None or place.copied is None:
             for to, of in zip(place.pinned, place.staged, strict=True):

@@ -24,7 +24,7 @@ import torch
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from ncclscope_patches.routed_experts.deltas import RequestRows, check_rows
-from ncclscope_patches.routed_experts.transfer import Flight, Transfer
+from ncclscope_patches.routed_experts.transfer import CopyQueue, Flight
 
 __all__ = ["RoutedExpertsWorker"]
 
@@ -51,7 +51,7 @@ class RoutedExpertsWorker:
         model: str = "target",
     ) -> None:
         self.capture = capture
-        self.transfer = Transfer(capture, depth=depth, slots=slots, model=model) if sends else None
+        self.transfer = CopyQueue(capture, depth=depth, slots=slots, model=model) if sends else None
         self._rows: tuple[RequestRows, ...] = ()
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ncclscope.errors import PartedError
+from ncclscope.errors import DivergenceError
 from ncclscope.model.text import ranks_text, sizes_text
 from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
@@ -165,7 +165,7 @@ def agree(group: Any, same: str, text: str, right: bool = True) -> None:
         right: Whether this rank can do it. Where one cannot, all raise.
 
     Raises:
-        PartedError: Members differ. It says what each of them had.
+        DivergenceError: Members differ. It says what each of them had.
     """
     digest = int.from_bytes(blake2b(same.encode(), digest_size=8).digest(), "big") >> 1
     torch: Any = sys.modules["torch"]
@@ -185,7 +185,7 @@ def agree(group: Any, same: str, text: str, right: bool = True) -> None:
     for rank, one in posted.items():
         who.setdefault(one, []).append(rank)
     each = "; ".join(f"{ranks_text(ranks)}: {one}" for one, ranks in who.items())
-    raise PartedError(
+    raise DivergenceError(
         f"the ranks of {group.unique_name} are about to post different calls: {each}",
         "nothing was posted; the sizes come from the ranks' agreement on tokens in this step",
         comm=group.unique_name,

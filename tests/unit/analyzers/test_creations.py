@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from ncclscope.analysis.verdict import Verdict
-from ncclscope.parity.sequence import Stream, Vocabulary
+from ncclscope.parity.sequence import CallStream, Vocabulary
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -183,12 +183,12 @@ def test_table_shows_creations_only_where_they_differ(cluster: Cluster) -> None:
 
 def test_sequences_of_a_baseline_hold_no_creation(cluster: Cluster) -> None:
     before = Vocabulary()
-    without = Stream(cluster.run().ranks[0]).lines(before)
+    without = CallStream(cluster.run().ranks[0]).lines(before)
     create(cluster, ALL, FIRST)
     cluster.post(ALL, "world")
 
     words = Vocabulary()
-    stream = Stream(cluster.run().ranks[0])
+    stream = CallStream(cluster.run().ranks[0])
     lines = stream.lines(words)
 
     assert len(lines) == len(without) + 1

@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope import diagnose
 from ncclscope.tracing import scope
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -31,7 +31,7 @@ def post(cluster: Cluster, rank: int, labels: Iterable[str], **given: Any) -> No
         cluster.post([rank], label, members=members(cluster, label, rank), **own)
 
 
-def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> Graph:
+def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> TracedGraph:
     """Captures the same into a graph."""
     graphs = cluster.tracers[rank].graphs
     begun = graphs.begin()
@@ -291,6 +291,8 @@ def test_of_a_long_circle_the_call_is_named_that_the_odd_rank_shares(
     assert cause.kind == "order_cycle"
     assert cause.odd is not None
     assert cause.peers is not None
-    stands = {rank: order[rank][0] for rank in order}
-    odd = next(rank for rank in stands if cause.odd.comm.startswith(f"{stands[rank]}/"))
+    pending_calls = {rank: order[rank][0] for rank in order}
+    odd = next(
+        rank for rank in pending_calls if cause.odd.comm.startswith(f"{pending_calls[rank]}/")
+    )
     assert str(odd) in cause.peers.comm.partition("/")[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclscope.tracing import scope
-from ncclscope.tracing.graphs import Graph
+from ncclscope.tracing.graphs import TracedGraph
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -26,13 +26,13 @@ def layers(tokens: int, count: int = LAYERS) -> list[Layer]:
     ]
 
 
-def replay(graphs: Iterable[Graph], times: int = 1) -> None:
+def replay(graphs: Iterable[TracedGraph], times: int = 1) -> None:
     for graph in graphs:
         for _ in range(times):
             graph.replay()
 
 
-def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[Graph]]:
+def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[TracedGraph]]:
     """Captures a graph for each number of tokens on all ranks, as an engine does when it starts."""
     return [[cluster.capture(rank, layers(size)) for size in sizes] for rank in cluster.everybody]
 

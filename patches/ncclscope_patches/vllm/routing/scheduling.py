@@ -129,13 +129,13 @@ class SchedulerRouting:
         for name in resumed:  # from where the prefix cache ends, whatever was known before
             self._known.pop(name, None)
         for ticket in tickets:
-            name, stands = ticket.request, ticket.count
+            name, pending_calls = ticket.request, ticket.count
             if drafts.get(name) and sampled.get(name):
-                stands -= len(drafts[name]) - (sampled[name] - 1)
-                accepted[name] = stands
+                pending_calls -= len(drafts[name]) - (sampled[name] - 1)
+                accepted[name] = pending_calls
             if name in self._known and self._known[name] < ticket.position:
                 positions[name] = self._known[name]  # drafts were rejected in the step before
-            self._known[name] = positions.get(name, ticket.position) + stands
+            self._known[name] = positions.get(name, ticket.position) + pending_calls
         # Also where nothing came: where the next rows begin depends on these.
         self.collector.deliver(tickets, delta, accepted, positions)
 

@@ -9,17 +9,17 @@ from typing import Any
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.stacks import parse_dump
 from ncclscope.model.snapshot import (
-    Capture,
     Frame,
     GpuSample,
     ProcessSample,
+    Snapshot,
     Source,
     Stacks,
     Thread,
     Worker,
 )
 from ncclscope.readers import assemble
-from ncclscope.readers.bundle import with_capture
+from ncclscope.readers.bundle import with_snapshot
 
 DATA = Path(__file__).parents[1] / "data" / "attach"
 C10D = "torch/distributed/distributed_c10d.py"
@@ -47,14 +47,14 @@ def elsewhere(line: int, function: str = "load") -> tuple[Frame, ...]:
 
 def worker(
     rank: int,
-    *looks: Sequence[Frame],
+    *samples: Sequence[Frame],
     state: str = "S",
     cpu: float = 0.0,
     switches: int = 0,
     **fields: Any,
 ) -> Worker:
     """A rank whose main thread was seen at these places; at one only, it was there all the time."""
-    seen = [*looks, looks[-1]] if len(looks) == 1 else list(looks)
+    seen = [*samples, samples[-1]] if len(samples) == 1 else list(samples)
     return Worker(
         pid=1000 + rank,
         rank=rank,
@@ -77,32 +77,32 @@ def gpus(*busy: int) -> tuple[tuple[GpuSample, ...], ...]:
     return sample, sample
 
 
-def capture(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Capture:
+def snapshot(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Snapshot:
     """What was seen of some workers."""
     sources = fields.pop("sources", (Source("stacks", True, "read"), Source("proc", True, "read")))
-    return Capture("host", 1, gap, tuple(workers), sources=sources, **fields)
+    return Snapshot("host", 1, gap, tuple(workers), sources=sources, **fields)
 
 
-def verdict_of(seen: Capture) -> Verdict:
+def verdict_of(seen: Snapshot) -> Verdict:
     """The verdict on an untraced job."""
-    return diagnose(with_capture(assemble([]), seen))
+    return diagnose(with_snapshot(assemble([]), seen))
 
 
 def judged(*workers: Worker, gap: float = 2.0, **fields: Any) -> Verdict:
     """The verdict on these workers."""
-    return verdict_of(capture(workers, gap, **fields))
+    return verdict_of(snapshot(workers, gap, **fields))
 
 
 def recorded_moe(counters: bool = True) -> list[Worker]:
     """Four ranks of the recorded toy; without counters where it is wanted."""
     workers = []
     for rank in range(4):
-        looks = []
+        samples = []
         for name in ("first", "second"):
             dump = parse_dump((DATA / "moe" / f"{name}-{rank}.json").read_bytes())
             (main,) = (t for t in dump.threads if t.name == "MainThread")
-            looks.append([_without_counters(f) if not counters else f for f in main.frames])
-        workers.append(worker(rank, *looks))
+            samples.append([_without_counters(f) if not counters else f for f in main.frames])
+        workers.append(worker(rank, *samples))
     return workers
 
 

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple, Protocol
 
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run, State
-from ncclscope.readers.ring.cursor import LastCall, Strand, Words
-from ncclscope.remote.fleet import Asker, Fleet
+from ncclscope.readers.ring.cursor import CommCursor, LastCall, RingCursor
+from ncclscope.remote.fleet import Client, Fleet
 from ncclscope.remote.run import open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, unpack
 from ncclscope.untrusted import printable
 from ncclscope.watch.jobs import Rings
 
-__all__ = ["Listened", "RemoteRings", "RemoteWords"]
+__all__ = ["RemoteCursor", "RemoteRings", "ReportingClient"]
 
 _KEPT = 4096
 """Hashes that were asked for are kept for so many calls."""
 
 
-class Listened(Asker, Protocol):
+class ReportingClient(Client, Protocol):
     """A way to reach reporters, besides depots."""
 
     def reports(self) -> Mapping[int, bytes | str]:
@@ -39,7 +39,7 @@ class Listened(Asker, Protocol):
         ...
 
 
-class RemoteWords(Words):
+class RemoteCursor(RingCursor):
     """A ring on another node, as it was last reported.
 
     Args:
@@ -51,7 +51,7 @@ class RemoteWords(Words):
     def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
         self.path = path
         self.node = node
-        self.strands = {}
+        self.comm_cursors = {}
         self.about = {}
         self._rings = rings
         self._pending: dict[str, bool] = {}
@@ -61,7 +61,7 @@ class RemoteWords(Words):
 
     def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
         """Takes in a row of a report; returns whether calls have moved."""
-        who, (age, tail, states), strands = row
+        who, (age, tail, states), comm_cursors = row
         (_, self.rank, self.host, self.pid, self.gpu, self.started_ns) = who[:6]
         role, self._alive, self._exited = who[6:]
         self.about = {"role": role}
@@ -70,10 +70,10 @@ class RemoteWords(Words):
         self.head = mark[0]
         if moved:
             self.moved_at = now - age
-        self.strands = {}
-        for number, seq, hash, p2p, tells, in_group, pending, last in strands:
+        self.comm_cursors = {}
+        for number, seq, hash, p2p, tells, in_group, pending, last in comm_cursors:
             comm = comms[number]
-            self.strands[comm.key] = Strand(
+            self.comm_cursors[comm.key] = CommCursor(
                 comm, seq, hash, p2p, tells, {"group": 1} if in_group else None
             )
             self._pending[comm.key] = pending
@@ -83,7 +83,7 @@ class RemoteWords(Words):
         self._known = {
             (key, seq): hash
             for (key, seq), hash in self._known.items()
-            if key in self.strands and seq >= self.strands[key].seq - _KEPT
+            if key in self.comm_cursors and seq >= self.comm_cursors[key].seq - _KEPT
         }
         return moved
 
@@ -98,7 +98,7 @@ class RemoteWords(Words):
 
     def knows(self, key: str, seq: int) -> bool:
         """Whether the hash after a call need not be asked for."""
-        return seq in (0, self.strands[key].seq) or (key, seq) in self._known
+        return seq in (0, self.comm_cursors[key].seq) or (key, seq) in self._known
 
     def learn(self, key: str, seq: int, hash: int) -> None:
         """Keeps a hash that was asked for."""
@@ -106,10 +106,10 @@ class RemoteWords(Words):
 
     def hash_at(self, key: str, seq: int) -> int | None:
         """Returns the running hash after a call; None where it is not known."""
-        strand = self.strands[key]
-        if seq > strand.seq:
+        comm_cursor = self.comm_cursors[key]
+        if seq > comm_cursor.seq:
             return None
-        found = strand.kept(seq)
+        found = comm_cursor.kept(seq)
         return self._known.get((key, seq)) if found is None else found
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
@@ -128,7 +128,7 @@ class RemoteRings(Rings):
         asker: How the nodes are reached.
     """
 
-    def __init__(self, asker: Listened) -> None:
+    def __init__(self, asker: ReportingClient) -> None:
         super().__init__(Path())
         self._asker = asker
         self._comms: dict[int, list[Communicator]] = {}
@@ -138,10 +138,10 @@ class RemoteRings(Rings):
     def scan(self, now: float, wall_ns: int) -> None:
         """Nodes look for new rings themselves."""
 
-    def look(self, now: float) -> list[Words]:
+    def poll(self, now: float) -> list[RingCursor]:
         """Asks all nodes what is new, and for the hashes where ranks are not equally far."""
         self._ranks = None
-        moved: list[Words] = []
+        moved: list[RingCursor] = []
         for node, data in self._asker.reports().items():
             place = Path(printable(self._asker.names[node]))
             try:
@@ -160,11 +160,11 @@ class RemoteRings(Rings):
         """Has all nodes reduce what they have."""
         return open_remote_run(Fleet(self._asker))
 
-    def newest(self, words: RemoteWords, count: int, key: str | None) -> list[Call]:
+    def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
         """Asks a node for the newest calls of one of its rings."""
-        request = pack([_there(words.path), count, key])
+        request = pack([_there(cursor.path), count, key])
         found: list[Call] = []
-        for data in self._asker.newest({words.node: request}).values():
+        for data in self._asker.newest({cursor.node: request}).values():
             self.received += len(data)
             with contextlib.suppress(DamagedFileError, KeyError, TypeError, ValueError, IndexError):
                 told = unpack(data)
@@ -186,38 +186,38 @@ class RemoteRings(Rings):
             self._ranks = {Path(rank.source): rank for rank in found}
         return self._ranks
 
-    def _take(self, node: int, told: Mapping[str, Any], now: float) -> list[Words]:
+    def _take(self, node: int, told: Mapping[str, Any], now: float) -> list[RingCursor]:
         comms = self._comms.setdefault(node, [])
         for key, label, ranks, backend in told["comms"]:
             comms.append(Communicator(key, label, tuple(ranks), backend))
         for path in told["gone"]:
-            self.words.pop(_place(node, path), None)
-        moved: list[Words] = []
+            self.cursors.pop(_place(node, path), None)
+        moved: list[RingCursor] = []
         for row in told["rows"]:
             place = _place(node, row[0][0])
-            words = self.words.get(place)
-            if not isinstance(words, RemoteWords):
-                words = self.words[place] = RemoteWords(self, node, place)
-            if words.take(row, comms, now):
-                moved.append(words)
+            cursor = self.cursors.get(place)
+            if not isinstance(cursor, RemoteCursor):
+                cursor = self.cursors[place] = RemoteCursor(self, node, place)
+            if cursor.take(row, comms, now):
+                moved.append(cursor)
         return moved
 
-    def _ask_for(self, moved: Sequence[Words]) -> None:
+    def _ask_for(self, moved: Sequence[RingCursor]) -> None:
         """Asks those ahead for their hashes where the others stand, each node once."""
-        keys = {key for words in moved for key in words.strands}
-        members: dict[str, list[RemoteWords]] = {}
-        for words in self.words.values():
-            if isinstance(words, RemoteWords) and words.rank >= 0:
-                for key in keys & words.strands.keys():
-                    members.setdefault(key, []).append(words)
+        keys = {key for cursor in moved for key in cursor.comm_cursors}
+        members: dict[str, list[RemoteCursor]] = {}
+        for cursor in self.cursors.values():
+            if isinstance(cursor, RemoteCursor) and cursor.rank >= 0:
+                for key in keys & cursor.comm_cursors.keys():
+                    members.setdefault(key, []).append(cursor)
         asked: dict[int, list[_Lack]] = {}
         for key, own in members.items():
-            most = max(words.strands[key].seq for words in own)
-            seqs = {words.strands[key].seq for words in own} - {most}
-            ahead: dict[int, list[RemoteWords]] = {}
-            for words in own:
-                if words.strands[key].seq == most:
-                    ahead.setdefault(words.strands[key].hash, []).append(words)
+            most = max(cursor.comm_cursors[key].seq for cursor in own)
+            seqs = {cursor.comm_cursors[key].seq for cursor in own} - {most}
+            ahead: dict[int, list[RemoteCursor]] = {}
+            for cursor in own:
+                if cursor.comm_cursors[key].seq == most:
+                    ahead.setdefault(cursor.comm_cursors[key].hash, []).append(cursor)
             for same in ahead.values():  # equal hashes: one of them speaks for all
                 lacking = [seq for seq in sorted(seqs) if not same[0].knows(key, seq)]
                 if lacking:
@@ -227,15 +227,15 @@ class RemoteRings(Rings):
 
     def _learn(self, asked: Mapping[int, Sequence[_Lack]]) -> None:
         requests = {
-            node: pack([[_there(one.words[0].path), one.key, one.seqs] for one in lacking])
+            node: pack([[_there(one.cursors[0].path), one.key, one.seqs] for one in lacking])
             for node, lacking in asked.items()
         }
         for node, data in self._asker.hashes(requests).items():
             self.received += len(data)
             for one, found in zip(asked[node], unpack(data), strict=True):
                 for seq, hash in zip(one.seqs, found, strict=True):
-                    for words in one.words if isinstance(hash, int) else ():
-                        words.learn(one.key, seq, hash)
+                    for cursor in one.cursors if isinstance(hash, int) else ():
+                        cursor.learn(one.key, seq, hash)
 
 
 class _Lack(NamedTuple):
@@ -243,7 +243,7 @@ class _Lack(NamedTuple):
 
     key: str
     seqs: list[int]
-    words: list[RemoteWords]
+    cursors: list[RemoteCursor]
 
 
 def _place(node: int, path: str) -> Path:

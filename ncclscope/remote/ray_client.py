@@ -7,10 +7,10 @@ from typing import Any
 
 from ncclscope.collect.ray_nodes import Member, hire, reason_of
 from ncclscope.errors import InputError
-from ncclscope.remote.depot import Depot
+from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
-__all__ = ["RayAsker"]
+__all__ = ["RayClient"]
 
 
 class Keeper:
@@ -18,12 +18,12 @@ class Keeper:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._depot: Depot | None = None
+        self._depot: NodeServer | None = None
         self._reporter: Reporter | None = None
 
     def summary(self) -> bytes:
         """Returns the summary."""
-        self._depot = Depot(self._paths)
+        self._depot = NodeServer(self._paths)
         return self._depot.summary()
 
     def answer(self, request: bytes) -> bytes:
@@ -48,7 +48,7 @@ class Keeper:
         return self._reporter.newest(request)
 
 
-class RayAsker:
+class RayClient:
     """Reaches the nodes of a cluster.
 
     Args:

@@ -38,13 +38,13 @@ from ncclscope.resources import economy, without_collection
 from ncclscope.ring import layout
 from ncclscope.untrusted import printable
 
-__all__ = ["Depot"]
+__all__ = ["NodeServer"]
 
 _LONG = ("argv", "environ", "cwd", "path")
 _BEATS_NS = 2_000_000_000
 
 
-class Depot:
+class NodeServer:
     """The rings of one node.
 
     Args:
@@ -155,8 +155,8 @@ class Depot:
                 if key in rank.logs
             ],
             "device": [
-                [comms.setdefault(rank.logs[key].communicator, len(comms)), *astuple(stand)]
-                for key, stand in rank.device.items()
+                [comms.setdefault(rank.logs[key].communicator, len(comms)), *astuple(pending)]
+                for key, pending in rank.device.items()
                 if key in rank.logs
             ],
             "orders": [order_of(rank, window) for window in WINDOWS],

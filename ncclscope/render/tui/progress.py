@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclscope.model import Communicator, State
-from ncclscope.readers.ring.cursor import LastCall, Words
+from ncclscope.readers.ring.cursor import LastCall, RingCursor
 from ncclscope.untrusted import printable, texts
-from ncclscope.watch.watch import Look
+from ncclscope.watch.watch import Poll
 
 __all__ = [
     "MARKS",
@@ -51,7 +51,7 @@ class RankStanding:
         quiet: Seconds without progress.
     """
 
-    words: Words
+    cursor: RingCursor
     mark: str
     key: str
     last: LastCall | None
@@ -63,20 +63,20 @@ class RankStanding:
     @property
     def path(self) -> Path:
         """What it is known by."""
-        return self.words.path
+        return self.cursor.path
 
     @property
     def name(self) -> str:
         """Its rank; of a process that is none, what it is."""
-        if self.words.rank >= 0:
-            return str(self.words.rank)
-        role = self.words.about.get("role")
+        if self.cursor.rank >= 0:
+            return str(self.cursor.rank)
+        role = self.cursor.about.get("role")
         return printable(role)[:8] if isinstance(role, str) and role else "-"
 
     @property
     def labels(self) -> str:
         """The names that it gave itself, such as ``dp1 tp2``."""
-        found = texts(self.words.about.get("labels"))
+        found = texts(self.cursor.about.get("labels"))
         return printable(" ".join(f"{name}{found[name]}" for name in sorted(found)))[:24]
 
 
@@ -98,9 +98,9 @@ class CommStanding:
 
     comm: Communicator
     mark: str
-    members: tuple[Words, ...]
+    members: tuple[RingCursor, ...]
     calls: int
-    leader: Words
+    leader: RingCursor
     lags: dict[int, int]
     inside: tuple[int, ...]
     tells: bool
@@ -117,57 +117,62 @@ def comm_label(comm: Communicator) -> str:
     return printable(comm.label) or f"comm-{printable(comm.key[-8:])}"
 
 
-def farthest(ranks: Iterable[Words]) -> dict[str, int]:
+def farthest(ranks: Iterable[RingCursor]) -> dict[str, int]:
     """Returns how many calls the member has made that has come farthest, by communicator."""
     found: dict[str, int] = {}
-    for words in ranks:
-        for key, strand in words.strands.items():
-            found[key] = max(found.get(key, 0), strand.seq)
+    for cursor in ranks:
+        for key, comm_cursor in cursor.comm_cursors.items():
+            found[key] = max(found.get(key, 0), comm_cursor.seq)
     return found
 
 
-def rank_standings(look: Look) -> list[RankStanding]:
+def rank_standings(poll: Poll) -> list[RankStanding]:
     """Returns the processes in the order of their ranks."""
-    most, telling = farthest(look.ranks), _telling(look.ranks)
-    return [_rank_standing(look, words, most, telling) for words in look.ranks]
+    most, telling = farthest(poll.ranks), _telling(poll.ranks)
+    return [_rank_standing(poll, cursor, most, telling) for cursor in poll.ranks]
 
 
-def _telling(ranks: Iterable[Words]) -> set[str]:
+def _telling(ranks: Iterable[RingCursor]) -> set[str]:
     """Returns the communicators of which any member has said that a call had completed."""
-    return {key for words in ranks for key, strand in words.strands.items() if strand.tells}
+    return {
+        key
+        for cursor in ranks
+        for key, comm_cursor in cursor.comm_cursors.items()
+        if comm_cursor.tells
+    }
 
 
 def _rank_standing(
-    look: Look, words: Words, most: dict[str, int], telling: set[str]
+    poll: Poll, cursor: RingCursor, most: dict[str, int], telling: set[str]
 ) -> RankStanding:
     lags = {
-        key: most[key] - strand.seq
-        for key, strand in words.strands.items()
-        if strand.seq < most[key]
+        key: most[key] - comm_cursor.seq
+        for key, comm_cursor in cursor.comm_cursors.items()
+        if comm_cursor.seq < most[key]
     }
-    quiet = max(0.0, look.now - words.moved_at)
-    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
-    if cause is not None and words.rank in cause.diverging_ranks:
+    quiet = max(0.0, poll.now - cursor.moved_at)
+    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
+    if cause is not None and cursor.rank in cause.diverging_ranks:
         mark = "!"
-    elif cause is not None and words.rank in cause.candidate_ranks:
+    elif cause is not None and cursor.rank in cause.candidate_ranks:
         mark = "?"
-    elif words.over:
-        mark = "x" if words.exited or look.activity == "over" else "X"
-    elif words.path in look.stuck:
+    elif cursor.over:
+        mark = "x" if cursor.exited or poll.activity == "over" else "X"
+    elif cursor.path in poll.stuck:
         mark = "*"
     else:
         mark = "<" if lags and quiet >= _CALM else ""
     about = cause.comm.key if cause is not None and cause.comm is not None else ""
-    if about in words.strands:
+    if about in cursor.comm_cursors:
         key = about
     elif mark == "<":
         key = max(lags, key=lambda key: lags[key])
     else:
-        key = _newest(words)
-    last = words.last(key) if key else None
+        key = _newest(cursor)
+    last = cursor.last(key) if key else None
     inside = last is not None and last.state is not State.COMPLETED and key in telling
     return RankStanding(
-        words=words,
+        cursor=cursor,
         mark=mark,
         key=key,
         last=last,
@@ -178,56 +183,56 @@ def _rank_standing(
     )
 
 
-def _newest(words: Words) -> str:
+def _newest(cursor: RingCursor) -> str:
     """Returns the communicator of the newest collective."""
     times = {
-        key: int(strand.last["time"])
-        for key, strand in words.strands.items()
-        if strand.last is not None
+        key: int(comm_cursor.last["time"])
+        for key, comm_cursor in cursor.comm_cursors.items()
+        if comm_cursor.last is not None
     }
     return max(times, key=lambda key: times[key], default="")
 
 
-def comm_standings(look: Look, wall: float) -> list[CommStanding]:
+def comm_standings(poll: Poll, wall: float) -> list[CommStanding]:
     """Returns the communicators that have been used, by name.
 
     Args:
-        look: What is known of the job.
+        poll: What is known of the job.
         wall: Seconds since 1970 at that moment.
     """
-    members: dict[str, list[Words]] = {}
-    for words in look.ranks:
-        for key, strand in words.strands.items():
-            if strand.seq or strand.p2p:
-                members.setdefault(key, []).append(words)
-    found = [_comm_standing(look, key, tuple(own), wall) for key, own in members.items()]
+    members: dict[str, list[RingCursor]] = {}
+    for cursor in poll.ranks:
+        for key, comm_cursor in cursor.comm_cursors.items():
+            if comm_cursor.seq or comm_cursor.p2p:
+                members.setdefault(key, []).append(cursor)
+    found = [_comm_standing(poll, key, tuple(own), wall) for key, own in members.items()]
     return sorted(found, key=lambda one: (comm_label(one.comm), one.comm.ranks, one.key))
 
 
-def _comm_standing(look: Look, key: str, own: tuple[Words, ...], wall: float) -> CommStanding:
-    leader = max(own, key=lambda words: words.strands[key].seq)
-    calls = leader.strands[key].seq
+def _comm_standing(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: float) -> CommStanding:
+    leader = max(own, key=lambda cursor: cursor.comm_cursors[key].seq)
+    calls = leader.comm_cursors[key].seq
     lags = {
-        words.rank: calls - words.strands[key].seq
-        for words in own
-        if words.strands[key].seq < calls
+        cursor.rank: calls - cursor.comm_cursors[key].seq
+        for cursor in own
+        if cursor.comm_cursors[key].seq < calls
     }
-    tells = any(words.strands[key].tells for words in own)
-    inside = tuple(words.rank for words in own if tells and key in words.pending())
-    last = [call.time_ns for words in own if (call := words.last(key)) is not None]
+    tells = any(cursor.comm_cursors[key].tells for cursor in own)
+    inside = tuple(cursor.rank for cursor in own if tells and key in cursor.pending())
+    last = [call.time_ns for cursor in own if (call := cursor.last(key)) is not None]
     quiet = max(0.0, wall - max(last) / 1e9) if last else 0.0
-    cause = look.verdict.cause if look.verdict is not None and look.in_trouble else None
+    cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
     mark = ""
     if cause is not None and cause.comm is not None and cause.comm.key == key:
         mark = "!"
-    elif any(words.path in look.stuck and key in words.pending() for words in own):
+    elif any(cursor.path in poll.stuck and key in cursor.pending() for cursor in own):
         mark = "*"
     elif lags and quiet >= _CALM:
         mark = "<"
-    elif all(words.over for words in own):
+    elif all(cursor.over for cursor in own):
         mark = "x"
     return CommStanding(
-        comm=leader.strands[key].comm,
+        comm=leader.comm_cursors[key].comm,
         mark=mark,
         members=own,
         calls=calls,

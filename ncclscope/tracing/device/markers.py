@@ -22,7 +22,7 @@ from ncclscope.tracing.device.graph_markers import GraphMarkers, Placement
 
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
-    from ncclscope.tracing.graphs import Capture
+    from ncclscope.tracing.graphs import GraphCapture
     from ncclscope.tracing.host import Host
 
 __all__ = ["DeviceMarks", "Marks"]
@@ -147,16 +147,16 @@ class DeviceMarks:
         place = self._base + self.slots.offset(channel.index) + which * 16
         return place, (channel.index - 1) * _COUNT_SIZE + which * 8, more
 
-    def capture(self) -> Capture | None:
+    def capture(self) -> GraphCapture | None:
         """Returns the graph that this thread captures now."""
-        current: Capture | None = self._tracer.graphs.current()
+        current: GraphCapture | None = self._tracer.graphs.current()
         return current
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what is put on a stream becomes a part of a graph."""
         return self._driver is not None and self._driver.is_capturing(stream)
 
-    def captured(self, capture: Capture) -> Sequence[tuple[Marks, int]]:
+    def captured(self, capture: GraphCapture) -> Sequence[tuple[Marks, int]]:
         """Checks that each call of a graph has its marker in it.
 
         Returns:
@@ -231,7 +231,7 @@ class Marks:
             self.is_lost = True
             self.device.slots.put(self.channel.index, layout.SLOT_LOST, reason, self.channel.seq)
 
-    def begin(self, stream: int, capture: Capture | None, ordinal: int) -> bool:
+    def begin(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
         """Prepares for a call that has been recorded and is about to be posted.
 
         Args:
@@ -268,7 +268,9 @@ class Marks:
             return False
         return True
 
-    def end(self, stream: int, capture: Capture | None, ordinal: int, *, grouped: bool) -> None:
+    def end(
+        self, stream: int, capture: GraphCapture | None, ordinal: int, *, grouped: bool
+    ) -> None:
         """Puts the marker behind a call that has just been posted.
 
         Args:
@@ -306,7 +308,7 @@ class Marks:
         else:
             self._launched = self._numbers[_LAUNCHED] = seq
 
-    def end_group(self, capture: Capture | None) -> None:
+    def end_group(self, capture: GraphCapture | None) -> None:
         """Puts the marker behind all calls of a group that has just been handed over."""
         count, streams = len(self._grouped), self._grouped
         self._grouped = []
@@ -358,7 +360,7 @@ class Marks:
             state = layout.SLOT_COUNTED if settled else layout.SLOT_UNSETTLED
             self.device.slots.put(self.channel.index, state, 0, self.channel.seq)
 
-    def _set_up(self, stream: int, capture: Capture | None, ordinal: int) -> bool:
+    def _set_up(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
         """Makes the launchers, at the first call of the communicator."""
         device, index = self.device, self.channel.index
         if self.channel.seq > (1 if capture is None else 0):

@@ -44,7 +44,7 @@ _FOUND = -(1 << 60)
 
 _ours = [
     os.path.join(os.path.dirname(os.path.dirname(__file__)), room, "")
-    for room in ("ring", "tracing")
+    for room in ("guard", "ring", "tracing")
 ]
 
 

@@ -19,7 +19,8 @@ RANKS = 3
 
 PROGRAM = """
 import contextlib, sys
-from ncclscope_patches import recording, registry
+from ncclscope_patches import registry
+from ncclscope_patches.probes import recording
 
 registry.install_all()
 import torch

@@ -89,7 +89,7 @@ class Cluster:
             if done:
                 self.tracers[rank].complete(place)
 
-    def snapshot(
+    def capture(
         self, rank: int, calls: Iterable[tuple[str, dict[str, Any]]], label: str = "tp:0"
     ) -> TracedGraph:
         """Captures calls, given as for :meth:`post`, into a CUDA graph on one rank."""

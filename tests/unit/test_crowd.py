@@ -48,7 +48,7 @@ def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:
     assert "2 rings of jobs that were over before are left out" in run.notes
     rings = Rings(tmp_path)
     rings.scan(0.0, 0)
-    assert {path.parent.name for path in rings.words} == {"new"}
+    assert {path.parent.name for path in rings.cursors} == {"new"}
 
 
 def test_a_rank_that_ended_while_its_job_ran_is_kept(tmp_path: Path) -> None:

@@ -519,7 +519,7 @@ def _run(code: str, directory: Path, **environment: str) -> subprocess.Completed
 RECORD = """
 import sys
 from ncclscope.tracing import session
-from ncclscope_patches import device_streams
+from ncclscope_patches.probes import device_streams
 from ncclscope_patches.probes.recording import Handle
 tracer = session.current()
 comms = [tracer.communicator(f"k{n}", f"tp:{n}", (0, 1), "nccl") for n in (0, 1)]

@@ -364,11 +364,11 @@ def test_who_watches_sees_what_the_device_has_finished(
     for _ in range(3):
         post(tracer, comm)
     device.run(2)
-    assert words.look(1.0)
+    assert words.poll(1.0)
     assert (words.pending(), words.comm_cursors["k"].tells) == ({"k"}, True)
-    assert not words.look(2.0)
+    assert not words.poll(2.0)
     device.run()
-    assert words.look(3.0)
+    assert words.poll(3.0)
     assert words.pending() == set()
     last = words.last("k")
     assert last is not None
@@ -376,13 +376,13 @@ def test_who_watches_sees_what_the_device_has_finished(
 
     graph, markers = captured(tracer, comm, ["all_reduce"] * 4)
     replay(tracer, graph, markers)
-    assert words.look(4.0)
+    assert words.poll(4.0)
     device.run(1)
-    assert words.look(5.0)  # it moves within the replay
+    assert words.poll(5.0)  # it moves within the replay
     assert words.pending() == {"k"}
     tracer.record(comm, "barrier")
     post(tracer, comm)
-    words.look(6.0)
+    words.poll(6.0)
     assert not words.comm_cursors[
         "k"
     ].tells  # the count is lost, and nothing is known to be under way

@@ -75,7 +75,7 @@ def test_nothing_is_left_of_a_copy_of_what_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("planted", ["link", "pipe"])
 def test_only_a_file_is_copied(recorded: Path, tmp_path: Path, planted: str) -> None:
     """As when somebody who can write where rings are puts something else in the place of one."""
-    look = Watcher(recorded).look()
+    look = Watcher(recorded).poll()
     first, second = sorted(recorded.glob("*.ring"))
     first.unlink()
     if planted == "link":
@@ -151,7 +151,7 @@ def test_bundles_of_attach(recorded: Path, tmp_path: Path, redacted: bool) -> No
 
 
 def test_bundles_of_watch(recorded: Path, tmp_path: Path) -> None:
-    look = Watcher(recorded).look()
+    look = Watcher(recorded).poll()
     actions = Actions(bundles=tmp_path / "new" / "bundles")
     actions.check()
 

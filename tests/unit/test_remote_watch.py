@@ -63,7 +63,7 @@ def test_ranks_of_all_nodes_are_seen(job: Job) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3)
     watch, _, _, _ = watcher(job)
-    look = watch.look()
+    look = watch.poll()
     assert [words.rank for words in look.ranks] == [0, 1, 2, 3]
     assert [words.comm_cursors["K"].seq for words in look.ranks] == [3] * SIZE
     last = look.ranks[0].last("K")
@@ -80,11 +80,11 @@ def test_a_divergence_between_nodes_shows_at_the_next_look(job: Job) -> None:
         for rank in range(SIZE):
             job.post(rank, count=100 + step)
         clock.now += 0.1
-        assert not watch.look().in_trouble
+        assert not watch.poll().in_trouble
     for rank in range(SIZE):
         job.post(rank, "all_gather" if rank == 3 else "all_reduce")
     clock.now += 0.1
-    look = watch.look()
+    look = watch.poll()
     assert look.news
     assert look.status == "diverged"
     assert look.verdict is not None
@@ -98,12 +98,12 @@ def test_those_behind_are_compared_with_what_was_there(job: Job) -> None:
     watch, _, _, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank, count=10)
-    assert not watch.look().in_trouble
+    assert not watch.poll().in_trouble
     job.post(2, "all_gather")
     for rank in (0, 1, 3):
         job.post(rank, count=500)
     clock.now += 0.1
-    look = watch.look()
+    look = watch.poll()
     assert look.status == "diverged"
     assert look.verdict is not None
     assert look.verdict.cause is not None
@@ -116,7 +116,7 @@ def test_being_behind_is_no_divergence(job: Job) -> None:
         job.post(rank, count=count)
     for _ in range(3):
         clock.now += 0.1
-        assert watch.look().status == "ok"
+        assert watch.poll().status == "ok"
 
 
 def test_a_hang_is_found_by_time(job: Job) -> None:
@@ -124,9 +124,9 @@ def test_a_hang_is_found_by_time(job: Job) -> None:
     for rank in range(SIZE):
         job.post(rank, count=2)
     job.post(0)
-    watch.look()
+    watch.poll()
     clock.now += 11.0
-    look = watch.look()
+    look = watch.poll()
     assert look.status == "hung"
     assert look.verdict is not None
     assert look.verdict.cause is not None
@@ -137,17 +137,17 @@ def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
     watch, rings, _, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank, count=7)
-    watch.look()
+    watch.poll()
     clock.now += 0.1
     before = rings.received
-    watch.look()
+    watch.poll()
     idle = rings.received - before
     assert idle < 2 * 100
     for rank in range(SIZE):
         job.post(rank, count=50)
     clock.now += 0.1
     before = rings.received
-    watch.look()
+    watch.poll()
     assert rings.received - before < SIZE * 300
 
 
@@ -155,15 +155,15 @@ def test_a_node_that_is_lost_is_said(job: Job) -> None:
     watch, _, asker, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank)
-    assert watch.look().status == "ok"
+    assert watch.poll().status == "ok"
     asker.lost.add(1)
     clock.now += 0.1
-    look = watch.look()
+    look = watch.poll()
     assert watch.notes == ("b does not report: gone",)
     assert not look.in_trouble  # that a node is silent is no divergence
     asker.lost.clear()
     clock.now += 0.1
-    watch.look()
+    watch.poll()
     assert watch.notes == ()
 
 
@@ -172,7 +172,7 @@ def test_the_newest_calls_are_asked_for(job: Job) -> None:
         job.post(rank, count=5)
     job.post(3, "all_gather")
     watch, _, _, _ = watcher(job)
-    words = watch.look().ranks[3]
+    words = watch.poll().ranks[3]
     for key in (None, "K"):
         calls = words.newest(3, key)
         assert [(call.op, call.comm, call.seq) for call in calls] == [
@@ -187,7 +187,7 @@ def test_a_job_that_is_over_has_a_last_word(job: Job) -> None:
     for tracer in job.tracers:
         tracer.close()
     watch, _, _, _ = watcher(job)
-    assert watch.look().activity == "over"
+    assert watch.poll().activity == "over"
     verdict = watch.last_word()
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (1,)
@@ -196,7 +196,7 @@ def test_a_job_that_is_over_has_a_last_word(job: Job) -> None:
 def test_a_report_that_is_none(job: Job) -> None:
     watch, _, asker, _ = watcher(job)
     asker.reports = lambda: {0: b"junk", 1: b""}  # type: ignore[method-assign]
-    look = watch.look()
+    look = watch.poll()
     assert look.activity == "waiting"
     assert len(watch.notes) == 2
     assert json.dumps(watch.notes)

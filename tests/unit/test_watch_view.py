@@ -118,7 +118,7 @@ def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
     poll = job.poll(2.0)
 
     standing = rank_standings(poll)[1]
-    assert standing.words.comm_cursors[standing.key].comm.label == "world"
+    assert standing.cursor.comm_cursors[standing.key].comm.label == "world"
     assert standing.lag == 2
 
 

@@ -29,7 +29,7 @@ After = Callable[[Any, Any], None]
 
 _MARK = "__ncclscope_patch__"
 
-callsite.add_plumbing(os.path.dirname(__file__))
+callsite.add_plumbing(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Patch:

@@ -56,6 +56,10 @@ test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs
 fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
+.PHONY: soak
+soak: $(VLLM_VENV)/.installed ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
+	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
 	$(VENV)/bin/ruff format --check .

@@ -8,6 +8,8 @@
 ``clock``      clocks that jump by an hour, forwards and back, on one rank of four
 ``watched``    a healthy job of eight gloo ranks under guard and watch, with random sleeps, a pause
                of a minute, and ranks that are stopped for seconds and go on
+``soak``       two vLLM workers under bursts and pauses, traced, guarded and watched: no alarm, the
+               tokens of an untraced server, and memory that does not grow (wants vLLM)
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.campaign.reader import old_rings, processes
 from tests.campaign.recorder import clock, full, kills
+from tests.campaign.soak import soak
 from tests.campaign.watched import watched
 
 CAMPAIGNS: dict[str, tuple[Callable[[int, int], tuple[int, str]], int]] = {
@@ -34,13 +38,18 @@ CAMPAIGNS: dict[str, tuple[Callable[[int, int], tuple[int, str]], int]] = {
 def main() -> int:
     """Return 1 when something came to harm."""
     parser = argparse.ArgumentParser(prog="tests.campaign", description=__doc__)
-    parser.add_argument("name", choices=CAMPAIGNS)
+    parser.add_argument("name", choices=[*CAMPAIGNS, "soak"])
     parser.add_argument("--count", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=180.0, help="of the soak (default: 180)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for the samples of the soak")
     options = parser.parse_args()
-    campaign, usual = CAMPAIGNS[options.name]
     began = time.monotonic()
-    failed, said = campaign(options.count or usual, options.seed)
+    if options.name == "soak":
+        failed, said = soak(options.minutes, options.seed, options.json)
+    else:
+        campaign, usual = CAMPAIGNS[options.name]
+        failed, said = campaign(options.count or usual, options.seed)
     print(f"{options.name}: {said}; {time.monotonic() - began:.0f} s")
     return int(failed > 0)
 

@@ -51,7 +51,7 @@ class Packer:
         self.files = 0
 
     def add_bytes(self, name: str, data: bytes) -> None:
-        """Adds a file of these bytes.
+        """Add a file of these bytes.
 
         Raises:
             ValueError: The name is too long or no name.
@@ -62,7 +62,7 @@ class Packer:
         self.files += 1
 
     def add_file(self, name: str, path: Path) -> int:
-        """Adds a file from disk, which somebody may write meanwhile.
+        """Add a file from disk, which somebody may write meanwhile.
 
         Returns:
             Its size.
@@ -78,7 +78,7 @@ class Packer:
         return size
 
     def add_stream(self, name: str, file: BinaryIO, size: int) -> None:
-        """Adds a file of this size from wherever it comes.
+        """Add a file of this size from wherever it comes.
 
         Raises:
             ValueError: It cannot be named, or is too large.
@@ -98,7 +98,7 @@ class Packer:
         self.files += 1
 
     def close(self) -> None:
-        """Ends the stream; without its end it is known to be cut short."""
+        """End the stream; without its end it is known to be cut short."""
         self._zip.write(bytes(2 * _BLOCK))
         self._zip.close()
 
@@ -142,7 +142,7 @@ def unpack(
     found: UnpackedArchive,
     limits: Limits | None = None,
 ) -> None:
-    """Unpacks a stream.
+    """Unpack a stream.
 
     Args:
         read: Gives at most so many bytes of it, and none at its end.
@@ -207,7 +207,7 @@ class _Inflow:
         self._ready = b""
 
     def take(self, size: int) -> bytes:
-        """Returns exactly so many bytes."""
+        """Return exactly so many bytes."""
         parts = []
         while size:
             if not self._ready:
@@ -220,7 +220,7 @@ class _Inflow:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self) -> None:
-        """Goes to the end, where the checksum is."""
+        """Go to the end, where the checksum is."""
         while data := self._inflate():
             if data.strip(b"\0"):
                 raise DamagedFileError("there is more behind the end of the archive")
@@ -228,7 +228,7 @@ class _Inflow:
             raise DamagedFileError("the stream broke off")
 
     def _begin(self) -> bytes:
-        """Finds the beginning behind what a shell may have printed."""
+        """Find the beginning behind what a shell may have printed."""
         data = self._next()
         while (place := data.find(_FIRST)) < 0 or place > _CHATTER:
             more = self._next() if len(data) <= _CHATTER else b""
@@ -288,7 +288,7 @@ def _header(name: str, size: int) -> bytes:
 
 
 def _parse(header: bytes) -> tuple[str, int]:
-    """Returns name and size of an entry.
+    """Return name and size of an entry.
 
     Raises:
         DamagedFileError: It is something else than a plain file of a decent name.
@@ -314,7 +314,7 @@ def _parse(header: bytes) -> tuple[str, int]:
 
 
 def _check(name: str) -> None:
-    """Raises ValueError for a name that is none below a directory."""
+    """Raise ValueError for a name that is none below a directory."""
     parts = name.split("/")
     if len(parts) > _DEPTH or any(part in ("", ".", "..") for part in parts):
         raise ValueError("its name leads elsewhere")

@@ -50,7 +50,7 @@ def local(command: Sequence[str]) -> list[ProgramNode]:
 
 
 def urls(texts: Iterable[str], program: Sequence[str]) -> list[ProgramNode]:
-    """Directories that are elsewhere, each in place of a node."""
+    """Return directories that are elsewhere, each in place of a node."""
     send = (*program, "collect", "--local", "--no-stacks", "-o", "-", "--")
     return [
         ProgramNode(printable(text.rstrip("/").rpartition("/")[2] or text), (*send, text))
@@ -59,7 +59,7 @@ def urls(texts: Iterable[str], program: Sequence[str]) -> list[ProgramNode]:
 
 
 def hosts(text: str) -> list[str]:
-    """Returns the hosts of ``a,b,user@c``, or of ``@FILE``, a host a line.
+    """Return the hosts of ``a,b,user@c``, or of ``@FILE``, a host a line.
 
     In a file, what follows the name is left aside, such as ``slots=8``, and so are comments.
 
@@ -95,7 +95,7 @@ def _is_host(name: str) -> bool:
 
 
 def ssh(names: Iterable[str], command: Sequence[str], program: str = "") -> list[ProgramNode]:
-    """These hosts, by ssh.
+    """Return these hosts, by ssh.
 
     Args:
         names: From :func:`hosts`.
@@ -107,7 +107,7 @@ def ssh(names: Iterable[str], command: Sequence[str], program: str = "") -> list
 
 
 def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
-    """The nodes of a job that runs, each by a step of its own beside the job's.
+    """Return the nodes of a job that runs, each by a step of its own beside the job's.
 
     Raises:
         UsageError: It is no number of a job.
@@ -155,7 +155,7 @@ class Pods:
 
 
 def kubernetes(pods: Pods, command: Sequence[str]) -> list[ProgramNode]:
-    """The pods, each by ``kubectl exec`` or by an ephemeral container.
+    """Return the pods, each by ``kubectl exec`` or by an ephemeral container.
 
     Raises:
         UsageError: A name is none.
@@ -172,7 +172,7 @@ def kubernetes(pods: Pods, command: Sequence[str]) -> list[ProgramNode]:
 
 
 def _enter(pods: Pods, name: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Returns what runs a command in a pod."""
+    """Return what runs a command in a pod."""
     run = (*pods.kubectl, "exec", name)
     if not pods.image:
         container = (f"--container={pods.container}",) if pods.container else ()
@@ -218,7 +218,7 @@ def _running(told: str) -> list[str]:
 
 
 def _ask(*words: str) -> str:
-    """Returns what a program answers.
+    """Return what a program answers.
 
     Raises:
         InputError: It is not there, fails or takes too long.
@@ -245,5 +245,5 @@ def _ask(*words: str) -> str:
 
 
 def own_command() -> tuple[str, ...]:
-    """How this very program is run, where all nodes have it at the same place."""
+    """Return how this very program is run, where all nodes have it at the same place."""
     return (sys.executable, "-m", "ncclscope")

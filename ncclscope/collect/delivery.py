@@ -33,7 +33,7 @@ class NodeStream(Protocol):
     """What a node sends."""
 
     def read(self, size: int) -> bytes:
-        """Returns at most so many bytes; none at the end.
+        """Return at most so many bytes; none at the end.
 
         Raises:
             TimeoutError: The node takes too long.
@@ -41,7 +41,7 @@ class NodeStream(Protocol):
         ...
 
     def reason(self) -> str:
-        """Says why it ended as it did, in a line; nothing where it ended well."""
+        """Say why it ended as it did, in a line; nothing where it ended well."""
         ...
 
 
@@ -85,12 +85,12 @@ class Delivery:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it in a form for JSON."""
+        """Return it in a form for JSON."""
         return asdict(self)
 
 
 def make_target(directory: Path) -> None:
-    """Makes the directory that everything goes to, before anybody is asked.
+    """Make the directory that everything goes to, before anybody is asked.
 
     Raises:
         UsageError: It is not empty, or cannot be made.
@@ -113,7 +113,7 @@ def collect(
     limits: Limits | None = None,
     say: Callable[[Delivery], None] = lambda delivery: None,
 ) -> list[Delivery]:
-    """Asks all nodes and unpacks what they send, each into a folder of its own.
+    """Ask all nodes and unpack what they send, each into a folder of its own.
 
     Args:
         nodes: Whom to ask.
@@ -190,7 +190,7 @@ def _keep(part: Path, folder: Path) -> bool:
 
 
 def _folders(names: Iterable[str]) -> Iterator[str]:
-    """Yields names of folders: those of the nodes, as far as they can be names of files."""
+    """Yield names of folders: those of the nodes, as far as they can be names of files."""
     taken = set()
     for name in names:
         base = _UNFIT.sub("_", name)[:_LONGEST_NAME].lstrip(".") or "node"

@@ -60,7 +60,7 @@ class _Sent:
 def write_node(
     target: BinaryIO, wanted: Wanted, say: Callable[[str], None] = lambda text: None
 ) -> int:
-    """Writes what this node has, as a stream.
+    """Write what this node has, as a stream.
 
     Args:
         target: Where to.
@@ -103,7 +103,7 @@ def write_node(
 
 
 def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> JobSample | None:
-    """Looks at the processes; a node that has none, or shows none, still has its rings."""
+    """Look at the processes; a node that has none, or shows none, still has its rings."""
     try:
         return sample_job(Options.of(wanted.gap), say)
     except (NcclscopeError, OSError) as error:
@@ -114,7 +114,7 @@ def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> JobSample 
 def _files(
     wanted: Wanted, seen: JobSample | None, notes: list[str]
 ) -> Iterator[tuple[str, Path | UrlFile]]:
-    """Yields names in the archive and files; the same file once."""
+    """Yield names in the archive and files; the same file once."""
     for number, url in enumerate(path for path in wanted.paths if is_url(path)):
         for file in url_files(url):
             yield f"files/{f'url-{number}/' if len(wanted.paths) > 1 else ''}{file.name}", file

@@ -35,7 +35,7 @@ class ProgramNode:
 
     @contextmanager
     def open(self, timeout: float) -> Iterator[_Output]:
-        """Runs the program; whatever it has started is ended with it.
+        """Run the program; whatever it has started is ended with it.
 
         Raises:
             InputError: It cannot be run.
@@ -74,14 +74,14 @@ class _Output:
         self._listener.start()
 
     def read(self, size: int) -> bytes:
-        """Returns what has come."""
+        """Return what has come."""
         left = self._deadline - time.monotonic()
         if left <= 0 or not self._selector.select(left):
             raise TimeoutError
         return os.read(self._stdout.fileno(), size)
 
     def reason(self) -> str:
-        """Returns the last line that it complained in, or its exit status."""
+        """Return the last line that it complained in, or its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._program.wait(min(_END_SECONDS, max(0.0, self._deadline - time.monotonic())))
         self._listener.join(_END_SECONDS)
@@ -93,7 +93,7 @@ class _Output:
         return said[-1] if said else f"{self._name} ended with status {status}"
 
     def close(self) -> None:
-        """Ends the program."""
+        """End the program."""
         self._selector.close()
         if self._program.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

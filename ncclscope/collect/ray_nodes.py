@@ -61,7 +61,7 @@ class Member:
 
 
 def connect(address: str) -> Any:
-    """Joins the cluster, once in the life of a process.
+    """Join the cluster, once in the life of a process.
 
     Returns:
         The module.
@@ -92,14 +92,14 @@ def connect(address: str) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Finds out at once that nobody is there; Ray itself waits for minutes."""
+    """Find out at once that nobody is there; Ray itself waits for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def members(ray: Any) -> list[Member]:
-    """The nodes, also those that are gone: a job's rank may have been on one of them.
+    """Return the nodes, also those that are gone: a job's rank may have been on one of them.
 
     Raises:
         NothingFoundError: None is alive.
@@ -118,7 +118,7 @@ def members(ray: Any) -> list[Member]:
 
 
 def hire(ray: Any, kind: type, member: Member, *arguments: Any) -> Any:
-    """Starts an actor on a node, and returns its handle at once."""
+    """Start an actor on a node, and return its handle at once."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return (
@@ -133,7 +133,7 @@ def hire(ray: Any, kind: type, member: Member, *arguments: Any) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Says in one line why something on a node failed."""
+    """Say in one line why something on a node failed."""
     cause = getattr(error, "cause", None)
     return _line(cause if isinstance(cause, BaseException) else error)
 
@@ -151,12 +151,12 @@ class Sender:
         )
 
     def read(self) -> bytes:
-        """Returns the next bytes; none at the end."""
+        """Return the next bytes; none at the end."""
         assert self._program.stdout is not None
         return self._program.stdout.read(_READ)
 
     def reason(self) -> str:
-        """Returns the last line that it complained in; nothing where it ended well."""
+        """Return the last line that it complained in; nothing where it ended well."""
         assert self._program.stderr is not None
         said = self._program.stderr.read().decode("utf-8", "replace").strip().splitlines()
         status = self._program.wait()
@@ -165,7 +165,7 @@ class Sender:
         return said[-1] if said else f"it ended with status {status}"
 
     def end(self) -> None:
-        """Ends the program."""
+        """End the program."""
         self._program.kill()
         self._program.wait()
 
@@ -224,7 +224,7 @@ class _Pull:
         self._next = actor.read.remote()
 
     def read(self, size: int) -> bytes:
-        """Returns what has come."""
+        """Return what has come."""
         if not self._left:
             self._left = self._get(self._next)
             if self._left:
@@ -233,11 +233,11 @@ class _Pull:
         return data
 
     def reason(self) -> str:
-        """Asks the node."""
+        """Ask the node."""
         return str(self._get(self._actor.reason.remote()))
 
     def close(self) -> None:
-        """Ends the actor and what it runs."""
+        """End the actor and what it runs."""
         try:
             self._ray.get(self._actor.end.remote(), timeout=5)
         except self._ray.exceptions.RayError:

@@ -20,7 +20,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:://|::)", re.IGNORECASE)
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is for fsspec."""
+    """Return whether a path is for fsspec."""
     return _URL.match(text) is not None
 
 
@@ -39,13 +39,13 @@ class UrlFile:
     _path: str
 
     def open(self) -> AbstractContextManager[BinaryIO]:
-        """Opens it for reading."""
+        """Open it for reading."""
         opened: AbstractContextManager[BinaryIO] = self._files.open(self._path, "rb")
         return opened
 
 
 def url_files(url: str, limits: Limits | None = None) -> Iterator[UrlFile]:
-    """Yields the files at or below a URL.
+    """Yield the files at or below a URL.
 
     Raises:
         InputError: It cannot be read, or fsspec is not installed.
@@ -70,7 +70,7 @@ def url_files(url: str, limits: Limits | None = None) -> Iterator[UrlFile]:
 
 
 def check_target(url: str) -> None:
-    """Finds out before anybody is asked whether a target can be written to.
+    """Find out before anybody is asked whether a target can be written to.
 
     Raises:
         UsageError: There are files in it, or it cannot be reached.
@@ -85,7 +85,7 @@ def check_target(url: str) -> None:
 
 
 def store(directory: Path, url: str) -> None:
-    """Puts all files below a directory there.
+    """Put all files below a directory there.
 
     Raises:
         InputError: One of them cannot be put there.

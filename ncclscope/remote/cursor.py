@@ -27,15 +27,15 @@ class ReportingClient(Client, Protocol):
     """A way to reach reporters, besides depots."""
 
     def reports(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes what is new; of one that fails, why."""
+        """Ask all nodes what is new; of one that fails, why."""
         ...
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for running hashes; one that fails is left out."""
+        """Ask some nodes for running hashes; one that fails is left out."""
         ...
 
     def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
+        """Ask some nodes for the newest calls of a ring; one that fails is left out."""
         ...
 
 
@@ -60,7 +60,7 @@ class RemoteCursor(RingCursor):
         self._mark: tuple[int, bytes] = (-1, b"")
 
     def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
-        """Takes in a row of a report; returns whether calls have moved."""
+        """Take in a row of a report; return whether calls have moved."""
         who, (age, tail, states), comm_cursors = row
         (_, self.rank, self.host, self.pid, self.gpu, self.started_ns) = who[:6]
         role, self._alive, self._exited = who[6:]
@@ -93,19 +93,19 @@ class RemoteCursor(RingCursor):
         return self._mark
 
     def last(self, key: str) -> LastCall | None:
-        """Returns the newest collective on a communicator."""
+        """Return the newest collective on a communicator."""
         return self._lasts.get(key)
 
     def knows(self, key: str, seq: int) -> bool:
-        """Whether the hash after a call need not be asked for."""
+        """Return whether the hash after a call need not be asked for."""
         return seq in (0, self.comm_cursors[key].seq) or (key, seq) in self._known
 
     def learn(self, key: str, seq: int, hash: int) -> None:
-        """Keeps a hash that was asked for."""
+        """Keep a hash that was asked for."""
         self._known[key, seq] = hash
 
     def hash_at(self, key: str, seq: int) -> int | None:
-        """Returns the running hash after a call; None where it is not known."""
+        """Return the running hash after a call; None where it is not known."""
         comm_cursor = self.comm_cursors[key]
         if seq > comm_cursor.seq:
             return None
@@ -113,7 +113,7 @@ class RemoteCursor(RingCursor):
         return self._known.get((key, seq)) if found is None else found
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
-        """Asks for the newest calls; none where the node does not answer."""
+        """Ask for the newest calls; none where the node does not answer."""
         return self._rings.newest(self, count, key)
 
     def read(self) -> Rank | None:
@@ -136,10 +136,10 @@ class RemoteRings(Rings):
         self.received = 0
 
     def scan(self, now: float, wall_ns: int) -> None:
-        """Nodes look for new rings themselves."""
+        """Return nodes look for new rings themselves."""
 
     def poll(self, now: float) -> list[RingCursor]:
-        """Asks all nodes what is new, and for the hashes where ranks are not equally far."""
+        """Ask all nodes what is new, and for the hashes where ranks are not equally far."""
         self._ranks = None
         moved: list[RingCursor] = []
         for node, data in self._asker.reports().items():
@@ -161,7 +161,7 @@ class RemoteRings(Rings):
         return open_remote_run(Fleet(self._asker))
 
     def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
-        """Asks a node for the newest calls of one of its rings."""
+        """Ask a node for the newest calls of one of its rings."""
         request = pack([_there(cursor.path), count, key])
         found: list[Call] = []
         for data in self._asker.newest({cursor.node: request}).values():
@@ -176,7 +176,7 @@ class RemoteRings(Rings):
         return found
 
     def ranks(self) -> Mapping[Path, Rank]:
-        """Returns the processes of all nodes as a diagnosis wants them, once for each look."""
+        """Return the processes of all nodes as a diagnosis wants them, once for each look."""
         if self._ranks is None:
             notes: list[str] = []
             try:
@@ -203,7 +203,7 @@ class RemoteRings(Rings):
         return moved
 
     def _ask_for(self, moved: Sequence[RingCursor]) -> None:
-        """Asks those ahead for their hashes where the others stand, each node once."""
+        """Ask those ahead for their hashes where the others stand, each node once."""
         keys = {key for cursor in moved for key in cursor.comm_cursors}
         members: dict[str, list[RemoteCursor]] = {}
         for cursor in self.cursors.values():
@@ -247,7 +247,7 @@ class _Lack(NamedTuple):
 
 
 def _place(node: int, path: str) -> Path:
-    """The path of a ring on a node; two nodes may have the same."""
+    """Return the path of a ring on a node; two nodes may have the same."""
     return Path(f"{node}:{path}")
 
 

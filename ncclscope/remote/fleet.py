@@ -26,11 +26,11 @@ class Client(Protocol):
         ...
 
     def summaries(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes for their summaries; of one that fails, why."""
+        """Ask all nodes for their summaries; of one that fails, why."""
         ...
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes, by number, all at once.
+        """Ask some nodes, by number, all at once.
 
         Raises:
             InputError: One of them does not answer.
@@ -93,7 +93,7 @@ class Fleet:
         self.traffic = Traffic()
 
     def summaries(self) -> dict[int, Any]:
-        """Returns the summaries of all nodes; of one that failed, why, as a text."""
+        """Return the summaries of all nodes; of one that failed, why, as a text."""
         found: dict[int, Any] = {}
         for node, data in self._asker.summaries().items():
             if isinstance(data, str):
@@ -104,7 +104,7 @@ class Fleet:
         return found
 
     def ask(self, questions: Iterable[Query]) -> None:
-        """Asks, and tells the answers to whoever wants them.
+        """Ask, and tell the answers to whoever wants them.
 
         Raises:
             InputError: A node does not answer, or says what cannot be understood.

@@ -87,7 +87,7 @@ class RemoteLog:
         shared.logs.setdefault(communicator.key, []).append(self)
 
     def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls."""
+        """Return running hash after ``seq`` calls."""
         if seq == self.calls:
             return self._hash
         if seq == 0:
@@ -97,7 +97,7 @@ class RemoteLog:
         return self._hashes[seq]
 
     def call(self, seq: int) -> Call:
-        """The call number ``seq``."""
+        """Return the call number ``seq``."""
         if not self.first <= seq <= self.calls:
             raise IndexError(f"call {seq} on {self.communicator.label} is not kept")
         return self.span(seq, seq + 1)[0]
@@ -115,7 +115,7 @@ class RemoteLog:
             ) from None
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``."""
+        """Return signatures of calls ``start`` to ``stop - 1``."""
         start, stop = max(start, self.first), min(stop, self.calls + 1)
         lacking = [
             seq
@@ -135,17 +135,17 @@ class RemoteLog:
         ]
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Where calls ``start`` to ``stop - 1`` came from."""
+        """Return where calls ``start`` to ``stop - 1`` came from."""
         return [call.site for call in self.span(start, stop)]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        """Return numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
         return [call.position for call in self.span(start, stop)]
 
     # --- asking ------------------------------------------------------------------------------
 
     def _ask_hashes(self, seq: int) -> None:
-        """Asks for the hashes around a call; for one at a mark, for those at all marks."""
+        """Ask for the hashes around a call; for one at a mark, for those at all marks."""
         low, high = max(self.first - 1, 0), self.calls
         every = layout.MARK_EVERY
         if seq % every == 0:
@@ -163,7 +163,7 @@ class RemoteLog:
         self._ask("hashes", seqs, take=take)
 
     def _ask_calls(self, start: int, stop: int) -> None:
-        """Asks for calls; where others have lacked the same, for those of all members."""
+        """Ask for calls; where others have lacked the same, for those of all members."""
         part = (self.communicator.key, start // _TOGETHER)
         self._shared.missed[part] = self._shared.missed.get(part, 0) + 1
         low, high = max(start - _NEAR, self.first), min(stop + _NEAR, self.calls + 1)
@@ -220,7 +220,7 @@ class RemoteTrail(Trail[What]):
         self._all: list[What] | None = None
 
     def newest(self, count: int) -> Sequence[What]:
-        """The last so many, oldest first."""
+        """Return the last so many, oldest first."""
         if count not in self._newest:
             self._newest[count] = self._ask(count)
         return self._newest[count]

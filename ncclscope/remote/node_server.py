@@ -64,7 +64,7 @@ class NodeServer:
                 self._read(path)
 
     def summary(self) -> bytes:
-        """Returns what is asked of every rank, in a message."""
+        """Return what is asked of every rank, in a message."""
         kinds = Kinds()
         comms: dict[Communicator, int] = {}
         graphs: dict[str, int] = {}
@@ -92,7 +92,7 @@ class NodeServer:
         )
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers to a request, in a message."""
+        """Return the answers to a request, in a message."""
         kinds = Kinds()
         answers = [self._ask(kinds, *question) for question in unpack(request)]
         return pack({"kinds": kinds.table, "answers": answers})
@@ -200,6 +200,6 @@ class NodeServer:
 
 
 def _asked_of_all(log: CallLog) -> list[Call]:
-    """Returns the calls that any analysis looks at, of whichever rank: those at the end."""
+    """Return the calls that any analysis looks at, of whichever rank: those at the end."""
     found = {call.seq: call for call in last_states(log)}
     return [found[seq] for seq in sorted(found)]

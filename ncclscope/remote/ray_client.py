@@ -22,28 +22,28 @@ class Keeper:
         self._reporter: Reporter | None = None
 
     def summary(self) -> bytes:
-        """Returns the summary."""
+        """Return the summary."""
         self._depot = NodeServer(self._paths)
         return self._depot.summary()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers to a request."""
+        """Return the answers to a request."""
         assert self._depot is not None
         return self._depot.answer(request)
 
     def report(self) -> bytes:
-        """Returns what is new."""
+        """Return what is new."""
         if self._reporter is None:
             self._reporter = Reporter(self._paths)
         return self._reporter.report()
 
     def hashes(self, request: bytes) -> bytes:
-        """Returns running hashes."""
+        """Return running hashes."""
         assert self._reporter is not None
         return self._reporter.hashes(request)
 
     def newest(self, request: bytes) -> bytes:
-        """Returns the newest calls of a ring."""
+        """Return the newest calls of a ring."""
         assert self._reporter is not None
         return self._reporter.newest(request)
 
@@ -76,19 +76,19 @@ class RayClient:
         return [member.name for member in self._members]
 
     def summaries(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes for their summaries; of one that fails, why."""
+        """Ask all nodes for their summaries; of one that fails, why."""
         return self._ask_all("summary")
 
     def reports(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes what is new; of one that fails, why."""
+        """Ask all nodes what is new; of one that fails, why."""
         return self._ask_all("report")
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for running hashes; one that fails is left out."""
+        """Ask some nodes for running hashes; one that fails is left out."""
         return self._ask_some("hashes", requests)
 
     def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
+        """Ask some nodes for the newest calls of a ring; one that fails is left out."""
         return self._ask_some("newest", requests)
 
     def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
@@ -111,7 +111,7 @@ class RayClient:
         )
 
     def _gather(self, asked: Mapping[int, Any]) -> dict[int, bytes | str]:
-        """Waits for all answers; what one node takes too long for costs no other's."""
+        """Wait for all answers; what one node takes too long for costs no other's."""
         if asked:
             self._ray.wait([*asked.values()], num_returns=len(asked), timeout=self._timeout)
         found: dict[int, bytes | str] = {}
@@ -125,7 +125,7 @@ class RayClient:
         return found
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes, all at once."""
+        """Ask some nodes, all at once."""
         asked = {node: self._keepers[node].answer.remote(one) for node, one in requests.items()}
         found: dict[int, bytes] = {}
         for node, data in self._gather(asked).items():
@@ -138,6 +138,6 @@ class RayClient:
         return found
 
     def close(self) -> None:
-        """Ends the actors."""
+        """End the actors."""
         for keeper in self._keepers.values():
             self._ray.kill(keeper)

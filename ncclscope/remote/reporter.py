@@ -44,7 +44,7 @@ class Reporter:
         self._comms: dict[Communicator, int] = {}
 
     def report(self) -> bytes:
-        """Looks at all rings and returns what is new, in a message."""
+        """Look at all rings and return what is new, in a message."""
         now, wall_ns = time.monotonic(), time.time_ns()
         rows: list[Any] = []
         described = len(self._comms)
@@ -70,7 +70,7 @@ class Reporter:
         )
 
     def hashes(self, request: bytes) -> bytes:
-        """Returns running hashes.
+        """Return running hashes.
 
         Args:
             request: Paths, keys and numbers of calls.
@@ -83,7 +83,7 @@ class Reporter:
         return pack(found)
 
     def newest(self, request: bytes) -> bytes:
-        """Returns the newest calls of a ring.
+        """Return the newest calls of a ring.
 
         Args:
             request: Its path, how many, and the communicator's key or null.

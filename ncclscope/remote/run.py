@@ -21,7 +21,7 @@ __all__ = ["open_remote_run", "remote_ranks"]
 
 
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
-    """Asks all nodes what they have.
+    """Ask all nodes what they have.
 
     Args:
         fleet: The nodes.
@@ -47,7 +47,7 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
 
 
 def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
-    """Asks all nodes for their processes.
+    """Ask all nodes for their processes.
 
     Args:
         fleet: The nodes.
@@ -86,7 +86,7 @@ def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
 
 
 def _members(fleet: Fleet, told: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
-    """Asks for the ranks of communicators, which can be long: each list of one node only."""
+    """Ask for the ranks of communicators, which can be long: each list of one node only."""
     found: dict[str, tuple[int, ...]] = {}
     asked = []
     for node, summary in told.items():

@@ -29,12 +29,12 @@ _LISTS = ("shape", "sizes", "out_shape", "out_sizes")
 
 
 def pack(document: Any) -> bytes:
-    """Returns a message."""
+    """Return a message."""
     return zlib.compress(json.dumps(document, separators=(",", ":")).encode(), _LEVEL)
 
 
 def unpack(data: bytes) -> Any:
-    """Returns what a message says.
+    """Return what a message says.
 
     Raises:
         DamagedFileError: It is none, or much longer than any.
@@ -57,7 +57,7 @@ class Kinds:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def spell(self, calls: Sequence[Call]) -> list[list[Any]]:
-        """Returns calls of one communicator as columns; see :func:`read_calls`."""
+        """Return calls of one communicator as columns; see :func:`read_calls`."""
         which = []
         for call in calls:
             kind = tuple(getattr(call, name) for name in _KIND)
@@ -79,7 +79,7 @@ class Kinds:
 
 
 def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str) -> list[Call]:
-    """Returns the calls of columns.
+    """Return the calls of columns.
 
     Args:
         columns: Kind, number, place, time, state, group and replay.
@@ -111,17 +111,17 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
 
 
 def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
-    """Returns steps as rows."""
+    """Return steps as rows."""
     return [[step.number, step.position, step.tokens, step.dummy] for step in steps]
 
 
 def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
-    """Returns the steps of rows."""
+    """Return the steps of rows."""
     return [Step(*row) for row in rows]
 
 
 def details_of(about: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
-    """Returns what a process said of itself, short of what is long and of no use elsewhere."""
+    """Return what a process said of itself, short of what is long and of no use elsewhere."""
     return {name: value for name, value in about.items() if name not in without}
 
 

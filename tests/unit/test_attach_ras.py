@@ -257,7 +257,7 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
 
-    assert ask_ras(address) == f"nothing listens on 127.0.0.1:{address[1]}"
+    assert ask_ras(address) == f"no server listens on 127.0.0.1:{address[1]}"
 
 
 def test_somebody_else_listens() -> None:

@@ -33,7 +33,7 @@ Sample = tuple[str, Labels, float]
 
 
 def samples_text(samples: Iterable[Sample]) -> str:
-    """Returns the text of some samples, metrics in a fixed order."""
+    """Return the text of some samples, metrics in a fixed order."""
     found: dict[str, list[Sample]] = {name: [] for name in _HELP}
     for sample in samples:
         found[sample[0]].append(sample)

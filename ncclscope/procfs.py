@@ -8,7 +8,7 @@ __all__ = ["boot_id", "is_stopped", "pid_namespace", "start_ticks"]
 
 
 def start_ticks(pid: int) -> int:
-    """Returns when a process started, in clock ticks since boot; 0 when it does not exist.
+    """Return when a process started, in clock ticks since boot; 0 when it does not exist.
 
     Together with the pid and the boot it names one process for ever, where a pid alone is
     given out again. A process that has ended and that nobody has waited for is none any more.
@@ -22,7 +22,7 @@ def start_ticks(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a signal or a debugger has stopped a process."""
+    """Return whether a signal or a debugger has stopped a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -31,7 +31,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def pid_namespace() -> int:
-    """Returns which numbering of processes this one's pid belongs to; 0 when not known."""
+    """Return which numbering of processes this one's pid belongs to; 0 when not known."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -39,7 +39,7 @@ def pid_namespace() -> int:
 
 
 def boot_id() -> str:
-    """Returns what this machine calls the time since it was started."""
+    """Return what this machine calls the time since it was started."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -17,7 +17,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 def steps(doing: str, parts: Sequence[T]) -> Iterator[T]:
-    """Yields the parts of some work, and tells the watcher before each of them."""
+    """Yield the parts of some work, and tell the watcher before each of them."""
     watcher = _watcher.get()
     for done, part in enumerate(parts):
         if watcher is not None:

@@ -15,7 +15,7 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keeps the garbage collector off what is all in use: it would look at it many times."""
+    """Keep the garbage collector off what is all in use: it would look at it many times."""
     collecting = gc.isenabled()
     gc.disable()
     try:

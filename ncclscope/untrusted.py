@@ -37,7 +37,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bool = False) -> int:
-    """Opens a file for reading, if it is one: a pipe of that name would wait for ever.
+    """Open a file for reading, if it is one: a pipe of that name would wait for ever.
 
     Args:
         path: The file.
@@ -68,12 +68,12 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bo
 
 
 def only_writer(status: os.stat_result) -> int | None:
-    """Returns the user who alone can write a file, root aside; None where others can, too."""
+    """Return the user who alone can write a file, root aside; None where others can, too."""
     return None if status.st_mode & _OTHERS_WRITE else status.st_uid
 
 
 def parse(data: str | bytes) -> Any:
-    """Returns the value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         ValueError: It is none, or it is nested too deeply to be one of ours.
@@ -85,26 +85,26 @@ def parse(data: str | bytes) -> Any:
 
 
 def json_memory(data: bytes) -> int:
-    """Returns about how many bytes the value of a JSON text takes at most, and its parsing."""
+    """Return about how many bytes the value of a JSON text takes at most, and its parsing."""
     containers = 80 * data.count(b"[") + 250 * data.count(b"{")
     return containers + 40 * data.count(b",") + 2 * len(data)
 
 
 def integer(value: Any) -> int | None:
-    """Returns a 64-bit integer, signed or not."""
+    """Return a 64-bit integer, signed or not."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if -(1 << 63) <= value < 1 << 64 else None
 
 
 def number(value: Any, largest: int = _LARGEST_COUNT) -> int:
-    """Returns an integer that counts or numbers something; 0 when it is not plausible."""
+    """Return an integer that counts or numbers something; 0 when it is not plausible."""
     found = integer(value)
     return found if found is not None and 0 <= found <= largest else 0
 
 
 def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None:
-    """Returns a list of 64-bit integers; None when anything in it is something else."""
+    """Return a list of 64-bit integers; None when anything in it is something else."""
     if not isinstance(value, list | tuple) or len(value) > longest:
         return None
     if set(map(type, value)) <= {int} and (not value or min(value) >= -(1 << 63)):
@@ -114,7 +114,7 @@ def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None
 
 
 def printable(value: str) -> str:
-    """Returns a text without anything that a terminal would act on, or no encoding takes."""
+    """Return a text without anything that a terminal would act on, or no encoding takes."""
     if value.isascii() and value.isprintable():
         return value
     return "".join(
@@ -124,7 +124,7 @@ def printable(value: str) -> str:
 
 
 def text(value: Any) -> str | None:
-    """Returns a text that can be printed anywhere; of a number its digits."""
+    """Return a text that can be printed anywhere; of a number its digits."""
     if isinstance(value, float) or integer(value) is not None:
         return str(value)
     if not isinstance(value, str):
@@ -135,7 +135,7 @@ def text(value: Any) -> str | None:
 
 
 def texts(value: Any) -> dict[str, str]:
-    """Returns the entries of an object whose values are texts."""
+    """Return the entries of an object whose values are texts."""
     if not isinstance(value, Mapping):
         return {}
     found = {text(key): text(item) for key, item in value.items()}

@@ -1,1 +1,1 @@
-"""Living processes, looked at from outside: nothing here writes to them or runs in them."""
+"""Read live processes from outside: nothing here writes to them or runs code in them."""

@@ -1,7 +1,7 @@
-"""What the system call of a thread waits for, from /proc/PID/syscall.
+"""The system call that a thread is blocked in, from /proc/PID/syscall.
 
-The kernel shows number and arguments of the call that a thread sleeps in to whoever may read
-its memory. Numbers differ between architectures.
+The kernel shows the call's number and arguments to processes that may read the thread's
+memory. Numbers differ between architectures.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _OPENS_FIFO = ("wait_for_partner", "fifo_open")
 
 
 def blocked_in(home: Path, wchan: str) -> str:
-    """Returns what the main thread waits for in the kernel.
+    """Return what the main thread waits for in the kernel.
 
     Args:
         home: ``/proc/PID``.
-        wchan: The kernel's function that it sleeps in; empty where that is not known.
+        wchan: Kernel function that it sleeps in; empty if unknown.
 
     Returns:
         ``sleep``, ``futex``, ``lock``, ``socket``, ``pipe``, ``fifo``, ``file``, ``child`` or
-        ``poll``; empty where it runs, waits for another thing, or may not be read.
+        ``poll``; empty if it runs, waits for something else, or may not be read.
     """
     try:
         fields = (home / "syscall").read_text(encoding="ascii", errors="replace").split()
         number, arguments = int(fields[0]), [int(text, 16) for text in fields[1:7]]
-    except (OSError, ValueError, IndexError):  # "running" is no number
+    except (OSError, ValueError, IndexError):  # a running thread shows "running"
         return ""
     what = _CALLS.get(number, "")
     if what == "fcntl":
@@ -67,7 +67,7 @@ def blocked_in(home: Path, wchan: str) -> str:
 
 
 def _kind(home: Path, descriptor: int, wchan: str) -> str:
-    """What is behind a descriptor; asks nothing of its file system, which may hang."""
+    """Return the kind of a file descriptor, without accessing its file system, which may hang."""
     try:
         target = os.readlink(home / "fd" / str(descriptor))
     except OSError:

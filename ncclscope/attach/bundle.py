@@ -1,12 +1,12 @@
-"""Writes what was seen to a directory that ``ncclscope diagnose`` reads on another machine.
+"""Write a process snapshot to a directory that ``ncclscope diagnose`` reads on any machine.
 
 ================== =========================================================================
 file               contents
 ================== =========================================================================
-attach.json        everything that was seen; :mod:`ncclscope.readers.bundle` reads it
-rings/             rings of a job that was traced, copied
+attach.json        the process snapshot; :mod:`ncclscope.readers.bundle` reads it
+rings/             copies of the rings of a traced job
 flight_recorder/   dumps that the job wrote on request
-ras.txt            the answer of NCCL's RAS as it came
+ras.txt            the answer of NCCL's RAS, unchanged
 verdict.json       the verdict, for scripts
 verdict.txt        the verdict, for people
 ================== =========================================================================
@@ -41,10 +41,10 @@ _ADDRESS = re.compile(r"(?<![\w.])/(?:[^\s/:;,'\"]+/)*([^\s/:;,'\"]+)")
 
 
 def check_directory(path: str) -> Path:
-    """Returns the directory of a bundle that may be made, before anything is looked at.
+    """Return the directory for a new bundle, checked before any process is sampled.
 
     Raises:
-        UsageError: It holds files already, or is none.
+        UsageError: It already holds files, or is not a directory.
     """
     directory = Path(path)
     try:
@@ -64,28 +64,28 @@ def _unusable(directory: Path, error: OSError) -> UsageError:
 
 def write_bundle(
     directory: Path,
-    look: JobSample,
+    sample: JobSample,
     verdict: dict[str, object],
     screen: str,
     *,
     redacted: bool = False,
 ) -> list[str]:
-    """Writes a bundle.
+    """Write a bundle.
 
     Args:
-        directory: Where; made, for its owner only, when absent.
-        look: What was seen.
-        verdict: The JSON document.
+        directory: Target directory; created with access for its owner only.
+        sample: The sampled job.
+        verdict: The verdict as a JSON document.
         screen: The verdict as text.
-        redacted: Whether paths, command lines and environments are left out.
+        redacted: Leave out paths, command lines and environments.
 
     Returns:
-        What could not be written, in words.
+        One sentence for each file that could not be written.
 
     Raises:
         UsageError: The directory cannot be written to.
     """
-    snapshot = redact(look.snapshot) if redacted else look.snapshot
+    snapshot = redact(sample.snapshot) if redacted else sample.snapshot
     failed: list[str] = []
     try:
         make_private(directory)
@@ -97,16 +97,16 @@ def write_bundle(
             write_private(directory / "ras.txt", snapshot.ras.text)
     except OSError as error:
         raise _unusable(directory, error) from None
-    failed += _copy(look.rings, directory / "rings", redacted=redacted)
-    if look.dumps and redacted:
+    failed += _copy(sample.rings, directory / "rings", redacted=redacted)
+    if sample.dumps and redacted:
         failed.append("Flight Recorder dumps hold paths and are left out of a redacted bundle")
     else:
-        failed += _copy(look.dumps, directory / "flight_recorder")
+        failed += _copy(sample.dumps, directory / "flight_recorder")
     return failed
 
 
 def redact_run(run: Run) -> Run:
-    """Leaves the same out of a run, so that its verdict can be shown to anybody."""
+    """Return a run without what `redact` removes, so that its verdict can be published."""
     return replace(
         run,
         snapshot=None if run.snapshot is None else redact(run.snapshot),
@@ -116,7 +116,7 @@ def redact_run(run: Run) -> Run:
 
 
 def redact(snapshot: Snapshot) -> Snapshot:
-    """Leaves out folders of source files, command lines and environments."""
+    """Return a snapshot without folders of source files, command lines and environments."""
     return replace(
         snapshot,
         workers=tuple(_redact_worker(worker) for worker in snapshot.workers),
@@ -136,7 +136,7 @@ def _redact_worker(worker: Worker) -> Worker:
         environment={
             name: value
             for name, value in worker.environment.items()
-            # Which GPU is whose follows from these two, and they say nothing else.
+            # These two map ranks to GPUs and reveal nothing else.
             if name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
         },
         rings=tuple(Path(ring).name for ring in worker.rings),
@@ -152,7 +152,7 @@ def _redact_thread(thread: Thread) -> Thread:
 
 
 def _redact_frame(frame: Frame) -> Frame:
-    """Keeps the place of public libraries, by which collectives are known."""
+    """Remove a frame's folder, except in public libraries, whose paths identify collectives."""
     public = re.search(
         r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing|filelock)/.*)", frame.file
     )
@@ -160,7 +160,7 @@ def _redact_frame(frame: Frame) -> Frame:
 
 
 def _redact_texts(value: Any, name: str = "") -> Any:
-    """Leaves folders out of all texts of a document."""
+    """Remove folders from all texts of a JSON document."""
     if isinstance(value, Mapping):
         return {key: _redact_texts(one, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -191,9 +191,9 @@ def _copy(files: Sequence[Path], target: Path, *, redacted: bool = False) -> lis
 
 
 def _redact_ring(path: Path) -> None:
-    """Takes command lines and paths out of a ring: of what its process says, and of call sites.
+    """Remove command lines and paths from a ring's process description and its call sites.
 
-    What stays of a call site are names of files and functions, without folders.
+    A call site keeps the names of its files and functions, without folders.
     """
     with RingImage(path) as image:
         geometry = image.geometry
@@ -204,7 +204,7 @@ def _redact_ring(path: Path) -> None:
     head = layout.ABOUT.pack(generation, len(text), zlib.crc32(text, generation), 0)
     block = (head + text).ljust(geometry.about_size, b"\0")
     if len(block) > geometry.about_size:
-        raise DamagedFileError("its self-description does not fit any more")
+        raise DamagedFileError("the redacted process description does not fit into the ring")
     with open(path, "r+b") as file:
         file.seek(geometry.strings)
         strings = _redact_strings(file.read(geometry.strings_size))
@@ -218,9 +218,9 @@ def _redact_ring(path: Path) -> None:
 
 
 def _redact_strings(data: bytes) -> bytes:
-    """Shortens call sites in the strings part of a ring, each filled up with blanks.
+    """Shorten the call sites in a ring's strings section, padded with blanks.
 
-    Entries keep their length, by which the next one is found.
+    Entries keep their length, since it locates the next entry.
     """
     kept = bytearray(data)
     offset = 0

@@ -16,16 +16,16 @@ class Candidate:
 
     Attributes:
         pid: Process id.
-        parent: Its parent's.
-        title: What it calls itself, or its command line.
-        words: Its command line.
+        parent: Pid of its parent.
+        title: Its title (setproctitle), or its command line.
+        words: Its command line, one argument each.
         environment: Variables of interest.
-        rings: Rings that it has mapped.
+        rings: Paths of the rings that it has mapped.
         python: Whether it runs Python.
-        ancestors: Its parent's parent, and so on.
-        name: The kernel's name for its main thread.
+        ancestors: Pids of its grandparent and further ancestors.
+        name: Name of its main thread (comm).
         communicates: Whether it has threads of a communication library.
-        meeting: Where the ranks of its job meet, as its command line or that of an ancestor says.
+        meeting: Rendezvous options of its job, from its command line or an ancestor's.
     """
 
     pid: int
@@ -41,7 +41,7 @@ class Candidate:
     meeting: str = ""
 
     def integer(self, *names: str) -> int | None:
-        """The first of some variables that is a plausible number."""
+        """Return the first of these variables that holds a plausible number."""
         for name in names:
             value = self.environment.get(name, "")
             if value.isdecimal() and int(value[:9]) < MAX_RANKS:
@@ -50,8 +50,8 @@ class Candidate:
 
     @property
     def job(self) -> str:
-        """What the workers of one job share, where their environment says so."""
+        """Identifier of the job in its environment; empty if there is none."""
         names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-        told = " ".join(self.environment.get(name, "") for name in names).strip()
-        # Each rank of a job may have been started by an `ncclscope run` of its own.
-        return told or self.environment.get("NCCLSCOPE_RUN", "")
+        rendezvous = " ".join(self.environment.get(name, "") for name in names).strip()
+        # NCCLSCOPE_RUN last: a separate `ncclscope run` may have started each rank of a job.
+        return rendezvous or self.environment.get("NCCLSCOPE_RUN", "")

@@ -31,7 +31,7 @@ _PACKAGES = (
 
 
 def ptrace_scope() -> int | None:
-    """Returns Yama's setting: 0 own processes, 1 own children, 2 root, 3 nobody; None without."""
+    """Return Yama's ptrace_scope: 0 same user, 1 descendants, 2 root, 3 none; None without Yama."""
     try:
         return int(_YAMA.read_text())
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def ptrace_scope() -> int | None:
 
 
 def has_ptrace_capability() -> bool:
-    """Whether this process may read the memory of any other."""
+    """Return whether this process may read the memory of any other."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
@@ -50,14 +50,14 @@ def has_ptrace_capability() -> bool:
 
 
 def is_container() -> bool:
-    """Whether this looks like a container."""
+    """Return whether this process appears to run in a container."""
     if Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ:
         return True
     return Path("/run/.containerenv").exists()
 
 
 def permission_help(pids: Sequence[int]) -> str:
-    """Says what would let stacks of these processes be read; nothing where nothing is amiss."""
+    """Return what would permit reading these processes' stacks; empty if it is permitted."""
     if has_ptrace_capability():
         return ""
     if os.geteuid() != 0 and any(_owner(pid) not in (None, os.geteuid()) for pid in pids):
@@ -74,7 +74,7 @@ def permission_help(pids: Sequence[int]) -> str:
             f"`sudo sysctl kernel.yama.ptrace_scope=0`"
         )
     if scope == 3:
-        return "kernel.yama.ptrace_scope is 3, which only a reboot changes"
+        return "kernel.yama.ptrace_scope is 3: only a reboot can change it"
     return "run as root (sudo -E)"
 
 
@@ -86,14 +86,14 @@ def _owner(pid: int) -> int | None:
 
 
 def version_of(package: str) -> str | None:
-    """Returns the version of a package without importing it; None when it is not installed."""
+    """Return the version of a package without importing it; None when it is not installed."""
     try:
         return metadata.version(package)
-    except Exception:  # not installed, or somebody's metadata is broken
+    except Exception:  # not installed, or its metadata is broken
         return None
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of everything that takes part."""
+    """Return the installed versions of ncclscope and the packages that it uses or records."""
     found = {name: version_of(name) for name in _PACKAGES}
     return {name: version for name, version in found.items() if version}

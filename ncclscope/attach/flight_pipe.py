@@ -1,8 +1,8 @@
-"""Asks a job for a Flight Recorder dump, where it was set up for that.
+"""Request Flight Recorder dumps from a running job.
 
-torch makes a FIFO for each rank where ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` names one, and writes
-a dump when somebody writes to it. That makes the job act, so it is done only on request. The
-write never waits: a FIFO that nobody reads refuses it.
+With ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` set, torch creates a FIFO for each rank and dumps when
+something is written to it. The job writes files then, so this happens only on request. The
+write does not block: it fails if no process reads the FIFO.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT_FILE = "/tmp/nccl_trace_rank_"
 LIMIT = 15.0
-"""Seconds that torch itself gives a dump (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
+"""Seconds that torch itself allows for a dump (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _SETTLED = 0.3
-"""Seconds for which a dump must not have grown to be taken for complete."""
+"""A dump counts as complete when it has not grown for this many seconds."""
 
 
 def pipe_of(environment: Mapping[str, str], rank: int) -> Path | None:
-    """Returns a rank's FIFO, where its environment names one."""
+    """Return a rank's FIFO, or None if its environment names none."""
     prefix = environment.get(PIPE_VARIABLE)
     return Path(f"{prefix}{rank}.pipe") if prefix else None
 
 
 def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = LIMIT) -> Path | str:
-    """Asks one rank and waits for its dump.
+    """Request a dump from one rank and wait for the file.
 
     Args:
-        environment: Of the process.
+        environment: Environment variables of the rank's process.
         rank: Its global rank.
         limit: Seconds to wait for the file.
 
     Returns:
-        The file, or why there is none.
+        The dump file, or the reason why there is none.
     """
     pipe = pipe_of(environment, rank)
     if pipe is None:
         return f"{PIPE_VARIABLE} was not set when the job was started"
     places = list(_places(environment, rank))
     before = {place: _stamp(place) for place in places}
-    said = _poke(pipe)
-    if said:
-        return said
+    failure = _poke(pipe)
+    if failure:
+        return failure
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         for place in places:
@@ -61,16 +61,16 @@ def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = LI
 
 
 def _poke(pipe: Path) -> str:
-    """Writes one byte to a FIFO; returns why that failed."""
+    """Write one byte to a FIFO; return why that failed, or an empty text."""
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            return f"nobody reads {pipe}"
+            return f"no process reads {pipe}"
         return f"{pipe}: {(error.strerror or str(error)).lower()}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return f"{pipe} is no FIFO"
+            return f"{pipe} is not a FIFO"
         os.write(descriptor, b"1")
     except OSError as error:
         return f"{pipe}: {(error.strerror or str(error)).lower()}"
@@ -80,7 +80,7 @@ def _poke(pipe: Path) -> str:
 
 
 def _places(environment: Mapping[str, str], rank: int) -> Iterable[Path]:
-    """Where torch may write: what it goes by has changed its name."""
+    """Yield the files that torch may write; the variable's name differs between versions."""
     home = Path.home()
     for prefix in (
         *(environment[name] for name in _FILE_VARIABLES if name in environment),

@@ -1,8 +1,8 @@
 """Utilisation and power of the GPUs, from NVML.
 
 nvidia-ml-py is an optional extra, ``ncclscope[gpu]``. A collective that waits for a peer spins
-on the GPU: a kernel runs all the time and touches next to no memory, so utilisation reads
-100 %, memory 0 %, and power stays near what an idle GPU takes.
+on the GPU: its kernel runs all the time and hardly touches memory. Utilisation then reads
+100 %, memory utilisation 0 %, and power stays near that of an idle GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Nvml", "open_nvml"]
 
 
 class Nvml:
-    """NVML, once it is initialised.
+    """NVML after initialisation.
 
     Args:
         library: The module ``pynvml``.
@@ -27,7 +27,7 @@ class Nvml:
         self._library = library
 
     def read(self) -> tuple[GpuSample, ...]:
-        """Returns one sample of each GPU; of one that does not answer, nothing."""
+        """Return one sample per GPU, leaving out those that do not answer."""
         library = self._library
         samples = []
         for index in range(library.nvmlDeviceGetCount()):
@@ -50,7 +50,7 @@ class Nvml:
         return tuple(samples)
 
     def close(self) -> None:
-        """Ends the use of NVML."""
+        """Shut down NVML."""
         self._library.nvmlShutdown()
 
     def _milli(self, function: Any, handle: Any) -> float:
@@ -68,7 +68,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | str:
-    """Returns NVML, or why there is none."""
+    """Return NVML, or the reason why it is not available."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -76,7 +76,7 @@ def open_nvml() -> Nvml | str:
     try:
         library.nvmlInit()
     except library.NVMLError as error:
-        return f"NVML does not start: {printable(str(error))}"
+        return f"NVML failed to initialise: {printable(str(error))}"
     return Nvml(library)
 
 

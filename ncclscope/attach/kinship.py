@@ -1,7 +1,7 @@
-"""Which processes belong to one job, and which only serve its ranks.
+"""Group processes into jobs, and leave out those that only serve ranks.
 
-The children of a data loader inherit all that makes their parent a rank, and a launcher has
-handed down what makes its children ranks. The ranks of one job may have been started apart.
+Data loader workers inherit the environment of their rank, and a launcher has the environment
+that it passes to its ranks. Ranks of one job may have been started separately.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MEETING = re.compile(
     r"--?(data-parallel-address|dpa|data-parallel-rpc-port|dpp|dp-master-ip|dp-master-port|"
     r"master[-_]addr|master[-_]port|dist-init-addr|rdzv[-_]endpoint)(?:=(.*))?"
 )
-"""Options by which servers that were started apart find each other."""
+"""Options by which separately started servers find each other."""
 _LOADER = "pt_data_worker"
 
 
 def is_launcher(words: Sequence[str]) -> bool:
-    """Whether a command line starts ranks, or helps them, and is none itself."""
+    """Return whether a command line is a launcher or a helper process, not a rank."""
     return (
         any(word.rpartition("/")[2] in _LAUNCHERS for word in words[:3])
         or bool(_LAUNCHING_MODULES & set(words[:4]))
@@ -50,7 +50,7 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 
 def meeting_points(words: Sequence[str]) -> str:
-    """Returns where a command line says that the ranks of its job meet; empty where it does not."""
+    """Return the rendezvous options of a command line; empty if it has none."""
     found = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option = _MEETING.fullmatch(word)
@@ -61,7 +61,7 @@ def meeting_points(words: Sequence[str]) -> str:
 
 
 def without_relatives(workers: Sequence[Candidate]) -> list[Candidate]:
-    """Leaves out launchers, and processes that only inherited what made their parent a worker."""
+    """Leave out launchers, and processes that only inherited their parent's environment."""
     by_pid = {worker.pid: worker for worker in workers}
     dropped = {one.pid for one in workers if one.name == _LOADER or is_launcher(one.words)}
     for worker in workers:
@@ -80,10 +80,11 @@ def without_relatives(workers: Sequence[Candidate]) -> list[Candidate]:
 
 
 def group_jobs(workers: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Returns the workers of each job.
+    """Return the workers of each job.
 
-    Of one job are those whose environments or command lines name the same meeting point, that
-    have a communicator in common, or a connection, as long as no two claim the same rank.
+    Two workers belong to one job if their environments or command lines name the same
+    rendezvous, or if they share a communicator or a TCP connection. Connections count only if
+    no two workers claim the same rank.
     """
     jobs = _joined([[worker] for worker in workers], _named)
     if len(jobs) > 1:
@@ -97,7 +98,7 @@ def group_jobs(workers: Sequence[Candidate]) -> list[list[Candidate]]:
 def _joined(
     jobs: Sequence[list[Candidate]], ties: Callable[[Candidate], Iterable[str]]
 ) -> list[list[Candidate]]:
-    """Joins the jobs that have a tie in common."""
+    """Merge the jobs that share a tie."""
     found: list[tuple[set[str], list[Candidate]]] = []
     for job in jobs:
         own = {tie for worker in job for tie in ties(worker)}
@@ -134,7 +135,7 @@ def _have_ranks_of_their_own(workers: Sequence[Candidate]) -> bool:
 
 
 def _connections(pids: set[int]) -> Mapping[int, set[str]]:
-    """Returns the connections of some processes, by pid; both ends have the same name."""
+    """Return TCP connections by pid; both ends of one have the same name."""
     found: dict[int, set[str]] = {}
     with contextlib.suppress(psutil.Error, OSError):
         for one in psutil.net_connections("tcp"):
@@ -145,9 +146,9 @@ def _connections(pids: set[int]) -> Mapping[int, set[str]]:
 
 
 def _kin(worker: Candidate) -> str:
-    """What the workers of one job share where nothing names it: an ancestor, else the program.
+    """Return what workers of an unnamed job share: an ancestor, else the command line.
 
-    Those whose starter has ended have no ancestor left.
+    The command line is for workers whose launcher has ended: they have no common ancestor.
     """
     root = _root(worker.pid)
     if root != worker.pid:
@@ -156,7 +157,7 @@ def _kin(worker: Candidate) -> str:
 
 
 def _root(pid: int) -> int:
-    """The outermost ancestor that still looks like a part of the job."""
+    """Return the outermost ancestor that is Python or a known launcher."""
     root = pid
     try:
         for ancestor in psutil.Process(pid).parents():

@@ -1,9 +1,9 @@
-"""C frames and threads that Python never saw, such as NCCL's own, read by pystack.
+"""C frames, and threads without Python frames such as NCCL's, read by pystack.
 
-pystack is an optional extra, ``ncclscope[native]``. It is run as a program of its own, since a
-fault while it reads the memory of another process must not end this one. ``--no-block`` keeps
-it from stopping the process, and then it shows Python frames only; so the process is stopped
-for some tenths of a second, which is why it is read only when asked for.
+pystack is an optional extra, ``ncclscope[native]``. It runs in a subprocess, so that a crash
+while it reads another process's memory does not end this one. With ``--no-block`` it would
+show Python frames only, so it stops the process for some tenths of a second. That is why
+C frames are read only on request.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _TIME_LIMIT = 8.0
 _MOST_BYTES = 1 << 24
 _THREAD = re.compile(r"Traceback for thread (\d+)(?: \((.*?)\))? ")
 _LIBRARY = re.compile(r" \((?:inlined\) \()?/?(?:[^()]*/)?([^/()]+)\)$")
-"""Of the path of a library, the name is enough."""
+"""The path of a library at the end of a frame; only its file name is kept."""
 _FRAME = re.compile(r"\s+\((C|Python)\) File \"(.*)\", line (\d+), in (.*)")
 
 
 def is_installed() -> bool:
-    """Whether pystack is there."""
+    """Return whether pystack is installed."""
     return importlib.util.find_spec("pystack") is not None
 
 
 def read_native(pid: int) -> tuple[Thread, ...] | str:
-    """Returns all threads of a process with their C frames, or why there are none."""
+    """Return all threads of a process with their C frames, or why they could not be read."""
     command = [sys.executable, "-m", "pystack", "remote", "--native-all", str(pid)]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL
         )
         try:
             status = process.wait(_TIME_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
-            return f"pystack did not come back within {_TIME_LIMIT:g} s"
-        said.seek(0)
-        text = said.read(_MOST_BYTES).decode("utf-8", "replace")
-    return parse_pystack(text) if status == 0 else f"pystack ended with status {status}"
+            return f"pystack did not finish within {_TIME_LIMIT:g} s"
+        output.seek(0)
+        text = output.read(_MOST_BYTES).decode("utf-8", "replace")
+    return parse_pystack(text) if status == 0 else f"pystack exited with status {status}"
 
 
 def parse_pystack(text: str) -> tuple[Thread, ...]:
-    """Reads what ``pystack remote --native-all`` prints."""
+    """Parse the output of ``pystack remote --native-all``."""
     threads: list[tuple[int, str, list[str]]] = []
     for line in text.splitlines():
         thread = _THREAD.match(line)
@@ -65,7 +65,7 @@ def parse_pystack(text: str) -> tuple[Thread, ...]:
 
 
 def merge_native(stacks: Stacks, native: tuple[Thread, ...]) -> Stacks:
-    """Adds C frames to the threads that are known, and the threads that are not."""
+    """Add C frames to known threads, and append the threads that py-spy did not show."""
     by_tid = {thread.tid: thread for thread in native}
     known = tuple(
         replace(thread, native=by_tid.pop(thread.tid).native) if thread.tid in by_tid else thread

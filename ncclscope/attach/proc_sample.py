@@ -1,7 +1,8 @@
-"""State, CPU time and waits of a process, from /proc.
+"""State, CPU time and wait channel of a process, from /proc.
 
-Only files are read that never wait for the process: of one that hangs in the kernel with its
-memory map locked, /proc/PID/cmdline and /proc/PID/maps hang, too, and stat and status do not.
+Only files that never block on the process are read. If a process hangs in the kernel with its
+memory map locked, reading /proc/PID/cmdline and /proc/PID/maps hangs, too; stat and status do
+not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ENDED = ProcessSample(state="X")
 
 
 def state_of(pid: int) -> str:
-    """Returns the kernel's letter for what a process is doing; ``X`` when there is none."""
+    """Return a process's state letter from the kernel; ``X`` if there is no such process."""
     try:
         return _fields(_PROC / str(pid))[0]
     except (OSError, IndexError):
@@ -30,7 +31,7 @@ def state_of(pid: int) -> str:
 
 
 def read_sample(pid: int) -> ProcessSample:
-    """Returns what a process is doing now; state ``X`` when there is none of that number."""
+    """Return one sample of a process; its state is ``X`` if there is no such process."""
     home = _PROC / str(pid)
     try:
         fields = _fields(home)
@@ -43,7 +44,7 @@ def read_sample(pid: int) -> ProcessSample:
             switches=_switches(home),
             wchan=wchan,
             threads=_threads(home),
-            # In state D even this file can hang its reader.
+            # In state D, even reading this file can hang.
             blocked="" if main[0] == "D" else blocked_in(home, wchan),
         )
     except (OSError, IndexError, ValueError):
@@ -51,12 +52,12 @@ def read_sample(pid: int) -> ProcessSample:
 
 
 def _fields(place: Path) -> list[str]:
-    """Fields of a stat file from the state on: a name may hold spaces and brackets."""
+    """Return a stat file's fields from the state on; the name before may hold ``)`` and blanks."""
     return _text(place / "stat", strict=True).rpartition(")")[2].split()
 
 
 def _switches(home: Path) -> int:
-    """Voluntary context switches of the main thread, which is what this file speaks of."""
+    """Return the number of voluntary context switches of the main thread."""
     for line in _text(home / "status").splitlines():
         if line.startswith("voluntary_ctxt_switches:"):
             return int(line.split()[1])

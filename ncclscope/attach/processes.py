@@ -1,8 +1,8 @@
-"""Finds the processes of a job, and their ranks.
+"""Find the processes of a job, and their ranks.
 
-Four things make a process a worker: its title, RANK or LOCAL_RANK in its environment, a ring
-that it has mapped, or that the user names it. Children that inherited a rank, such as those
-of a data loader, are none.
+A process is a worker if its title says so, if RANK or LOCAL_RANK is in its environment, if it
+has mapped a ring, or if the user names its pid. Children that inherited a rank's environment,
+such as data loader workers, do not count.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _KEPT = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|SLURM_PROCID|SLURM_NTASKS|"
     rf"SLURM_LOCALID|CUDA_VISIBLE_DEVICES|{_OF_THE_JOB.pattern}"
 )
-"""Variables that say something of the job; nothing else of an environment is kept."""
+"""Variables that describe the job; no other part of an environment is kept."""
 _GENERATIONS = 5
-"""From a worker by its engine to what was started, and one or two between."""
+"""Ancestors to search: from a worker over its engine to the started command, plus wrappers."""
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
-"""Titles of processes that take no part in collectives of the ranks."""
+"""Titles of processes that do not take part in the ranks' collectives."""
 _COMMUNICATES = re.compile(r"gloo|nccl", re.IGNORECASE)
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
-"""Seconds that a process in the kernel may take to tell its command line."""
+"""Seconds to wait for the command line of a process in state D (uninterruptible sleep)."""
 _MOST_MAPS = 1 << 24
 
 
@@ -61,10 +61,10 @@ class Placed:
 
 
 def describe(pid: int) -> Candidate:
-    """Returns what can be told of a process without stopping it.
+    """Return what is known about a process without stopping it.
 
-    One that hangs in the kernel can hang whoever reads its command line, so that is left to a
-    thread which nobody waits for longer than a moment.
+    Reading the command line of a process that hangs in the kernel can hang the reader. A
+    thread reads it, and this function waits only 0.5 s for that thread.
     """
     state = state_of(pid)
     if state in "ZX":
@@ -100,14 +100,14 @@ def _describe(pid: int) -> Candidate:
 
 
 def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
-    """Returns the workers of one job on this machine.
+    """Return the workers of one job on this machine.
 
     Args:
-        pids: Those the user names; all that can be found when empty. Engine cores among them
-            are left out, as their workers are meant.
+        pids: Pids that the user named; if empty, search all processes. Engine cores are left
+            out if their workers are among them.
 
     Raises:
-        UsageError: There are none, or they belong to several jobs.
+        UsageError: There are no workers, or they belong to several jobs.
     """
     if pids:
         for pid in pids:
@@ -121,10 +121,10 @@ def find_workers(pids: Sequence[int] = ()) -> list[Candidate]:
 
 
 def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
-    """Returns the workers among some processes.
+    """Return the workers among some processes.
 
     Raises:
-        UsageError: There are none, or they belong to several jobs.
+        UsageError: There are no workers, or they belong to several jobs.
     """
     found = list(found)
     workers = _without_engines(without_relatives([one for one in found if _is_worker(one)]))
@@ -133,7 +133,7 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
             "no worker was found: no process has a ring, RANK in its environment or a title "
             "such as VLLM::Worker_TP0",
             "name the processes: ncclscope attach PID PID ..."
-            + ("" if os.geteuid() == 0 else "; those of other users are seen by root only"),
+            + ("" if os.geteuid() == 0 else "; only root sees processes of other users"),
         )
     jobs = group_jobs(workers)
     if len(jobs) > 1:
@@ -141,20 +141,20 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
             f"{' '.join(str(one.pid) for one in job)} ({job[0].title[:40]})" for job in jobs
         )
         raise UsageError(
-            f"workers of {len(jobs)} jobs run here", f"name the pids of one of them: {listed}"
+            f"workers of {len(jobs)} jobs run here", f"name the pids of one job: {listed}"
         )
     return [*workers, *_parents_of_all(workers, found)]
 
 
 def give_ranks(workers: Sequence[Candidate], ring_ranks: Mapping[int, int]) -> list[Placed]:
-    """Gives each worker its rank, from the best witness that knows all of them.
+    """Assign a rank to each worker, from the most reliable source that covers all of them.
 
     Args:
         workers: The workers.
-        ring_ranks: By pid, what rings say.
+        ring_ranks: Global rank by pid, from their rings.
 
     Returns:
-        The workers in the order of their ranks, each with a rank of its own.
+        The workers sorted by rank; no two have the same rank.
     """
     from_titles = ranks_from_labels([parse_title(worker.title) for worker in workers])
     titled = all(parse_title(worker.title) for worker in workers) or (
@@ -204,9 +204,9 @@ def _is_worker(one: Candidate) -> bool:
 
 
 def _parents_of_all(workers: Sequence[Candidate], found: Sequence[Candidate]) -> list[Candidate]:
-    """Returns a rank that has started all others, as Lightning's rank 0 does.
+    """Return a rank that started all the others, as Lightning's rank 0 does.
 
-    Nothing in its environment says so: it set the variables of its children only.
+    Its own environment has no RANK: it sets the variables of its children only.
     """
     known = {worker.pid for worker in workers}
     return [
@@ -222,12 +222,12 @@ def _parents_of_all(workers: Sequence[Candidate], found: Sequence[Candidate]) ->
 
 
 def _without_engines(workers: list[Candidate]) -> list[Candidate]:
-    """Leaves out what serves the workers; an engine core is one itself where it has none."""
+    """Leave out engines and servers; an engine core without workers is a worker itself."""
     return [one for one in workers if not _SERVES.search(one.title)] or workers
 
 
 def _may_be_python(pid: int) -> bool:
-    """Leaves out kernel threads and what has ended, without asking a process that hangs."""
+    """Return whether a process is neither a kernel thread nor ended; never blocks on it."""
     return state_of(pid) not in "ZX" and Path(f"/proc/{pid}/exe").is_symlink()
 
 
@@ -239,7 +239,7 @@ def _parent(pid: int) -> int:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """Pids of its parent, its parent's parent, and so on."""
+    """Return the pids of its ancestors, its parent first."""
     try:
         return [process.pid for process in psutil.Process(pid).parents()]
     except psutil.Error:
@@ -247,7 +247,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _thread_names(pid: int) -> dict[int, str]:
-    """Names of its threads, by their numbers; the main thread has the process's."""
+    """Return its threads' names by thread id; the main thread's id is the pid."""
     found = {}
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -257,7 +257,7 @@ def _thread_names(pid: int) -> dict[int, str]:
 
 
 def _title(words: Sequence[str]) -> str:
-    """Returns what a process calls itself, or its command line, without secrets."""
+    """Return a process's title or its command line, with secrets redacted."""
     if words and (" " in words[0] or "::" in words[0]):
         return redact_text(words[0])
     return " ".join(redact_words(words))
@@ -271,11 +271,11 @@ def _words(pid: int) -> list[str]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Returns the variables of interest of a process, or those that it was handed down.
+    """Return the variables of interest of a process, or those that it inherited.
 
-    A process that sets its title, as vLLM's workers do, wipes out what /proc shows of its
-    environment. What is the same for the whole job its parents still show. How many they are is
-    not: an engine that one task of Slurm's runs has workers of its own.
+    A process that sets its title, as vLLM's workers do, overwrites its environment in /proc.
+    Its ancestors still show the variables that are common to the job. The world size is not
+    one of them: an engine that runs as one Slurm task starts several workers.
     """
     environment: Mapping[str, str] = {}
     kept = _KEPT

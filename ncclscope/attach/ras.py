@@ -1,14 +1,13 @@
-"""What NCCL's own RAS says of the job.
+"""Query NCCL's RAS subsystem about the job.
 
-Each process of a NCCL job runs a RAS thread (since 2.24); the processes of a host share a
-socket, by default localhost:28028, that answers requests of one line. This speaks the
+Each process of an NCCL job runs a RAS thread (since 2.24). The processes of a host share a
+socket, by default localhost:28028, that answers one-line requests. This module speaks the
 protocol of NCCL's ``ncclras``: ``CLIENT PROTOCOL 2``, ``TIMEOUT n``, ``SET FORMAT json`` (since
-2.28.7; an older one says that it does not know it, and answers in text) and ``VERBOSE
-STATUS``. The answer ends where the connection does.
+2.28.7; older versions reject it and answer in text) and ``VERBOSE STATUS``. The server closes
+the connection at the end of its answer.
 
-RAS counts the calls that each rank has launched per function. It knows nothing of their
-order or of what is captured in CUDA graphs, so what it does not complain about may be wrong
-all the same.
+RAS counts the calls that each rank has launched per function. It does not see their order, nor
+calls captured in CUDA graphs. A job without RAS errors can therefore still have diverged.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["DEFAULT_ADDRESS", "ask_ras", "parse_address", "parse_answer"]
 DEFAULT_ADDRESS = ("localhost", 28028)
 _PROTOCOL = 2
 _PEERS_LIMIT = 2
-"""Seconds that NCCL may take to ask the other processes."""
+"""Seconds that NCCL may take to query the other processes."""
 _MOST_BYTES = 1 << 25
 _MOST_PIDS = 1 << 32
 
@@ -40,13 +39,13 @@ _RANK = re.compile(
 _GROUP = re.compile(r"^  (\d+) ranks have (?:launched up to operation (\d+)|not launched any op)")
 _FUNCTION = re.compile(r"different (\w+) operation counts")
 _MISSING_COMMA = re.compile(r'(["\d\]}])(\s*\n\s*")')
-"""NCCL 2.28.9 leaves one out before the status of a rank that does not answer."""
+"""NCCL 2.28.9 omits a comma before the status of a rank that does not answer."""
 _VERSION = re.compile(r"^NCCL version (\S+)", re.MULTILINE)
 _SIZES = re.compile(r"^ *\d+ +(\d+) +\d+ +\S+ +\d+ +\d+ +\w+ +\w+ *$", re.MULTILINE)
 
 
 def parse_address(value: str | None) -> tuple[str, int]:
-    """Reads ``NCCL_RAS_ADDR``: ``host:port`` or ``[address]:port``."""
+    """Parse ``NCCL_RAS_ADDR``: ``host:port`` or ``[address]:port``."""
     if not value:
         return DEFAULT_ADDRESS
     host, colon, port = value.rpartition(":")
@@ -56,14 +55,14 @@ def parse_address(value: str | None) -> tuple[str, int]:
 
 
 def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
-    """Asks once, and never longer than the limit.
+    """Query RAS once, within a time limit.
 
     Args:
         address: Host and port.
-        limit: Seconds for everything.
+        limit: Seconds for connecting and for the whole answer.
 
     Returns:
-        The answer, or why there is none.
+        The answer, or the reason why there is none.
     """
     where = f"{address[0]}:{address[1]}"
     deadline = time.monotonic() + limit
@@ -72,25 +71,25 @@ def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
             talk = _Talk(connection, deadline)
             greeting = talk.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
             if not greeting.upper().startswith("SERVER PROTOCOL"):
-                return f"what listens on {where} is not NCCL's RAS"
+                return f"the server on {where} is not NCCL's RAS"
             talk.ask(f"TIMEOUT {_PEERS_LIMIT}")
             talk.ask("SET FORMAT json")
             talk.send("VERBOSE STATUS")
             text = talk.rest()
     except ConnectionRefusedError:
-        return f"nothing listens on {where}"
+        return f"no server listens on {where}"
     except TimeoutError:
         return f"{where} did not answer in time"
     except OSError as error:
-        return f"{where} cannot be asked: {printable(error.strerror or str(error))}"
+        return f"{where} cannot be queried: {printable(error.strerror or str(error))}"
     answer = parse_answer(text)
     if not answer.is_json and not answer.version:
-        return f"what {where} answered cannot be read"
+        return f"the answer of {where} cannot be read"
     return answer
 
 
 class _Talk:
-    """One connection, with a limit on all of it."""
+    """One connection with a deadline for all its reads together."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
@@ -108,7 +107,7 @@ class _Talk:
                 raise ConnectionResetError("the connection was closed")
             self._ahead += more
             if len(self._ahead) > _MOST_BYTES:
-                raise OSError("the answer has no end")
+                raise OSError("the answer is too long")
         answer, _, self._ahead = self._ahead.partition(b"\n")
         return answer.decode("utf-8", "replace")
 
@@ -132,7 +131,7 @@ class _Talk:
 
 
 def parse_answer(text: str) -> RasAnswer:
-    """Reads an answer, in JSON or in text."""
+    """Parse an answer in JSON or in text."""
     start = text.find("{")
     if start >= 0 and not text[:start].strip().startswith("NCCL version"):
         document = None
@@ -202,7 +201,7 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _from_text(text: str) -> RasAnswer:
-    """Reads a text answer, which names only the ranks that differ."""
+    """Parse a text answer, which names only the ranks that differ."""
     found: dict[str, dict[int, RasRank]] = {}
     groups: dict[str, dict[str, list[tuple[int, int]]]] = {}
     remarks: list[str] = []

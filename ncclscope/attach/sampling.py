@@ -1,4 +1,4 @@
-"""Reads everything about some processes again and again, until it is clear whether they move."""
+"""Sample processes repeatedly until it is clear whether they make progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Reader", "Sample", "first_error", "take_samples"]
 _BETWEEN = 4
 """Samples between the first and the last."""
 _INTERVAL = 1.0
-"""Seconds between samples where it takes longer than the gap."""
+"""Seconds between samples after the gap is over."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Sample:
     """All processes at one moment.
 
     Attributes:
-        stacks: By pid.
-        processes: What /proc says, by pid.
-        gpus: As NVML knows them.
+        stacks: Stacks by pid.
+        processes: State and CPU time from /proc, by pid.
+        gpus: GPU utilisation and power from NVML.
     """
 
     stacks: Mapping[int, Stacks]
@@ -37,10 +37,10 @@ class Sample:
 
 
 class Reader:
-    """Reads everything about some processes that is read more than once.
+    """Reads stacks, /proc and NVML of a fixed set of processes.
 
     Args:
-        pids: The processes.
+        pids: The processes to sample.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Reader:
         self._nvml: Nvml | str = open_nvml()
 
     def read(self) -> Sample:
-        """Reads once."""
+        """Take one sample of every process and GPU."""
         processes = {pid: read_sample(pid) for pid in self._pids}
         gpus = () if isinstance(self._nvml, str) else self._nvml.read()
         return Sample(self._stacks(), processes, gpus)
@@ -61,12 +61,12 @@ class Reader:
         return self._py_spy.read(self._pids)
 
     def close(self) -> None:
-        """Ends the use of NVML."""
+        """Shut down NVML."""
         if not isinstance(self._nvml, str):
             self._nvml.close()
 
     def stack_source(self, workers: Sequence[Worker]) -> Source:
-        """Says of how many processes stacks were read."""
+        """Return the source ``stacks``: how many processes were read, and why others were not."""
         read = [w for w in workers if w.stacks[0].threads and w.stacks[-1].threads]
         samples = max((len(worker.stacks) for worker in workers), default=0)
         state = f"{len(read)} of {plural(len(workers), 'rank')} read, {samples} times"
@@ -80,12 +80,12 @@ class Reader:
         return Source("stacks", bool(read), state, help)
 
     def gpu_source(self) -> Source:
-        """Says whether NVML answered."""
+        """Return the source ``gpu``: whether NVML answered."""
         if isinstance(self._nvml, str):
             how = (
                 "pip install 'ncclscope[gpu]'"
                 if "installed" in self._nvml
-                else ("needs NVIDIA's driver on this machine, and its library in this container")
+                else "install the NVIDIA driver on this machine, and its library in this container"
             )
             return Source("gpu", False, self._nvml, how)
         return Source("gpu", True, "read twice")
@@ -97,23 +97,24 @@ def take_samples(
     patience: float,
     is_open: Callable[[Sequence[Sample], float], bool],
 ) -> tuple[list[Sample], float]:
-    """Reads at the beginning, some times in between, and at the end.
+    """Sample at the start and the end of the gap, and a few times in between.
 
-    What is at the same place twice may have gone round in between. The more often it is sampled,
-    the less likely that is, and a sample costs hundredths of a second.
+    A process that shows the same stack twice may have completed a loop in between. More
+    samples make that unlikely, and each one costs hundredths of a second.
 
     Args:
-        reader: Reads once.
-        gap: Seconds between the first and the last sample, at least.
-        patience: Seconds up to which to go on where a longer look would decide.
-        is_open: Whether it would, by the samples so far and the seconds that they span.
+        reader: Takes the samples.
+        gap: Minimum seconds between the first and the last sample.
+        patience: Keep sampling for up to this many seconds while `is_open` is true.
+        is_open: Return whether more samples could change the verdict, given the samples so
+            far and the seconds that they span.
 
     Returns:
-        The samples, two at least, and the seconds between the first and the last.
+        At least two samples, and the seconds between the first and the last.
     """
     samples, started = [reader.read()], time.monotonic()
     for part in range(1, _BETWEEN + 1):
-        # Never quite regular, since what is sampled may be.
+        # At irregular intervals: a loop in the sampled process may have a fixed period.
         due = started + gap * (part - 0.35 * (part % 2)) / (_BETWEEN + 1)
         if time.monotonic() < due < started + gap:
             time.sleep(due - time.monotonic())
@@ -130,7 +131,7 @@ def take_samples(
 
 
 def first_error(workers: Sequence[Worker]) -> str:
-    """Returns why the stacks of some processes could not be read."""
+    """Return the first reason why a stack of these processes could not be read."""
     return next(
         (stacks.error for worker in workers for stacks in worker.stacks if stacks.error),
         "no Python thread",

@@ -1,7 +1,7 @@
-"""One look at a job: who takes part, what each process does, and what else can be asked.
+"""Sample a job: find its workers, then read their stacks, rings, GPUs and RAS.
 
-Everything is read several times in a few seconds, and all processes at once, since what differs
-between two ranks means little when they were read at different times.
+All processes are sampled at the same time, several times within a few seconds. A difference
+between two ranks means little if they were read at different times.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ GAP_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Options:
-    """What to do.
+    """How to sample a job.
 
     Attributes:
-        pids: The workers; all that are found when empty.
+        pids: Pids of the workers; if empty, search for them.
         gap: Seconds between the first and the last sample.
-        patience: Seconds up to which to go on where ranks that wait may be waiting for one that
-            is merely late; no longer than the gap when 0.
-        native: Read C frames, too, for which each process is stopped for a moment.
-        flight_recorder: Ask the job for Flight Recorder dumps.
+        patience: Keep sampling for up to this many seconds while the waiting ranks may wait
+            for one that is merely late; 0 stops after the gap.
+        native: Read C frames, too, which stops each process for some tenths of a second.
+        flight_recorder: Request Flight Recorder dumps from the job.
     """
 
     pids: tuple[int, ...] = ()
@@ -59,10 +59,10 @@ class Options:
 
     @classmethod
     def of(cls, gap: float | None, **others: Any) -> Options:
-        """Return options that sample for so many seconds, or as long as it takes when None.
+        """Return options that sample for `gap` seconds, or until the verdict is clear if None.
 
         Args:
-            gap: Seconds.
+            gap: Seconds between the first and the last sample.
             **others: The other options.
         """
         if gap is not None:
@@ -72,11 +72,11 @@ class Options:
 
 @dataclass(frozen=True)
 class JobSample:
-    """What was seen.
+    """A sampled job.
 
     Attributes:
-        run: Records, where there are some, with the capture.
-        rings: Files that the records were read from.
+        run: The records, if there are any, with the process snapshot.
+        rings: Rings that the records were read from.
         dumps: Flight Recorder dumps that the job wrote on request.
     """
 
@@ -86,21 +86,21 @@ class JobSample:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What was seen of the processes."""
+        """The process snapshot."""
         assert self.run.snapshot is not None
         return self.run.snapshot
 
 
 def sample_job(options: Options, say: Callable[[str], None] = lambda text: None) -> JobSample:
-    """Looks at a job for a few seconds.
+    """Sample a job for a few seconds.
 
     Args:
-        options: What to do.
-        say: Told what is going on.
+        options: How to sample.
+        say: Called with progress messages.
 
     Raises:
-        UsageError: No worker was found, or those of several jobs.
-        InputError: Nothing could be read of any of them.
+        UsageError: No worker was found, or workers of several jobs.
+        InputError: No worker could be read.
     """
     candidates = find_workers(options.pids)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
@@ -117,13 +117,13 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
             reader, options.gap, options.patience, _longer(placed, say, options.patience)
         )
         after = pool.submit(ask_ras, address)
-        answer, ras_source = _heard(after, address, pids)
-        answer_before = _heard(before, address, pids)[0]
+        answer, ras_source = _ras_answer(after, address, pids)
+        answer_before = _ras_answer(before, address, pids)[0]
     reader.close()
     last, native_source = _native(options, samples[-1])
     samples[-1] = last
     sources = [native_source, *_flight_recorder(options, placed)]
-    if recorded is not None:  # what was recorded while we looked counts, too
+    if recorded is not None:  # include what was recorded while sampling
         recorded, rings = _read_rings(files)
     workers = tuple(_worker(one, samples) for one in placed)
     dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
@@ -158,27 +158,27 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
 def _longer(
     placed: Sequence[Placed], say: Callable[[str], None], patience: float
 ) -> Callable[[Sequence[Sample], float], bool]:
-    """Returns what tells whether a longer look would decide, and says so the first time."""
-    said = False
+    """Return a function that says whether more samples could decide; it reports that once."""
+    reported = False
 
     def is_open(samples: Sequence[Sample], span: float) -> bool:
-        nonlocal said
+        nonlocal reported
         workers = tuple(_worker(one, samples) for one in placed)
         snapshot = Snapshot(socket.gethostname(), time.time_ns(), span, workers)
         motions = read_motions(snapshot)
         found = judge_stacks(list(motions.values()), span, absent_ranks(snapshot))
         if found is None or not found.is_open:
             return False
-        if not said:
-            say(f"ranks that wait did not move for {span:.0f} s; looking for up to {patience:g} s")
-            said = True
+        if not reported:
+            say(f"waiting ranks did not move for {span:.0f} s; sampling for up to {patience:g} s")
+            reported = True
         return True
 
     return is_open
 
 
 def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
-    """Reads the rings of a job: those mapped, and of the same run those of processes that ended."""
+    """Read the mapped rings of a job, and those of ended processes of the same run."""
     if not files:
         return None, []
     try:
@@ -198,7 +198,7 @@ def _variable(placed: Sequence[Placed], name: str) -> str | None:
     )
 
 
-def _heard(
+def _ras_answer(
     future: Future[RasAnswer | str], address: tuple[str, int], pids: Sequence[int]
 ) -> tuple[RasAnswer | None, Source]:
     answer = future.result()
@@ -207,8 +207,8 @@ def _heard(
             "ras",
             False,
             answer,
-            "NCCL 2.24 and later answers there unless NCCL_RAS_ENABLE=0 is set; NCCL_RAS_ADDR "
-            "names another address",
+            "NCCL 2.24 or later answers there unless NCCL_RAS_ENABLE=0 is set; NCCL_RAS_ADDR "
+            "sets another address",
         )
     named = {rank.pid for comm in answer.comms for rank in comm.ranks if rank.pid}
     if answer.is_json and named and not named & set(pids):
@@ -216,20 +216,20 @@ def _heard(
             "ras",
             False,
             f"{address[0]}:{address[1]} answers for another job",
-            "start the job with an NCCL_RAS_ADDR of its own",
+            "start this job with its own NCCL_RAS_ADDR",
         )
     return answer, Source("ras", True, f"NCCL {answer.version or '?'} answered")
 
 
 def _native(options: Options, last: Sample) -> tuple[Sample, Source]:
-    """Adds C frames to the last sample, where they were asked for."""
+    """Add C frames to the last sample, if requested."""
     if not native.is_installed():
         return last, Source(
             "native", False, "pystack is not installed", "pip install 'ncclscope[native]'"
         )
     if not options.native:
         return last, Source(
-            "native", False, "not asked for", "--native (stops each process for a moment)"
+            "native", False, "not requested", "--native (stops each process for a moment)"
         )
     stacks, error = dict(last.stacks), ""
     read = 0
@@ -245,7 +245,7 @@ def _native(options: Options, last: Sample) -> tuple[Sample, Source]:
 
 
 def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]:
-    """Asks each rank for a dump, where that was asked for; its file is a source ``dump``."""
+    """Request a dump from each rank, if asked to; each file becomes a source ``dump``."""
     ready = [one for one in placed if flight_pipe.pipe_of(one.candidate.environment, one.rank)]
     name = "flight_recorder"
     if not ready:
@@ -253,13 +253,13 @@ def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]
             Source(
                 name,
                 False,
-                "the job makes no dumps on request",
+                "the job is not set up to dump on request",
                 f"start it with {flight_pipe.PIPE_VARIABLE}=/tmp/fr_ and "
                 f"TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
             )
         ]
     if not options.flight_recorder:
-        return [Source(name, False, "not asked for", "--flight-recorder (the job writes files)")]
+        return [Source(name, False, "not requested", "--flight-recorder (the job writes files)")]
     with ThreadPoolExecutor(max_workers=len(ready)) as pool:
         found = list(
             pool.map(
@@ -299,27 +299,24 @@ def _ring_source(workers: Sequence[Worker], rings: Sequence[Path]) -> Source:
         "rings",
         False,
         "the job was not traced",
-        "start it with `ncclscope run -- COMMAND`: then calls are compared, not places",
+        "start it with `ncclscope run -- COMMAND` to compare its calls, not only its stacks",
     )
 
 
 def _notes(placed: Sequence[Placed]) -> tuple[str, ...]:
     notes = []
     inferred = {
-        "pid": "rank inferred: nothing says which process is which rank; they are numbered in "
-        "the order of their pids",
-        "title": "rank inferred from the titles of the processes, sizes from the largest numbers "
-        "in them",
-        "LOCAL_RANK": "rank inferred: LOCAL_RANK is taken for it, as on a single host",
+        "pid": "rank inferred: no source names the ranks; processes are numbered in the order "
+        "of their pids",
+        "title": "rank inferred from process titles; sizes are the largest numbers in them",
+        "LOCAL_RANK": "rank inferred from LOCAL_RANK, which assumes a single host",
     }
     for source in dict.fromkeys(one.source for one in placed):
         if source in inferred:
             notes.append(inferred[source])
     sizes = {one.candidate.integer("WORLD_SIZE", "SLURM_NTASKS") or 0 for one in placed}
     if max(sizes, default=0) > len(placed):
-        notes.append(
-            f"the job has {max(sizes)} ranks, and {len(placed)} of them were looked at here"
-        )
+        notes.append(f"the job has {max(sizes)} ranks; {len(placed)} of them were sampled here")
     return tuple(notes)
 
 

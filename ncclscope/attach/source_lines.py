@@ -1,4 +1,4 @@
-"""What a line of a process's source calls."""
+"""Names of the functions that a source line of a process calls."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ __all__ = ["called_names"]
 _CALL = re.compile(r"(\.?(?:\w+\.){0,3}\w+)\s*\(")
 _WITH = re.compile(r"^\s*(?:async\s+)?with\s+([\w.]+)\s*(?:as\b|:|,)")
 _SLACK = 1.0
-"""Seconds by which the start of a process may be dated too early."""
+"""Seconds by which the recorded start of a process may be too early."""
 _MOST_BYTES = 1 << 22
 _LONGEST = 80
 _MOST = 8
 
 
 def called_names(pid: int, path: str, line: int) -> tuple[str, ...]:
-    """Returns what a line of a process's source calls, such as ``("work.wait",)``.
+    """Return the names that a source line calls, such as ``("work.wait",)``.
 
-    ``with lock:`` counts as a call of ``lock.__enter__``. A file that was changed after the
-    process has started says nothing.
+    ``with lock:`` counts as a call of ``lock.__enter__``. A file that changed after the process
+    started is ignored.
+
+    Args:
+        pid: The process, in whose root directory the path is looked up.
+        path: Absolute path of the source file.
+        line: Line number, from 1.
     """
     if not path.startswith("/"):
         return ()
@@ -50,9 +55,9 @@ def called_names(pid: int, path: str, line: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _lines(path: str, modified: int, inode: int) -> tuple[str, ...]:
-    """The lines of a file, which are kept for as long as it stays the same.
+    """Return the lines of a file, cached until its time of change or its inode differs.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return tuple(Path(path).read_text(encoding="utf-8", errors="replace").splitlines())

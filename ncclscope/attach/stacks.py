@@ -1,9 +1,9 @@
 """Python stacks of other processes, read by py-spy.
 
 ``py-spy dump --nonblocking`` reads the memory of a process and neither stops it nor runs
-anything in it. A stack that changes while it is read may come out torn, which two samples
-that are alike rule out. Of local variables, only integers whose names count rounds are kept,
-since they tell how often a loop has gone round; everything else is dropped where it is read.
+code in it. A stack that changes during the read may be inconsistent; two equal samples rule
+that out. Of local variables, only integers named like loop counters are kept, since they
+show how far a loop is; all other values are dropped at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ncclscope.untrusted import number, parse, printable
 __all__ = ["PySpy", "find_py_spy", "parse_dump"]
 
 TIME_LIMIT = 4.0
-"""Seconds that one process may take: a healthy one takes a hundredth of one."""
+"""Seconds allowed per process; a healthy one takes a hundredth of a second."""
 AT_ONCE = 8
 
 _OWN = re.compile(r"(?:^|/)(?:ncclscope_patches|ncclscope/(?:tracing|guard))/")
-"""Our probes: where the program is, they are not."""
+"""Frames of ncclscope's own probes, which are no part of the program."""
 _MOST_BYTES = 1 << 24
 _MOST_FRAMES = 1000
 _MOST_LINES = 1 << 31
@@ -45,14 +45,14 @@ _COUNTER = re.compile(
 
 
 def find_py_spy() -> str | None:
-    """Returns py-spy's program: of this installation, else from the path; None without one."""
+    """Return py-spy's path in this installation, else on PATH; None if there is none."""
     beside = Path(sysconfig.get_path("scripts"), "py-spy")
     if beside.is_file():
         return str(beside)
     try:
         distribution = metadata.distribution("py-spy")
         files = [file for file in distribution.files or () if file.name == "py-spy"]
-        # `pip install --target` puts programs elsewhere than it notes.
+        # `pip install --target` places programs elsewhere than the metadata says.
         for place in (*(str(file) for file in files), "bin/py-spy"):
             program = Path(str(distribution.locate_file(place)))
             if program.is_file():
@@ -67,7 +67,7 @@ class PySpy:
 
     Args:
         program: py-spy's path.
-        time_limit: Seconds that one process may take.
+        time_limit: Seconds allowed per process.
     """
 
     def __init__(self, program: str, time_limit: float = TIME_LIMIT) -> None:
@@ -75,39 +75,39 @@ class PySpy:
         self._time_limit = time_limit
 
     def read(self, pids: Iterable[int]) -> dict[int, Stacks]:
-        """Returns the stacks of each process, or why there are none."""
+        """Return the stacks of each process by pid; `Stacks.error` says why any are missing."""
         wanted = list(pids)
         with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(wanted)))) as pool:
             return dict(zip(wanted, pool.map(self.read_one, wanted), strict=True))
 
     def read_one(self, pid: int) -> Stacks:
-        """Returns the stacks of one process, or why there are none."""
-        status, said, complained = self._dump(pid, "--locals")
-        if status not in (0, None):  # some interpreters' locals cannot be read
-            status, said, complained = self._dump(pid)
+        """Return the stacks of one process; `Stacks.error` says why they are missing."""
+        status, output, errors = self._dump(pid, "--locals")
+        if status not in (0, None):  # py-spy cannot read locals of some interpreters
+            status, output, errors = self._dump(pid)
         if status is None:
-            return Stacks(error=f"py-spy did not come back within {self._time_limit:g} s")
+            return Stacks(error=f"py-spy did not finish within {self._time_limit:g} s")
         if status != 0:
-            return Stacks(error=_reason(complained))
+            return Stacks(error=_reason(errors))
         try:
-            return _with_calls(pid, parse_dump(said))
+            return _with_calls(pid, parse_dump(output))
         except ValueError as error:
-            return Stacks(error=f"py-spy's answer cannot be read: {error}")
+            return Stacks(error=f"py-spy's output cannot be read: {error}")
 
     def _dump(self, pid: int, *options: str) -> tuple[int | None, bytes, str]:
-        """Runs py-spy; the status is None where it had to be given up.
+        """Run py-spy; return status (None after a timeout), stdout and stderr.
 
-        It writes to files and is never waited for without a limit: a reader of a process
-        that hangs in the kernel can hang there itself, where not even SIGKILL ends it.
+        It writes to files, and every wait has a limit: py-spy itself can hang in the kernel
+        when its target does, and then not even SIGKILL ends it.
         """
-        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             command = [self._program, "dump", "--nonblocking", "--json", *options]
             try:
                 process = subprocess.Popen(
                     [*command, "--pid", str(pid)],
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=complained,
+                    stdout=output,
+                    stderr=errors,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -118,28 +118,28 @@ class PySpy:
                 process.kill()
                 _reap(process)
                 return None, b"", ""
-            said.seek(0)
-            complained.seek(0)
+            output.seek(0)
+            errors.seek(0)
             return (
                 status,
-                said.read(_MOST_BYTES),
-                complained.read(_MOST_BYTES).decode("utf-8", "replace"),
+                output.read(_MOST_BYTES),
+                errors.read(_MOST_BYTES).decode("utf-8", "replace"),
             )
 
 
 def parse_dump(data: bytes) -> Stacks:
-    """Reads what ``py-spy dump --json`` prints.
+    """Parse the output of ``py-spy dump --json``.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The output has another form.
     """
     threads = parse(data)
     if not isinstance(threads, list):
-        raise ValueError("it is no list of threads")
+        raise ValueError("it is not a list of threads")
     found = []
     for thread in threads:
         if not isinstance(thread, dict):
-            raise ValueError("a thread is no object")
+            raise ValueError("a thread is not an object")
         frames = thread.get("frames")
         listed = frames[:_MOST_FRAMES] if isinstance(frames, list) else []
         read = [_frame(frame) for frame in reversed(listed)]
@@ -154,10 +154,10 @@ def parse_dump(data: bytes) -> Stacks:
 
 
 def _with_calls(pid: int, stacks: Stacks) -> Stacks:
-    """Adds to the innermost frame of each thread what its source line calls.
+    """Add the names that its source line calls to the innermost frame of each thread.
 
-    A call into C leaves no frame of its own, and what is waited for there is then known by the
-    name in the line only. An operator of torch has a frame that says nothing of it.
+    A call into C has no Python frame, so only the source line names it. The frame of a torch
+    operator (torch/_ops.py) does not name the operator either.
     """
     return Stacks(tuple(replace(t, frames=_called(pid, t.frames)) for t in stacks.threads))
 
@@ -175,7 +175,7 @@ def _called(pid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 def _frame(frame: Any) -> Frame:
     if not isinstance(frame, dict):
-        raise ValueError("a frame is no object")
+        raise ValueError("a frame is not an object")
     path = printable(str(frame.get("filename") or ""))
     file = printable(str(frame.get("short_filename") or path or "?"))
     return Frame(
@@ -199,21 +199,21 @@ def _counters(variables: Any) -> dict[str, int]:
     return counters
 
 
-def _reason(complained: str) -> str:
-    """Says what py-spy's complaint means and what helps."""
-    said = complained.lower()
-    if "permission" in said or "not permitted" in said or "sudo" in said:
+def _reason(errors: str) -> str:
+    """Return the meaning of py-spy's error output."""
+    lowered = errors.lower()
+    if "permission" in lowered or "not permitted" in lowered or "sudo" in lowered:
         return "no permission to read its memory"
-    if "no such file" in said or "no such process" in said or "os error 3" in said:
+    if "no such file" in lowered or "no such process" in lowered or "os error 3" in lowered:
         return "the process has ended"
-    if "find" in said and ("python" in said or "interpreter" in said):
-        return "it runs no Python that py-spy knows"
-    first = complained.strip().partition("\n")[0].removeprefix("Error: ")
-    return printable(first[:200]) or "py-spy failed without a word"
+    if "find" in lowered and ("python" in lowered or "interpreter" in lowered):
+        return "py-spy finds no Python interpreter in it"
+    first = errors.strip().partition("\n")[0].removeprefix("Error: ")
+    return printable(first[:200]) or "py-spy failed without a message"
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Collects a process that was killed, if it goes at once."""
+    """Wait up to 0.2 s for a killed process, so that it does not stay a zombie."""
     deadline = time.monotonic() + 0.2
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""What the title of a process says of its place in the job.
+"""Read a process's parallel ranks from its title.
 
-vLLM's workers are called ``VLLM::Worker_DP1_TP0_EP2``: dimensions of size one are left out, the
-prefix can be changed, and the text may grow or change with a release. So it is read loosely,
-and believed last.
+vLLM's workers are titled ``VLLM::Worker_DP1_TP0_EP2``. Dimensions of size one are left out, the
+prefix is configurable, and the format may change with a release. So titles are parsed loosely
+and used only when no better source of ranks exists.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _WORKER = re.compile(
 _TITLED = re.compile(r"^\S+::")
 _PART = re.compile(r"_([A-Z]{2,4})(\d{1,6})(?=_|\b)")
 _DIMENSIONS = ("dp", "pp", "pcp", "tp")
-"""Of a global rank, the slowest first."""
+"""Dimensions of a global rank, slowest first."""
 
 
 def is_worker_title(title: str) -> bool:
-    """Whether a process that calls itself so may take part in collectives.
+    """Return whether a process with this title may take part in collectives.
 
     Only titles with a prefix count (``VLLM::Worker_TP0``, ``ray::RayWorkerWrapper.execute``):
-    anything may be called a worker.
+    unrelated programs use the word "worker", too.
     """
     return bool(_TITLED.match(title) and _WORKER.match(title))
 
 
 def parse_title(title: str) -> dict[str, str]:
-    """Returns ``{"dp": "1", "tp": "0", "ep": "2"}`` of ``VLLM::Worker_DP1_TP0_EP2``."""
+    """Return ``{"dp": "1", "tp": "0", "ep": "2"}`` of ``VLLM::Worker_DP1_TP0_EP2``."""
     if not _TITLED.match(title):
         return {}
     return {name.lower(): number for name, number in _PART.findall(title.split(" ", 1)[0])}
 
 
 def ranks_from_labels(labels: Iterable[Mapping[str, str]]) -> list[int] | None:
-    """Returns the global rank of each process, where their labels tell them all apart.
+    """Return the global rank of each process; None if two have the same labels.
 
-    Sizes of the dimensions are the largest numbers that were seen, plus one.
+    The size of a dimension is its largest number plus one.
     """
     places = [
         tuple(int(label.get(name, "0")) for name in _DIMENSIONS)

@@ -1,16 +1,17 @@
-"""Brings what the nodes of a job have to one place; see :mod:`ncclscope.commands.collect`.
+"""Collect the evidence of a job's nodes in one place; see :mod:`ncclscope.commands.collect`.
 
 ================== =========================================================================
-module             what it knows
+module             contents
 ================== =========================================================================
-archive            the compressed stream that a node sends, written and taken with care
-node               what one node has: rings, dumps, stacks, witnesses
-delivery           many nodes at once, each with its own end, good or bad
-commands           the same command on another node, by ssh, Slurm or Kubernetes
-ray_nodes          the same command on each node of a Ray cluster
+archive            the compressed stream that a node sends: packing and safe unpacking
+node               the evidence of one node: rings, dumps, stacks, RAS
+delivery           receiving from many nodes in parallel; failures stay local to a node
+programs           a node reached through a local program such as ssh
+commands           the command lines for ssh, Slurm and Kubernetes
+ray_nodes          nodes of a Ray cluster, reached through actors
 urls               directories that fsspec reaches, as source and as target
 ================== =========================================================================
 
-Each transport runs the same command on each node, ``ncclscope collect --local -o -``, and hands
-on what it writes. There is no agent, no daemon and no format but tar and gzip.
+Each transport runs the same command on each node, ``ncclscope collect --local -o -``, and
+forwards its output. There is no agent, no daemon, and no format besides tar and gzip.
 """

@@ -1,12 +1,11 @@
-"""The stream that a node sends: a tar archive of plain files, packed with gzip.
+"""The stream that a node sends: a tar archive of plain files, compressed with gzip.
 
-Any tar reads it. It is written in the oldest common dialect (ustar), in which an entry is a
-header of 512 bytes with a name and a size, so that taking it apart needs no more than what
-is here, and nothing that a hostile one could do is ever interpreted: no links, no devices, no
-extended headers, no name that leads elsewhere, no more bytes than were agreed upon.
+Any tar reads it. The format is ustar, in which an entry begins with a header of 512 bytes with
+name and size. This small parser is safe against hostile archives. It rejects links, devices,
+extended headers, paths outside the target, and more bytes than the limit.
 
-A ring that is mostly empty is mostly zeros: gzip takes a thousandth of them, and where it is
-unpacked they become a hole in the file again.
+An almost empty ring is mostly zeros. gzip shrinks them by a factor of 1000, and unpacking turns
+them into holes of a sparse file again.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ __all__ = ["Limits", "Packer", "UnpackedArchive", "unpack"]
 _BLOCK = 512
 _SLICE = 1 << 18
 _LARGEST = 8 << 30
-"""What the eleven octal digits of a header hold."""
+"""Largest size in bytes that the eleven octal digits of a header can hold."""
 _LEVEL = 1
-"""Of gzip: the node belongs to a job, and zeros are packed as well by the least effort."""
+"""gzip level: the node's CPUs belong to the job, and zeros shrink as well at level 1."""
 _FIRST = b"\x1f\x8b\x08"
 _CHATTER = 1 << 16
-"""Bytes before the stream that are overlooked: what a login shell greets with."""
+"""Bytes before the stream that are skipped, such as a login shell's greeting."""
 _DEPTH = 16
 _NAME, _PREFIX = 100, 155
 
 
 class Packer:
-    """Writes a stream.
+    """Writes an archive.
 
     Args:
-        target: Where to; it is not closed.
+        target: Binary stream to write to; it stays open.
     """
 
     def __init__(self, target: BinaryIO) -> None:
@@ -51,10 +50,10 @@ class Packer:
         self.files = 0
 
     def add_bytes(self, name: str, data: bytes) -> None:
-        """Adds a file of these bytes.
+        """Add a file with these bytes.
 
         Raises:
-            ValueError: The name is too long or no name.
+            ValueError: The name is too long or not valid.
         """
         self._zip.write(_header(name, len(data)))
         self._zip.write(data)
@@ -62,15 +61,15 @@ class Packer:
         self.files += 1
 
     def add_file(self, name: str, path: Path) -> int:
-        """Adds a file from disk, which somebody may write meanwhile.
+        """Add a file from disk, which another process may be writing.
 
         Returns:
-            Its size.
+            Its size in bytes.
 
         Raises:
-            DamagedFileError: It is no regular file.
+            DamagedFileError: It is not a regular file.
             OSError: It cannot be opened.
-            ValueError: It cannot be named, or is too large.
+            ValueError: Its name is not valid, or it is too large.
         """
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -78,19 +77,24 @@ class Packer:
         return size
 
     def add_stream(self, name: str, file: BinaryIO, size: int) -> None:
-        """Adds a file of this size from wherever it comes.
+        """Add a file from a stream.
+
+        Args:
+            name: Name in the archive.
+            file: Binary stream to read.
+            size: Size in bytes; a shorter stream is padded with zeros.
 
         Raises:
-            ValueError: It cannot be named, or is too large.
+            ValueError: The name is not valid, or the file is too large.
         """
         self._zip.write(_header(name, size))
         left = size
         while left:
             try:
                 data = file.read(min(_SLICE, left))
-            except OSError:  # what has been announced has to come
+            except OSError:  # the header has already announced the size
                 data = b""
-            # One that has been cut short since is filled up: its reader finds that out.
+            # Pad a file that was truncated meanwhile: its reader detects that.
             data = data or bytes(min(_SLICE, left))
             self._zip.write(data)
             left -= len(data)
@@ -98,7 +102,7 @@ class Packer:
         self.files += 1
 
     def close(self) -> None:
-        """Ends the stream; without its end it is known to be cut short."""
+        """Write the end of the archive, without which a reader knows it as truncated."""
         self._zip.write(bytes(2 * _BLOCK))
         self._zip.close()
 
@@ -108,11 +112,11 @@ class Packer:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is taken of one node.
+    """Limits on what one node may send.
 
     Attributes:
-        size: Bytes of all files, unpacked.
-        files: Their number.
+        size: Maximum bytes of all files, uncompressed.
+        files: Maximum number of files.
     """
 
     size: int = 256 << 30
@@ -121,13 +125,13 @@ class Limits:
 
 @dataclass
 class UnpackedArchive:
-    """What has come of one stream.
+    """Progress of unpacking one stream.
 
     Attributes:
-        files: Whole ones.
-        received: Bytes as they came, packed.
-        size: Bytes of the whole files.
-        complete: Whether the stream came to its end.
+        files: Number of complete files.
+        received: Compressed bytes received.
+        size: Bytes of the complete files.
+        complete: Whether the end of the stream arrived.
     """
 
     files: int = 0
@@ -142,17 +146,17 @@ def unpack(
     found: UnpackedArchive,
     limits: Limits | None = None,
 ) -> None:
-    """Unpacks a stream.
+    """Unpack a stream.
 
     Args:
-        read: Gives at most so many bytes of it, and none at its end.
-        directory: An empty one of our own.
-        found: Told what has come, also of a stream that breaks off.
-        limits: How much is taken.
+        read: Return at most the given number of bytes of the stream; empty at its end.
+        directory: An empty private directory to write to.
+        found: Progress, updated also if the stream breaks off.
+        limits: Maximum size and number of files.
 
     Raises:
-        DamagedFileError: It is no such stream, breaks off, or holds what it must not hold.
-            Files that came whole before that are there.
+        DamagedFileError: The stream is not an archive, breaks off, or holds a forbidden entry.
+            Files that arrived completely before that are kept.
         OSError: A file cannot be written.
     """
     limits = limits or Limits()
@@ -184,20 +188,20 @@ def _write(source: _Inflow, directory: Path, name: str, size: int) -> None:
             while left:
                 data = source.take(min(_SLICE, left))
                 if data.count(0) == len(data):
-                    file.seek(len(data), os.SEEK_CUR)  # a hole
+                    file.seek(len(data), os.SEEK_CUR)  # leave a hole in a sparse file
                 else:
                     file.write(data)
                 left -= len(data)
             file.truncate(size)
     except FileExistsError:
-        raise DamagedFileError(f"it holds {printable(name)} twice") from None
+        raise DamagedFileError(f"it contains {printable(name)} twice") from None
     except BaseException:
-        path.unlink(missing_ok=True)  # half of a file proves nothing
+        path.unlink(missing_ok=True)  # an incomplete file is no evidence
         raise
 
 
 class _Inflow:
-    """Bytes of a stream, unpacked as they are asked for."""
+    """A stream, decompressed on demand."""
 
     def __init__(self, read: Callable[[int], bytes], found: UnpackedArchive) -> None:
         self._read = read
@@ -207,7 +211,7 @@ class _Inflow:
         self._ready = b""
 
     def take(self, size: int) -> bytes:
-        """Returns exactly so many bytes."""
+        """Return exactly `size` bytes."""
         parts = []
         while size:
             if not self._ready:
@@ -220,21 +224,23 @@ class _Inflow:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def end(self) -> None:
-        """Goes to the end, where the checksum is."""
+        """Read to the end of the stream, so that zlib verifies the checksum."""
         while data := self._inflate():
             if data.strip(b"\0"):
-                raise DamagedFileError("there is more behind the end of the archive")
+                raise DamagedFileError("data follows the end of the archive")
         if not self._unzip.eof:
             raise DamagedFileError("the stream broke off")
 
     def _begin(self) -> bytes:
-        """Finds the beginning behind what a shell may have printed."""
+        """Skip output of a login shell; return the data from the archive's beginning on."""
         data = self._next()
         while (place := data.find(_FIRST)) < 0 or place > _CHATTER:
             more = self._next() if len(data) <= _CHATTER else b""
             if not more:
-                said = printable(data[:200].decode("utf-8", "replace").strip().split("\n")[0])
-                raise DamagedFileError(f"no archive came, but {said!r}" if said else "nothing came")
+                text = printable(data[:200].decode("utf-8", "replace").strip().split("\n")[0])
+                raise DamagedFileError(
+                    f"received {text!r} instead of an archive" if text else "received no data"
+                )
             data += more
         return data[place:]
 
@@ -261,7 +267,7 @@ class _Inflow:
 
 def _header(name: str, size: int) -> bytes:
     if size >= _LARGEST:
-        raise ValueError(f"it has {size >> 20} MB, more than an archive takes")
+        raise ValueError(f"its {size >> 20} MB exceed the limit of the archive format")
     _check(name)
     spelled = name.encode()
     prefix = b""
@@ -288,17 +294,17 @@ def _header(name: str, size: int) -> bytes:
 
 
 def _parse(header: bytes) -> tuple[str, int]:
-    """Returns name and size of an entry.
+    """Return name and size (bytes) of an entry.
 
     Raises:
-        DamagedFileError: It is something else than a plain file of a decent name.
+        DamagedFileError: The entry is not a plain file with a safe name.
     """
     try:
-        told = int(header[148:156].strip(b" \0"), 8)
+        checksum = int(header[148:156].strip(b" \0"), 8)
         size = int(header[124:136].strip(b" \0"), 8)
     except ValueError:
         raise DamagedFileError("the archive is damaged") from None
-    if told != sum(header[:148]) + sum(header[156:]) + 8 * 32 or size < 0:
+    if checksum != sum(header[:148]) + sum(header[156:]) + 8 * 32 or size < 0:
         raise DamagedFileError("the archive is damaged")
     spelled = header[:_NAME].partition(b"\0")[0]
     prefix = header[345 : 345 + _PREFIX].partition(b"\0")[0]
@@ -307,16 +313,16 @@ def _parse(header: bytes) -> tuple[str, int]:
         _check(name)
     except ValueError:
         shown = printable((prefix + spelled).decode("utf-8", "replace"))
-        raise DamagedFileError(f"it holds an entry named {shown!r}") from None
+        raise DamagedFileError(f"it contains an entry with the unsafe name {shown!r}") from None
     if header[156:157] not in (b"0", b"\0"):
-        raise DamagedFileError(f"{name} in it is a link or no file")
+        raise DamagedFileError(f"its entry {name} is a link or not a regular file")
     return name, size
 
 
 def _check(name: str) -> None:
-    """Raises ValueError for a name that is none below a directory."""
+    """Raise ValueError unless a name is a path below the target directory."""
     parts = name.split("/")
     if len(parts) > _DEPTH or any(part in ("", ".", "..") for part in parts):
-        raise ValueError("its name leads elsewhere")
+        raise ValueError("its name is not a path below the target directory")
     if not name.isprintable() or "\\" in name:
-        raise ValueError("its name cannot be printed")
+        raise ValueError("its name has unprintable characters")

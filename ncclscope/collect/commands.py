@@ -1,8 +1,8 @@
-"""The same command on another node: by ssh, Slurm or Kubernetes.
+"""Build the command lines that run a command on other nodes, by ssh, Slurm or Kubernetes.
 
-What is to be run is a list of words. ssh hands a text to a shell, hence quotes; the others take
-the words. Names of nodes that came from elsewhere never begin with a dash here, which a program
-would take for an option.
+A command is a list of arguments. ssh passes a text to a shell, so it is quoted; srun and kubectl
+take the list. Names of nodes from other programs must not begin with a dash, since they would be
+taken for options.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _JOB = re.compile(r"\d+(?:[_+]\d+)?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 _ASKED_SECONDS = 60
 _WAITS = "900"
-"""Seconds that an ephemeral container is there for."""
+"""Seconds after which an ephemeral container exits."""
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 TARGET_ROOT = "/proc/1/root"
-"""Where an ephemeral container sees the files of the container that it was started for."""
+"""Root of the target container's files, as an ephemeral container sees it."""
 
 
 def local(command: Sequence[str]) -> list[ProgramNode]:
-    """This node."""
+    """Return this node."""
     return [ProgramNode("localhost", tuple(command))]
 
 
 def urls(texts: Iterable[str], program: Sequence[str]) -> list[ProgramNode]:
-    """Directories that are elsewhere, each in place of a node."""
+    """Return a node for each URL; the local program reads it through fsspec."""
     send = (*program, "collect", "--local", "--no-stacks", "-o", "-", "--")
     return [
         ProgramNode(printable(text.rstrip("/").rpartition("/")[2] or text), (*send, text))
@@ -59,32 +59,34 @@ def urls(texts: Iterable[str], program: Sequence[str]) -> list[ProgramNode]:
 
 
 def hosts(text: str) -> list[str]:
-    """Returns the hosts of ``a,b,user@c``, or of ``@FILE``, a host a line.
+    """Return the hosts of ``a,b,user@c``, or of ``@FILE`` with one host per line.
 
-    In a file, what follows the name is left aside, such as ``slots=8``, and so are comments.
+    In a file, the rest of a line is ignored, such as ``slots=8``, and so are comments.
 
     Raises:
-        UsageError: There is none, or one of them is no name of a host.
+        UsageError: No host is named, or a name is not a valid host name.
         InputError: The file cannot be read.
     """
     if text.startswith("@"):
         try:
             lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
-            raise InputError(f"{text[1:]} cannot be read: it is no text") from None
+            raise InputError(f"{text[1:]} cannot be read: it is not a text file") from None
         except OSError as error:
             raise InputError(f"{text[1:]} cannot be read: {error}") from None
         names = [line.split("#")[0].split() for line in lines]
         found = [words[0] for words in names if words]
         for number, words in enumerate(names, 1):
             if words and not _is_host(words[0]):
-                # Not what it says: it may be a file that the wrong name was given for.
-                raise UsageError(f"line {number} of {text[1:]} names no host", "give a host a line")
+                # Do not quote the line: the wrong file may hold secrets.
+                raise UsageError(
+                    f"line {number} of {text[1:]} is not a host name", "write one host per line"
+                )
     else:
         found = [name.strip() for name in text.split(",") if name.strip()]
         for name in found:
             if not _is_host(name):
-                raise UsageError(f"{printable(name)!r} is no host")
+                raise UsageError(f"{printable(name)!r} is not a host name")
     if not found:
         raise UsageError("no host is named", "--ssh node1,node2 or --ssh @FILE")
     return list(dict.fromkeys(found))
@@ -95,35 +97,35 @@ def _is_host(name: str) -> bool:
 
 
 def ssh(names: Iterable[str], command: Sequence[str], program: str = "") -> list[ProgramNode]:
-    """These hosts, by ssh.
+    """Return nodes that run a command through ssh.
 
     Args:
-        names: From :func:`hosts`.
-        command: What to run there.
-        program: ssh with its options, in place of ours.
+        names: Hosts from :func:`hosts`.
+        command: The command to run on each host.
+        program: ssh with its options, in place of the default.
     """
     begin = tuple(shlex.split(program)) or _SSH
     return [ProgramNode(name, (*begin, name, shlex.join(command))) for name in names]
 
 
 def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
-    """The nodes of a job that runs, each by a step of its own beside the job's.
+    """Return the nodes of a running job, each reached by its own overlapping job step.
 
     Raises:
-        UsageError: It is no number of a job.
-        InputError: Slurm cannot be asked, or knows no nodes of it.
+        UsageError: The text is not a job id.
+        InputError: Slurm does not answer, or reports no nodes for the job.
     """
     if not _JOB.fullmatch(job):
-        raise UsageError(f"{printable(job)!r} is no number of a job", "--slurm 12345")
+        raise UsageError(f"{printable(job)!r} is not a Slurm job id", "--slurm 12345")
     nodes = _ask("squeue", "--noheader", "--states=RUNNING", "--jobs", job, "--format=%N")
     # An array or a heterogeneous job has a line for each part.
     listed = [line.strip() for line in nodes.splitlines() if line.strip()]
     if not listed:
-        raise NothingFoundError(f"Slurm's job {job} has no nodes", "does it run? see squeue")
+        raise NothingFoundError(f"Slurm job {job} has no nodes", "check with squeue that it runs")
     names = _ask("scontrol", "show", "hostnames", ",".join(listed)).split()
     for name in names:
         if not _is_host(name):
-            raise InputError(f"Slurm names a node {printable(name)!r}")
+            raise InputError(f"Slurm reports an invalid node name: {printable(name)!r}")
     begin = ("srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "--quiet")
     return [
         ProgramNode(name, (*begin, "--input=none", f"--nodelist={name}", *command))
@@ -133,14 +135,14 @@ def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
 
 @dataclass(frozen=True)
 class Pods:
-    """Which pods, and how to get into them.
+    """The pods to collect from, and how to enter them.
 
     Attributes:
-        selector: Labels, as ``app=vllm``, or names, as ``pod/a,pod/b``.
-        namespace: Theirs; that of the current context when empty.
-        container: The one with the workers; the pod's default when empty.
-        image: Of an ephemeral container to run in, which needs ncclscope; the pod's own
-            container is taken when empty.
+        selector: Labels such as ``app=vllm``, or names such as ``pod/a,pod/b``.
+        namespace: Their namespace; that of the current context if empty.
+        container: The container with the workers; the pod's default if empty.
+        image: Image with ncclscope for an ephemeral container; if empty, run in the pod's own
+            container.
     """
 
     selector: str
@@ -150,35 +152,38 @@ class Pods:
 
     @property
     def kubectl(self) -> tuple[str, ...]:
-        """The program, with the namespace."""
+        """The kubectl command with its namespace option."""
         return ("kubectl", *(("--namespace", self.namespace) if self.namespace else ()))
 
 
 def kubernetes(pods: Pods, command: Sequence[str]) -> list[ProgramNode]:
-    """The pods, each by ``kubectl exec`` or by an ephemeral container.
+    """Return the pods, each entered by ``kubectl exec`` or by an ephemeral container.
 
     Raises:
-        UsageError: A name is none.
-        InputError: kubectl cannot be asked, or knows no such pod.
+        UsageError: A name is not valid in Kubernetes.
+        InputError: kubectl fails, or knows no such pod.
     """
     for name in (pods.namespace, pods.container):
         if name and not _NAME.fullmatch(name):
-            raise UsageError(f"{printable(name)!r} is no name in Kubernetes")
+            raise UsageError(f"{printable(name)!r} is not a valid Kubernetes name")
     if pods.image.startswith("-") or pods.selector.startswith("-"):
-        raise UsageError("a selector or an image does not begin with a dash")
+        raise UsageError("a selector or an image must not begin with a dash")
     if pods.image and not pods.container:
-        raise UsageError("an ephemeral container is started for another", "name it: --container")
+        raise UsageError(
+            "an ephemeral container needs the name of the container to inspect",
+            "add --container NAME",
+        )
     return [ProgramNode(name, _enter(pods, name, command)) for name in _names(pods)]
 
 
 def _enter(pods: Pods, name: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Returns what runs a command in a pod."""
+    """Return the command line that runs a command in a pod."""
     run = (*pods.kubectl, "exec", name)
     if not pods.image:
         container = (f"--container={pods.container}",) if pods.container else ()
         return (*run, *container, "--", *command)
-    # What is attached to late misses the beginning of the output: the container only waits, and
-    # the command goes into it when it runs. It ends by itself; it cannot be taken away again.
+    # Attaching to a container can miss the start of its output. So the container only sleeps, and
+    # the command enters it by `exec`. It ends by itself: Kubernetes cannot remove it.
     own = f"ncclscope-{secrets.token_hex(4)}"
     begin = ("debug", name, f"--image={pods.image}", f"--target={pods.container}")
     start = (*begin, f"--container={own}", "--profile=sysadmin", "--quiet", "--")
@@ -195,37 +200,37 @@ def _names(pods: Pods) -> list[str]:
     if pods.selector.startswith("pod/"):
         names = [name.strip().removeprefix("pod/") for name in pods.selector.split(",")]
     else:
-        told = _ask(*pods.kubectl, "get", "pods", f"--selector={pods.selector}", "--output=json")
-        names = _running(told)
+        listed = _ask(*pods.kubectl, "get", "pods", f"--selector={pods.selector}", "--output=json")
+        names = _running(listed)
         if not names:
-            raise NothingFoundError(f"no pod that runs has the labels {printable(pods.selector)}")
+            raise NothingFoundError(f"no running pod has the labels {printable(pods.selector)}")
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{printable(name)!r} is no name of a pod")
+            raise UsageError(f"{printable(name)!r} is not a pod name")
     return list(dict.fromkeys(names))
 
 
-def _running(told: str) -> list[str]:
+def _running(listed: str) -> list[str]:
     try:
-        items = parse(told)["items"]
+        items = parse(listed)["items"]
         return [
             str(item["metadata"]["name"])
             for item in items
             if item.get("status", {}).get("phase") == "Running"
         ]
     except (ValueError, TypeError, KeyError, AttributeError, json.JSONDecodeError):
-        raise InputError("kubectl gave no list of pods") from None
+        raise InputError("kubectl did not print a list of pods") from None
 
 
-def _ask(*words: str) -> str:
-    """Returns what a program answers.
+def _ask(*command: str) -> str:
+    """Run a program and return its stdout.
 
     Raises:
-        InputError: It is not there, fails or takes too long.
+        InputError: The program is not installed, fails or takes too long.
     """
     try:
         done = subprocess.run(
-            words,
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -234,16 +239,18 @@ def _ask(*words: str) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise InputError(f"{words[0]} is not installed here", "run it where it is") from None
+        raise InputError(
+            f"{command[0]} is not installed here", "run ncclscope on a machine that has it"
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{words[0]} does not answer: {error}") from None
+        raise InputError(f"{command[0]} does not answer: {error}") from None
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        why = printable(said[0]) if said else f"status {done.returncode}"
-        raise InputError(f"{words[0]} failed: {why}")
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        why = printable(last[0]) if last else f"status {done.returncode}"
+        raise InputError(f"{command[0]} failed: {why}")
     return done.stdout
 
 
 def own_command() -> tuple[str, ...]:
-    """How this very program is run, where all nodes have it at the same place."""
+    """Return the command that runs this installation; nodes must have it at the same path."""
     return (sys.executable, "-m", "ncclscope")

@@ -1,7 +1,7 @@
-"""Many nodes at once: what each delivered, and why some did not.
+"""Receive from many nodes in parallel, and report why some failed.
 
-A node that is gone, hangs or sends nonsense costs its own delivery and no other. Of one whose
-stream broke off, the files that had come whole are kept.
+A node that is lost, hangs or sends invalid data fails alone. If a node's stream breaks off, the
+files that arrived completely are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ncclscope.analysis.wording import plural
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.private import make_private
@@ -30,10 +31,10 @@ _LONGEST_REASON = 300
 
 
 class NodeStream(Protocol):
-    """What a node sends."""
+    """The stream that a node sends."""
 
     def read(self, size: int) -> bytes:
-        """Returns at most so many bytes; none at the end.
+        """Return at most `size` bytes; empty at the end.
 
         Raises:
             TimeoutError: The node takes too long.
@@ -41,37 +42,37 @@ class NodeStream(Protocol):
         ...
 
     def reason(self) -> str:
-        """Says why it ended as it did, in a line; nothing where it ended well."""
+        """Return in one line why the node failed; empty if it succeeded."""
         ...
 
 
 class Node(Protocol):
-    """A node that can be asked."""
+    """A node to collect from."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the node."""
         ...
 
     def open(self, timeout: float) -> AbstractContextManager[NodeStream]:
-        """Has it send, for so many seconds at most."""
+        """Start the node's stream; reading raises TimeoutError after `timeout` seconds."""
         ...
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came of one node.
+    """Result of collecting from one node.
 
     Attributes:
-        node: Its name.
+        node: Name of the node.
         status: ``delivered``, ``failed`` or ``timed_out``.
-        reason: Why it is not the first of these, in a line.
-        folder: Where its files are, below the target; empty where there are none.
-        files: How many came whole.
-        received_bytes: What travelled.
-        unpacked_bytes: What it was.
-        seconds: How long it took.
-        notes: What the node says of it, such as why no process was looked at.
+        reason: Why it failed or timed out, in one line; empty if it delivered.
+        folder: Folder of its files below the target; empty if there are none.
+        files: Number of complete files.
+        received_bytes: Compressed bytes received.
+        unpacked_bytes: Bytes of the complete files.
+        seconds: Duration in seconds.
+        notes: The node's own notes, such as why no process was sampled.
     """
 
     node: str
@@ -85,15 +86,15 @@ class Delivery:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it in a form for JSON."""
+        """Return the delivery as a JSON object."""
         return asdict(self)
 
 
 def make_target(directory: Path) -> None:
-    """Makes the directory that everything goes to, before anybody is asked.
+    """Create the target directory before any node is contacted.
 
     Raises:
-        UsageError: It is not empty, or cannot be made.
+        UsageError: The directory is not empty, or cannot be created.
     """
     try:
         make_private(directory)
@@ -101,7 +102,9 @@ def make_target(directory: Path) -> None:
             raise UsageError(f"{directory} is not empty", "name a new directory with -o")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"{directory} cannot be used: {reason}", "name another") from None
+        raise UsageError(
+            f"{directory} cannot be used: {reason}", "name another directory"
+        ) from None
 
 
 def collect(
@@ -113,18 +116,18 @@ def collect(
     limits: Limits | None = None,
     say: Callable[[Delivery], None] = lambda delivery: None,
 ) -> list[Delivery]:
-    """Asks all nodes and unpacks what they send, each into a folder of its own.
+    """Collect from all nodes in parallel, and unpack each stream into its own folder.
 
     Args:
-        nodes: Whom to ask.
-        directory: Where to; see :func:`make_target`.
-        timeout: Seconds for each of them.
-        parallel: How many are asked at a time.
-        limits: How much is taken of each.
-        say: Told of each that is done.
+        nodes: The nodes.
+        directory: Target directory; see :func:`make_target`.
+        timeout: Timeout per node in seconds.
+        parallel: Number of nodes to collect from at the same time.
+        limits: Maximum size and number of files per node.
+        say: Called with each node's result as soon as it is known.
 
     Returns:
-        What came of each, in their order.
+        The results, in the order of the nodes.
     """
     folders = _folders(node.name for node in nodes)
     found: dict[int, Delivery] = {}
@@ -148,7 +151,7 @@ def _fetch(
     node: Node, directory: Path, folder: str, timeout: float, limits: Limits | None
 ) -> Delivery:
     began = time.monotonic()
-    # Nobody reads what has come by halves: it gets its name when it is there.
+    # Unpack under a temporary name, so that no reader sees an incomplete folder.
     part = directory / f".{folder}.part"
     came = UnpackedArchive()
     status, reason = "delivered", ""
@@ -158,14 +161,14 @@ def _fetch(
             try:
                 unpack(stream.read, part, came, limits)
             except DamagedFileError as error:
-                # What the node says of itself explains more than what is missing of its stream.
+                # The node's own error explains more than how its stream broke off.
                 status, reason = "failed", stream.reason() or str(error)
     except TimeoutError:
-        status, reason = "timed_out", f"no end after {timeout:g} s"
+        status, reason = "timed_out", f"not finished after {timeout:g} s"
     except (NcclscopeError, OSError) as error:
         status, reason = "failed", str(error)
     if came.files and status != "delivered":
-        reason += f"; {came.files} files had come"
+        reason += f"; {plural(came.files, 'file')} arrived before that"
     try:
         kept = _keep(part, directory / folder) if came.files else False
     except OSError as error:
@@ -190,7 +193,7 @@ def _keep(part: Path, folder: Path) -> bool:
 
 
 def _folders(names: Iterable[str]) -> Iterator[str]:
-    """Yields names of folders: those of the nodes, as far as they can be names of files."""
+    """Yield a unique folder name for each node, made from its name."""
     taken = set()
     for name in names:
         base = _UNFIT.sub("_", name)[:_LONGEST_NAME].lstrip(".") or "node"

@@ -1,13 +1,13 @@
-"""What one node of a job has: files that were recorded, and what its processes do now.
+"""Send the evidence of one node: recorded files, and a snapshot of its processes.
 
 ================== =========================================================================
 file               contents
 ================== =========================================================================
-node.json          host, time, and which processes lived then
-attach.json        what was seen of the processes, where there are any
-ras.txt            the answer of NCCL's RAS as it came
-files/...          rings, dumps and traces, by their place below the directory
-moved/...          rings that went elsewhere for want of room, or that no directory names
+node.json          host, time, and which processes were alive then
+attach.json        the process snapshot, if there are processes
+ras.txt            the answer of NCCL's RAS, unchanged
+files/...          rings, dumps and traces, by their path below the directory
+moved/...          rings outside that directory, such as those that moved for lack of room
 ================== =========================================================================
 """
 
@@ -38,12 +38,12 @@ __all__ = ["Wanted", "write_node"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a node.
+    """What to collect from a node.
 
     Attributes:
-        paths: Directories or files; what the environment and the processes name when empty.
+        paths: Directories or files; if empty, those that the environment and processes name.
         look: Whether to sample the processes.
-        gap: For how many seconds; as `attach` does by itself when None.
+        gap: Seconds to sample for; None for the default of `attach`.
     """
 
     paths: tuple[str, ...] = ()
@@ -60,27 +60,27 @@ class _Sent:
 def write_node(
     target: BinaryIO, wanted: Wanted, say: Callable[[str], None] = lambda text: None
 ) -> int:
-    """Writes what this node has, as a stream.
+    """Write this node's evidence as an archive.
 
     Args:
-        target: Where to.
-        wanted: What is asked for.
-        say: Told what is going on.
+        target: Binary stream to write to.
+        wanted: What to collect.
+        say: Called with progress messages.
 
     Returns:
-        The number of files, of its own description aside.
+        The number of files, not counting ``node.json``.
 
     Raises:
         NothingFoundError: There is neither a file nor a process.
     """
     sent = _Sent()
-    seen = _look(wanted, sent, say) if wanted.look else None
+    seen = _sample(wanted, sent, say) if wanted.look else None
     for name, path in _files(wanted, seen, sent.notes):
         sent.files.setdefault(name, path)
     if not sent.files and seen is None:
         why = f": {sent.notes[0]}" if sent.notes else ""
         where = ", ".join(wanted.paths) or "the environment or any process"
-        raise NothingFoundError(f"nothing was found in {where} on {socket.gethostname()}{why}")
+        raise NothingFoundError(f"nothing found in {where} on {socket.gethostname()}{why}")
     packer = Packer(target)
     packer.add_bytes(NODE_FILE, _spelled(_describe(sent)))
     if seen is not None:
@@ -102,19 +102,19 @@ def write_node(
     return packer.files - 1
 
 
-def _look(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> JobSample | None:
-    """Looks at the processes; a node that has none, or shows none, still has its rings."""
+def _sample(wanted: Wanted, sent: _Sent, say: Callable[[str], None]) -> JobSample | None:
+    """Sample the processes; return None, with a note, if that fails: the rings still count."""
     try:
         return sample_job(Options.of(wanted.gap), say)
     except (NcclscopeError, OSError) as error:
-        sent.notes.append(f"no process was looked at: {error}")
+        sent.notes.append(f"no process was sampled: {error}")
         return None
 
 
 def _files(
     wanted: Wanted, seen: JobSample | None, notes: list[str]
 ) -> Iterator[tuple[str, Path | UrlFile]]:
-    """Yields names in the archive and files; the same file once."""
+    """Yield pairs of a name in the archive and a file."""
     for number, url in enumerate(path for path in wanted.paths if is_url(path)):
         for file in url_files(url):
             yield f"files/{f'url-{number}/' if len(wanted.paths) > 1 else ''}{file.name}", file
@@ -133,7 +133,7 @@ def _files(
 
 def _below(root: Path, notes: list[str]) -> Iterable[Path]:
     if not root.exists():
-        notes.append(f"{printable(str(root))} does not exist there")
+        notes.append(f"{printable(str(root))} does not exist on the node")
         return ()
     return input_files([root], notes)
 

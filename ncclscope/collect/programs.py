@@ -1,4 +1,4 @@
-"""A node that is reached by a program here, whose output is what the node sends."""
+"""Reach a node through a local program, whose stdout is the node's stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProgramNode:
 
     Attributes:
         name: Its name.
-        argv: What to run here.
+        argv: The local command that reaches it.
     """
 
     name: str
@@ -35,13 +35,16 @@ class ProgramNode:
 
     @contextmanager
     def open(self, timeout: float) -> Iterator[_Output]:
-        """Runs the program; whatever it has started is ended with it.
+        """Run the program, and kill its process group at the end.
+
+        Args:
+            timeout: Seconds until reading raises TimeoutError.
 
         Raises:
-            InputError: It cannot be run.
+            InputError: The program cannot be run.
         """
         try:
-            # A session of its own: Ctrl-C is for us, who then end it.
+            # Its own session: Ctrl-C interrupts ncclscope, which then ends the program.
             program = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.DEVNULL,
@@ -59,7 +62,7 @@ class ProgramNode:
 
 
 class _Output:
-    """What a program writes, until a deadline."""
+    """The output of a program, until a deadline."""
 
     def __init__(self, name: str, program: subprocess.Popen[bytes], deadline: float) -> None:
         assert program.stdout is not None
@@ -74,31 +77,31 @@ class _Output:
         self._listener.start()
 
     def read(self, size: int) -> bytes:
-        """Returns what has come."""
+        """Return the next bytes, at most `size`; empty at the end."""
         left = self._deadline - time.monotonic()
         if left <= 0 or not self._selector.select(left):
             raise TimeoutError
         return os.read(self._stdout.fileno(), size)
 
     def reason(self) -> str:
-        """Returns the last line that it complained in, or its exit status."""
+        """Return the last line of its stderr, or its status; empty if it succeeded."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._program.wait(min(_END_SECONDS, max(0.0, self._deadline - time.monotonic())))
         self._listener.join(_END_SECONDS)
         lines = self._talk.decode("utf-8", "replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
+        lines = [line.strip() for line in lines if line.strip()]
         status = self._program.poll()
         if not status:
             return ""
-        return said[-1] if said else f"{self._name} ended with status {status}"
+        return lines[-1] if lines else f"{self._name} exited with status {status}"
 
     def close(self) -> None:
-        """Ends the program."""
+        """Terminate the program's process group."""
         self._selector.close()
         if self._program.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._program.wait(0 if time.monotonic() >= self._deadline else 1.0)
-        # srun and kubectl pass the first on to what they have started elsewhere.
+        # srun and kubectl forward SIGTERM to the processes that they started remotely.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._program.pid, number)

@@ -1,8 +1,8 @@
-"""Nodes of a Ray cluster that runs, each reached through an actor that is pinned to it.
+"""Reach the nodes of a running Ray cluster, each through an actor pinned to it.
 
-An actor asks for no processor: on a cluster whose every GPU hangs it still gets its place. What
-it does is done by the same modules that do it on one machine, so ncclscope must be installed
-where Ray's workers run. It ends with whoever has started it.
+An actor requests no CPU or GPU, so that it starts even if every GPU of the cluster hangs. It runs
+the same modules as on one machine, so ncclscope must be installed in the environment of Ray's
+workers. It ends when the driver that started it ends.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KNOCK_SECONDS = 10
 
 
 class _Results:
-    """Standard output for the thread that writes results; what others print is talk.
+    """Stdout for the thread that writes results; other threads' output goes to stderr.
 
-    Ray's threads print there what they hear of the cluster, such as that a node is gone.
+    Ray's own threads print cluster events to stdout, such as the loss of a node.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -49,9 +49,9 @@ class Member:
     """A node of the cluster.
 
     Attributes:
-        name: Its name; other nodes may have the same.
-        id: Ray's.
-        alive: Whether Ray holds it to be.
+        name: Its name, which need not be unique.
+        id: Ray's node id.
+        alive: Whether Ray considers it alive.
     """
 
     def __init__(self, name: str, id: str, alive: bool) -> None:
@@ -61,17 +61,17 @@ class Member:
 
 
 def connect(address: str) -> Any:
-    """Joins the cluster, once in the life of a process.
+    """Connect to the cluster, once per process.
 
     Returns:
-        The module.
+        The module ``ray``.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster.
     """
-    # What it says of itself is none of our results.
+    # Otherwise Ray prints a notice about usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray says at each start that this will be so one day.
+    # Otherwise Ray warns at each start that this will become the default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -92,17 +92,17 @@ def connect(address: str) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Finds out at once that nobody is there; Ray itself waits for minutes."""
+    """Raise OSError at once if no server listens there; Ray itself waits for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def members(ray: Any) -> list[Member]:
-    """The nodes, also those that are gone: a job's rank may have been on one of them.
+    """Return all nodes, including lost ones, on which a rank of the job may have run.
 
     Raises:
-        NothingFoundError: None is alive.
+        NothingFoundError: No node is alive.
     """
     found = [
         Member(
@@ -118,7 +118,14 @@ def members(ray: Any) -> list[Member]:
 
 
 def hire(ray: Any, kind: type, member: Member, *arguments: Any) -> Any:
-    """Starts an actor on a node, and returns its handle at once."""
+    """Start an actor on a node; return its handle without waiting.
+
+    Args:
+        ray: The module from :func:`connect`.
+        kind: Class of the actor.
+        member: The node.
+        *arguments: Arguments of its constructor.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return (
@@ -133,13 +140,13 @@ def hire(ray: Any, kind: type, member: Member, *arguments: Any) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Says in one line why something on a node failed."""
+    """Return the cause of a Ray error in one line."""
     cause = getattr(error, "cause", None)
     return _line(cause if isinstance(cause, BaseException) else error)
 
 
 class Sender:
-    """On a node: runs the command there, and hands on what it writes."""
+    """On a node: runs the command there, and forwards its output."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._program = subprocess.Popen(
@@ -151,32 +158,32 @@ class Sender:
         )
 
     def read(self) -> bytes:
-        """Returns the next bytes; none at the end."""
+        """Return the next bytes; empty at the end."""
         assert self._program.stdout is not None
         return self._program.stdout.read(_READ)
 
     def reason(self) -> str:
-        """Returns the last line that it complained in; nothing where it ended well."""
+        """Return the last line of its stderr, or its status; empty if it succeeded."""
         assert self._program.stderr is not None
-        said = self._program.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        lines = self._program.stderr.read().decode("utf-8", "replace").strip().splitlines()
         status = self._program.wait()
         if not status:
             return ""
-        return said[-1] if said else f"it ended with status {status}"
+        return lines[-1] if lines else f"it exited with status {status}"
 
     def end(self) -> None:
-        """Ends the program."""
+        """Kill the program."""
         self._program.kill()
         self._program.wait()
 
 
 class RayNode:
-    """A node that delivers through an actor.
+    """A node that sends its evidence through an actor.
 
     Args:
-        ray: From :func:`connect`.
-        member: Which node.
-        command: What to run there.
+        ray: The module from :func:`connect`.
+        member: The node.
+        command: The command to run there.
     """
 
     def __init__(self, ray: Any, member: Member, command: Sequence[str]) -> None:
@@ -186,15 +193,18 @@ class RayNode:
 
     @property
     def name(self) -> str:
-        """The node's."""
+        """Name of the node."""
         return self._member.name
 
     @contextmanager
     def open(self, timeout: float) -> Iterator[_Pull]:
-        """Has it send.
+        """Run the command on the node, and yield its output.
+
+        Args:
+            timeout: Seconds until reading raises TimeoutError.
 
         Raises:
-            InputError: It is gone.
+            InputError: The node is lost.
         """
         if not self._member.alive:
             raise InputError("Ray has lost this node")
@@ -214,7 +224,7 @@ class RayNode:
 
 
 class _Pull:
-    """Asks for the next bytes when they are wanted, so that few of them wait anywhere."""
+    """The output of a node, requested one piece ahead, so that little data is buffered."""
 
     def __init__(self, ray: Any, actor: Any, timeout: float) -> None:
         self._ray = ray
@@ -224,24 +234,24 @@ class _Pull:
         self._next = actor.read.remote()
 
     def read(self, size: int) -> bytes:
-        """Returns what has come."""
+        """Return the next bytes, at most `size`; empty at the end."""
         if not self._left:
             self._left = self._get(self._next)
             if self._left:
-                self._next = self._actor.read.remote()  # comes while this is unpacked
+                self._next = self._actor.read.remote()  # arrives while this piece is unpacked
         data, self._left = self._left[:size], self._left[size:]
         return data
 
     def reason(self) -> str:
-        """Asks the node."""
+        """Return why the command failed; empty if it succeeded."""
         return str(self._get(self._actor.reason.remote()))
 
     def close(self) -> None:
-        """Ends the actor and what it runs."""
+        """Kill the actor and the program that it runs."""
         try:
             self._ray.get(self._actor.end.remote(), timeout=5)
         except self._ray.exceptions.RayError:
-            pass  # it is gone, or stuck in a read: then its end is that of the program's pipe
+            pass  # the node is lost, or the actor is blocked in a read: killing it ends both
         self._ray.kill(self._actor)
 
     def _get(self, reference: Any) -> Any:
@@ -252,6 +262,6 @@ class _Pull:
 
 
 def _line(error: BaseException) -> str:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Ray puts the traceback of the node first and the error last.
-    return printable((said[-1] if said else type(error).__name__)[:_LONGEST_REASON])
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Ray's message begins with the node's traceback and ends with the error.
+    return printable((lines[-1] if lines else type(error).__name__)[:_LONGEST_REASON])

@@ -1,4 +1,4 @@
-"""Directories that fsspec reaches: ``s3://bucket/rings``, ``zip::file:///hang.zip``."""
+"""Read and write directories through fsspec: ``s3://bucket/rings``, ``zip::file:///hang.zip``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*(?:://|::)", re.IGNORECASE)
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is for fsspec."""
+    """Return whether a path is a URL for fsspec."""
     return _URL.match(text) is not None
 
 
 @dataclass(frozen=True)
 class UrlFile:
-    """A file that is elsewhere.
+    """A file behind a URL.
 
     Attributes:
-        name: Below the directory that was asked for.
-        size: In bytes.
+        name: Path below the directory that the user named.
+        size: Size in bytes.
     """
 
     name: str
@@ -39,17 +39,17 @@ class UrlFile:
     _path: str
 
     def open(self) -> AbstractContextManager[BinaryIO]:
-        """Opens it for reading."""
+        """Open the file for reading."""
         opened: AbstractContextManager[BinaryIO] = self._files.open(self._path, "rb")
         return opened
 
 
 def url_files(url: str, limits: Limits | None = None) -> Iterator[UrlFile]:
-    """Yields the files at or below a URL.
+    """Yield the files at or below a URL.
 
     Raises:
-        InputError: It cannot be read, or fsspec is not installed.
-        NothingFoundError: There is none.
+        InputError: The URL cannot be read, or fsspec is not installed.
+        NothingFoundError: There is no file.
     """
     limits = limits or Limits()
     files, root = _open(url)
@@ -70,10 +70,10 @@ def url_files(url: str, limits: Limits | None = None) -> Iterator[UrlFile]:
 
 
 def check_target(url: str) -> None:
-    """Finds out before anybody is asked whether a target can be written to.
+    """Check that a target is reachable and empty, before any node is contacted.
 
     Raises:
-        UsageError: There are files in it, or it cannot be reached.
+        UsageError: The target holds files, or cannot be reached.
     """
     files, root = _open(url)
     try:
@@ -85,13 +85,13 @@ def check_target(url: str) -> None:
 
 
 def store(directory: Path, url: str) -> None:
-    """Puts all files below a directory there.
+    """Copy all files below a directory to a URL.
 
     Raises:
-        InputError: One of them cannot be put there.
+        InputError: A file cannot be written.
     """
     files, root = _open(url)
-    # file:// is made by fsspec, which asks for no mode.
+    # fsspec creates file:// directories without a mode, so the umask must restrict them.
     mask = os.umask(0o077)
     try:
         for path in sorted(directory.rglob("*")):
@@ -100,7 +100,9 @@ def store(directory: Path, url: str) -> None:
                 files.makedirs(target.rpartition("/")[0], exist_ok=True)
                 files.put_file(str(path), target)
     except Exception as error:
-        raise InputError(_cannot(url, "written", error), f"all is still in {directory}") from None
+        raise InputError(
+            _cannot(url, "written", error), f"all files are still in {directory}"
+        ) from None
     finally:
         os.umask(mask)
 
@@ -112,7 +114,7 @@ def _open(url: str) -> tuple[Any, str]:
         raise InputError("URLs need fsspec", "pip install 'ncclscope[urls]'") from None
     try:
         files, root = url_to_fs(url)
-    except Exception as error:  # each kind of URL has errors of its own
+    except Exception as error:  # each file system raises its own errors
         raise InputError(_cannot(url, "opened", error)) from None
     return files, str(root)
 

@@ -1,1 +1,1 @@
-"""What this machine and this installation allow."""
+"""Check what this machine and this installation allow."""

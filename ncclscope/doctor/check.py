@@ -10,15 +10,15 @@ __all__ = ["Check"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        section: What it is needed for.
-        name: What it is.
-        status: ``ok``, ``off`` (not there, and not needed), ``warn`` (there, with a limit that may
-            matter) or ``bad`` (wanted, and not there).
+        section: Feature that needs it.
+        name: Name of the check.
+        status: ``ok``, ``off`` (missing, and optional), ``warn`` (present, with a limit that may
+            matter) or ``bad`` (missing, and needed).
         state: What was found.
-        enable: What would change that; empty when nothing need.
+        enable: How to change that; empty if nothing needs to change.
     """
 
     section: str
@@ -28,5 +28,5 @@ class Check:
     enable: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the check, in a form for JSON."""
+        """Return the check as a JSON object."""
         return asdict(self)

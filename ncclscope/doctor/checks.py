@@ -1,4 +1,4 @@
-"""What ``ncclscope doctor`` looks at. Nothing heavy is imported: versions come from metadata."""
+"""The checks of ``ncclscope doctor``. No heavy package is imported: versions are metadata."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MOST_RINGS = 4096
 
 
 def check_all() -> list[Check]:
-    """Looks at everything; takes no longer than a few seconds."""
-    return [*_tracing(), *_looking(), *check_installation("installation")]
+    """Run all checks, within a few seconds."""
+    return [*_tracing(), *_attaching(), *check_installation("installation")]
 
 
 def is_useful(checks: Sequence[Check]) -> bool:
-    """Whether a job can be traced here, or looked at."""
+    """Return whether a job can be traced or attached to on this machine."""
     status = {check.name: check.status for check in checks}
     return status["rings"] != "bad" or status["stacks"] == "ok"
 
@@ -45,13 +45,13 @@ def _tracing() -> Iterable[Check]:
     if os.environ.get("NCCLSCOPE") == "0":
         yield Check(section, "switch", "off", "NCCLSCOPE=0: nothing is traced", "unset NCCLSCOPE")
     elif named:
-        yield Check(section, "switch", "ok", f"NCCLSCOPE_DIR={named}: processes started here write")
+        yield Check(section, "switch", "ok", f"NCCLSCOPE_DIR={named}: new processes are traced")
     else:
         yield Check(
             section,
             "switch",
             "off",
-            "NCCLSCOPE_DIR is not set: processes started from here are not traced",
+            "NCCLSCOPE_DIR is not set: new processes are not traced",
             "ncclscope run -- COMMAND, or export NCCLSCOPE_DIR=/dev/shm/DIR",
         )
     yield from check_places(section, named)
@@ -82,7 +82,8 @@ def _found_rings(section: str, places: Sequence[Path]) -> Check:
         section,
         "recorded",
         "ok",
-        f"{plural(sum(found.values()), 'ring')} in {len(found)} folder(s), the newest in {newest}",
+        f"{plural(sum(found.values()), 'ring')} in {plural(len(found), 'folder')}, "
+        f"the newest in {newest}",
         f"ncclscope diagnose {newest}",
     )
 
@@ -113,16 +114,16 @@ def _vllm_filter(section: str) -> Check:
         section,
         "vllm",
         "bad",
-        f"vLLM {version}; VLLM_PLUGINS={filter} leaves ncclscope out",
+        f"vLLM {version}; VLLM_PLUGINS={filter} does not include ncclscope",
         f"VLLM_PLUGINS={filter + ',' if filter else ''}ncclscope",
     )
 
 
-# --- looking at what runs ---------------------------------------------------------------------
+# --- attaching --------------------------------------------------------------------------------
 
 
-def _looking() -> Iterable[Check]:
-    section = "looking at living processes"
+def _attaching() -> Iterable[Check]:
+    section = "attaching to live processes"
     yield _stacks(section)
     yield _scope(section)
     if native.is_installed():
@@ -148,7 +149,7 @@ def _looking() -> Iterable[Check]:
 
 
 def _stacks(section: str) -> Check:
-    """Tries it, on a process that is not py-spy's own child, as no worker is."""
+    """Read stacks of a test process that is, like any worker, not a child of py-spy."""
     program = find_py_spy()
     if program is None:
         return Check(section, "stacks", "bad", "py-spy is not installed", "pip install py-spy")
@@ -186,7 +187,7 @@ def _scope(section: str) -> Check:
         section,
         "permission",
         "bad",
-        f"ptrace_scope {scope}, no CAP_SYS_PTRACE: py-spy may read nobody",
+        f"ptrace_scope {scope}, no CAP_SYS_PTRACE: py-spy may not read other processes",
         environment.permission_help([]),
     )
 
@@ -194,7 +195,8 @@ def _scope(section: str) -> Check:
 def _gpu(section: str) -> Check:
     nvml = open_nvml()
     if isinstance(nvml, str):
-        how = "pip install 'ncclscope[gpu]'" if "installed" in nvml else "needs NVIDIA's driver"
+        package_missing = "installed" in nvml
+        how = "pip install 'ncclscope[gpu]'" if package_missing else "install the NVIDIA driver"
         return Check(section, "gpu", "off", nvml, how)
     samples = nvml.read()
     nvml.close()
@@ -208,7 +210,7 @@ def _ras(section: str) -> Check:
     where = f"{address[0]}:{address[1]}"
     if isinstance(answer, str):
         return Check(
-            section, "ras", "off", answer, "answers while a NCCL job (2.24 or later) runs here"
+            section, "ras", "off", answer, "answers while an NCCL job (2.24 or later) runs here"
         )
     known = plural(answer.communicators, "communicator")
     return Check(section, "ras", "ok", f"NCCL {answer.version or '?'} on {where}, {known}")

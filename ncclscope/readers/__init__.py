@@ -34,7 +34,7 @@ _LONGEST_NOTE = 1 << 12
 
 @without_collection()
 def open_run(*paths: str | os.PathLike[str]) -> Run:
-    """Reads every ring, dump and trace at or below the given paths.
+    """Read every ring, dump and trace at or below the given paths.
 
     Args:
         *paths: Files or directories.
@@ -94,7 +94,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
 def assemble(
     processes: Iterable[Rank], *, notes: Iterable[str] = (), sources: Iterable[str] = ()
 ) -> Run:
-    """Makes one run of what several processes recorded."""
+    """Make one run of what several processes recorded."""
     said = list(notes)
     processes, dumps = _without_repeats(settle(_distinct(processes), said))
     processes = infer_windows(_newest_run(processes, said))
@@ -131,7 +131,7 @@ def assemble(
 
 
 def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
-    """Yields every ring, dump, trace and capture at or below the given paths.
+    """Yield every ring, dump, trace and capture at or below the given paths.
 
     Args:
         paths: Files or directories.
@@ -170,7 +170,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:
-    """Follows the note that a ring leaves where there was no room for it."""
+    """Follow the note that a ring leaves where there was no room for it."""
     try:
         with open(open_regular(pointer, follow=False), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
@@ -187,7 +187,7 @@ def _cannot(path: Path, error: OSError | ValueError) -> str:
 
 
 def _distinct(processes: Iterable[Rank]) -> list[Rank]:
-    """Takes each process once: its ring may lie beside a trace that was made of it."""
+    """Take each process once: its ring may lie beside a trace that was made of it."""
     found: dict[tuple[object, ...], Rank] = {}
     for number, process in enumerate(processes):
         who: tuple[object, ...] = (process.host, process.pid, process.started_ns, process.rank)
@@ -220,7 +220,7 @@ def _is_trace(process: Rank) -> bool:
 
 
 def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
-    """Leaves out what earlier runs left in the same directory."""
+    """Leave out what earlier runs left in the same directory."""
     runs: dict[str, list[Rank]] = {}
     loose = []
     for process in processes:
@@ -250,7 +250,7 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
 
 
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
-    """Whether another `ncclscope run` started these for the same job, as on each of its nodes.
+    """Return whether another `ncclscope run` started these for the same job, as on each of its nodes.
 
     They have other ranks of as many, and both were there at the same time. A rank that both have
     is that of another job, or was started anew.

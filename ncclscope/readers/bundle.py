@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether a file is a capture, by its name or, of other JSON files, by its first bytes."""
+    """Return whether a file is a capture, by its name or, of other JSON files, by its first bytes."""
     if path.name == CAPTURE_FILE or path.suffix != ".json":
         return path.name == CAPTURE_FILE
     try:
@@ -54,7 +54,7 @@ def is_snapshot(path: Path) -> bool:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Reads what was seen.
+    """Read what was seen.
 
     Raises:
         DamagedFileError: The file is no capture.
@@ -95,7 +95,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
-    """Adds what was seen to what was recorded.
+    """Add what was seen to what was recorded.
 
     Args:
         run: Of the rings; without ranks where the job was not traced.
@@ -142,7 +142,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
 
 
 def _is_known(worker: Worker, state: str) -> bool:
-    """Whether anything was read that tells where a process is."""
+    """Return whether anything was read that tells where a process is."""
     return any(stacks.threads for stacks in worker.stacks) or state in ("T", "t", "X", "Z")
 
 

@@ -31,7 +31,7 @@ _BEATS_NS = 2_000_000_000
 
 
 def describe_ring(path: Path) -> dict[str, Any]:
-    """Says whether the process of a ring lives; nothing where it is none.
+    """Say whether the process of a ring lives; nothing where it is none.
 
     Returns:
         ``alive``: true, false, or null where that cannot be known; ``beats``: whether it
@@ -55,7 +55,7 @@ class Nodes:
         self._known: dict[Path, Mapping[str, Any] | None] = {}
 
     def told(self, rank: Rank) -> Rank:
-        """Adds to what a ring says what its node said of its process."""
+        """Add to what a ring says what its node said of its process."""
         path = Path(rank.source)
         for folder in list(path.parents)[:_LEVELS]:
             rings = self._rings(folder)
@@ -70,7 +70,7 @@ class Nodes:
         return rank
 
     def of(self, path: Path) -> str:
-        """Returns the folder of the node that a file was collected from; empty where none is."""
+        """Return the folder of the node that a file was collected from; empty where none is."""
         for folder in list(path.parents)[:_LEVELS]:
             if self._rings(folder) is not None:
                 return str(folder)
@@ -83,7 +83,7 @@ class Nodes:
 
 
 def node_notes(folder: Path) -> tuple[str, ...]:
-    """Returns what a node has noted of its delivery."""
+    """Return what a node has noted of its delivery."""
     document = _document(folder / NODE_FILE) or {}
     notes = document.get("notes")
     found = notes[:_MOST_NOTES] if isinstance(notes, list) else []

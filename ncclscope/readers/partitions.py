@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"(?:pg|group )(\d{1,9})", re.ASCII)
 
 
 def with_parts(communicators: Mapping[str, Communicator], expected: int) -> dict[str, Communicator]:
-    """Gives groups a common kind that were made one after the other and divide all ranks.
+    """Give groups a common kind that were made one after the other and divide all ranks.
 
     ``for ranks in ([0, 1], [2, 3]): new_group(ranks)`` makes such groups. By that the order of
     calls on one of them can be compared with that on the others.

@@ -16,7 +16,7 @@ __all__ = ["separate_replicas", "span"]
 
 
 def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
-    """Returns processes with distinct rank numbers.
+    """Return processes with distinct rank numbers.
 
     Of processes that share a number and did not live at the same time, the latest is kept.
     Of those that did, each replica gets a range of numbers of its own. Processes that have a
@@ -44,7 +44,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
 
 
 def _living(same: Sequence[Rank]) -> list[Rank]:
-    """Leaves out processes that had ended when the latest of the same number began."""
+    """Leave out processes that had ended when the latest of the same number began."""
     living: list[Rank] = []
     for rank in sorted(same, key=lambda rank: span(rank)[0], reverse=True):
         if all(_overlap(rank, other) for other in living):
@@ -58,7 +58,7 @@ def _overlap(older: Rank, newer: Rank) -> bool:
 
 
 def span(rank: Rank) -> tuple[int, int]:
-    """Returns when a process began to record and was last heard of; 0 where nothing tells."""
+    """Return when a process began to record and was last heard of; 0 where nothing tells."""
     start, end = rank.started_ns or 0, rank.last_seen_ns or 0
     if not start or not end:
         logs = [log for log in rank.logs.values() if log.calls >= log.first]
@@ -68,7 +68,7 @@ def span(rank: Rank) -> tuple[int, int]:
 
 
 def _places(ranks: Sequence[Rank]) -> list[int]:
-    """Returns to which replica, from 0, each process belongs."""
+    """Return to which replica, from 0, each process belongs."""
     crews = _crews(ranks)
     if any(len({ranks[one].rank for one in crew}) < len(crew) for crew in crews):
         crews = [[one] for one in range(len(ranks))]  # keys that are not what they should be
@@ -85,7 +85,7 @@ def _places(ranks: Sequence[Rank]) -> list[int]:
 
 
 def _crews(ranks: Sequence[Rank]) -> list[list[int]]:
-    """Returns which processes are joined by communicators, directly or through others."""
+    """Return which processes are joined by communicators, directly or through others."""
     crew_of = list(range(len(ranks)))
     first: dict[str, int] = {}
     for one, rank in enumerate(ranks):

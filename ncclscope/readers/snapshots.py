@@ -16,7 +16,7 @@ _APART_NS = 600_000_000_000
 
 
 def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
-    """Puts the newest capture of each host together, or node, where hosts have the same name.
+    """Put the newest capture of each host together, or node, where hosts have the same name.
 
     What is known by the number of a process or of a device is left out: RAS and NVML do not say
     of which host, and another host may have the same numbers.
@@ -73,6 +73,6 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
 
 
 def _node(rank: Rank, nodes: Collection[str]) -> str:
-    """Returns the node that the ring of a rank was collected from; empty where none is."""
+    """Return the node that the ring of a rank was collected from; empty where none is."""
     folders = map(str, Path(rank.source).parents)
     return next((folder for folder in folders if folder in nodes), "")

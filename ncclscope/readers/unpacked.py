@@ -26,7 +26,7 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Unpacks so many bytes at most; 0 at the end, whatever kind of end it is."""
+        """Unpack so many bytes at most; 0 at the end, whatever kind of end it is."""
         try:
             while True:
                 data = self._member.unconsumed_tail or self._packed.read(1 << 16)

@@ -1,17 +1,20 @@
-"""Rings of many nodes, examined where they are.
+"""Diagnose rings on many nodes without copying them.
 
-A node reduces its rings to what is asked of every rank: who it is, how far each communicator has
-come and under which running hash, and the calls at its end. The centre compares hashes, asks for
-more of them only where they differ, and for calls only around a difference. The analysis is the
-same as on one machine; what differs is where a log has its answers from.
+Each node server summarises its rings: each rank's identity, and for each communicator the number
+of calls, the running hash and the newest calls. The client compares hashes. It requests more
+hashes only where they differ, and calls only around a difference. The analysis is the same as on
+one machine; only the source of a log's data differs.
 
 ================== =========================================================================
-module             what it knows
+module             contents
 ================== =========================================================================
-spelling           calls as columns of numbers, packed
-depot              a node: reduces its rings, and answers
-fleet              the centre: asks nodes, all at once, and keeps what they said
-logs               logs and trails that ask
-run                a run of such logs
+spelling           wire format: calls as columns of numbers, compressed
+node_server        a node: summarises its rings and answers queries
+reporter           a node of a watched job: reports what changed in its rings
+fleet              the client side: queries all nodes in parallel
+ray_client         reaches node servers through Ray actors
+logs               logs and trails that query their node
+run                a run made of such logs
+cursor             cursors of rings on other nodes, for watching
 ================== =========================================================================
 """

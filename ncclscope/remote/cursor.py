@@ -1,4 +1,4 @@
-"""How far the processes of other nodes have come, as their nodes report it."""
+"""Cursors of rings on other nodes, updated from their nodes' reports."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from ncclscope.watch.jobs import Rings
 __all__ = ["RemoteCursor", "RemoteRings", "ReportingClient"]
 
 _KEPT = 4096
-"""Hashes that were asked for are kept for so many calls."""
+"""Requested hashes are kept for this many calls behind the newest one."""
 
 
 class ReportingClient(Client, Protocol):
-    """A way to reach reporters, besides depots."""
+    """A client that also reaches the nodes' reporters."""
 
     def reports(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes what is new; of one that fails, why."""
+        """Return each node's report, or the reason why it failed, by node number."""
         ...
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for running hashes; one that fails is left out."""
+        """Return running hashes by node number, without nodes that fail."""
         ...
 
     def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
+        """Return the newest calls of rings by node number, without nodes that fail."""
         ...
 
 
 class RemoteCursor(RingCursor):
-    """A ring on another node, as it was last reported.
+    """Cursor of a ring on another node, as last reported.
 
     Args:
-        rings: Whom it belongs to.
-        node: The number of its node.
-        path: Its path there, behind that number.
+        rings: The collection that it belongs to.
+        node: Number of its node.
+        path: ``NODE:PATH``: that number and its path on the node.
     """
 
     def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
@@ -60,7 +60,13 @@ class RemoteCursor(RingCursor):
         self._mark: tuple[int, bytes] = (-1, b"")
 
     def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
-        """Takes in a row of a report; returns whether calls have moved."""
+        """Apply a row of a report; return whether calls have moved.
+
+        Args:
+            row: The row; see :mod:`ncclscope.remote.reporter`.
+            comms: All communicators that the node has described so far.
+            now: Seconds by the watcher's clock.
+        """
         who, (age, tail, states), comm_cursors = row
         (_, self.rank, self.host, self.pid, self.gpu, self.started_ns) = who[:6]
         role, self._alive, self._exited = who[6:]
@@ -89,23 +95,23 @@ class RemoteCursor(RingCursor):
 
     @property
     def signature(self) -> tuple[int, bytes]:
-        """What changes whenever anything does."""
+        """A value that changes whenever the ring does."""
         return self._mark
 
     def last(self, key: str) -> LastCall | None:
-        """Returns the newest collective on a communicator."""
+        """Return the newest collective on a communicator."""
         return self._lasts.get(key)
 
     def knows(self, key: str, seq: int) -> bool:
-        """Whether the hash after a call need not be asked for."""
+        """Return whether the hash after call `seq` is known without a request."""
         return seq in (0, self.comm_cursors[key].seq) or (key, seq) in self._known
 
     def learn(self, key: str, seq: int, hash: int) -> None:
-        """Keeps a hash that was asked for."""
+        """Keep a requested hash after call `seq`."""
         self._known[key, seq] = hash
 
     def hash_at(self, key: str, seq: int) -> int | None:
-        """Returns the running hash after a call; None where it is not known."""
+        """Return the running hash after call `seq`, or None if it is unknown."""
         comm_cursor = self.comm_cursors[key]
         if seq > comm_cursor.seq:
             return None
@@ -113,11 +119,11 @@ class RemoteCursor(RingCursor):
         return self._known.get((key, seq)) if found is None else found
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
-        """Asks for the newest calls; none where the node does not answer."""
+        """Request the newest calls; empty if the node does not answer."""
         return self._rings.newest(self, count, key)
 
     def read(self) -> Rank | None:
-        """Has its node reduce the ring, for a diagnosis."""
+        """Return the rank for a diagnosis, from its node's summary."""
         return self._rings.ranks().get(self.path)
 
 
@@ -125,25 +131,25 @@ class RemoteRings(Rings):
     """The rings of all nodes.
 
     Args:
-        asker: How the nodes are reached.
+        client: Reaches the nodes.
     """
 
-    def __init__(self, asker: ReportingClient) -> None:
+    def __init__(self, client: ReportingClient) -> None:
         super().__init__(Path())
-        self._asker = asker
+        self._client = client
         self._comms: dict[int, list[Communicator]] = {}
         self._ranks: dict[Path, Rank] | None = None
         self.received = 0
 
     def scan(self, now: float, wall_ns: int) -> None:
-        """Nodes look for new rings themselves."""
+        """Do nothing: each node finds its own new rings."""
 
     def poll(self, now: float) -> list[RingCursor]:
-        """Asks all nodes what is new, and for the hashes where ranks are not equally far."""
+        """Request all nodes' reports, and hashes for ranks that lag behind."""
         self._ranks = None
         moved: list[RingCursor] = []
-        for node, data in self._asker.reports().items():
-            place = Path(printable(self._asker.names[node]))
+        for node, data in self._client.reports().items():
+            place = Path(printable(self._client.names[node]))
             try:
                 if isinstance(data, str):
                     raise DamagedFileError(f"{place} does not report: {printable(data)}")
@@ -152,48 +158,54 @@ class RemoteRings(Rings):
                 self.notes.pop(place, None)
             except (DamagedFileError, KeyError, TypeError, ValueError, IndexError) as error:
                 known = isinstance(error, DamagedFileError)
-                self.notes[place] = str(error) if known else f"{place} reports what is no report"
+                self.notes[place] = str(error) if known else f"{place} sent an invalid report"
         self._ask_for(moved)
         return moved
 
     def run(self) -> Run:
-        """Has all nodes reduce what they have."""
-        return open_remote_run(Fleet(self._asker))
+        """Return a run made of all nodes' summaries."""
+        return open_remote_run(Fleet(self._client))
 
     def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
-        """Asks a node for the newest calls of one of its rings."""
+        """Request the newest calls of a ring from its node.
+
+        Args:
+            cursor: Cursor of the ring.
+            count: Maximum number of calls.
+            key: Key of the communicator; None for all.
+        """
         request = pack([_there(cursor.path), count, key])
         found: list[Call] = []
-        for data in self._asker.newest({cursor.node: request}).values():
+        for data in self._client.newest({cursor.node: request}).values():
             self.received += len(data)
             with contextlib.suppress(DamagedFileError, KeyError, TypeError, ValueError, IndexError):
-                told = unpack(data)
-                calls = read_calls(told["calls"], told["kinds"], "")
+                answer = unpack(data)
+                calls = read_calls(answer["calls"], answer["kinds"], "")
                 found = [
                     replace(call, comm=str(own))
-                    for call, own in zip(calls, told["keys"], strict=True)
+                    for call, own in zip(calls, answer["keys"], strict=True)
                 ]
         return found
 
     def ranks(self) -> Mapping[Path, Rank]:
-        """Returns the processes of all nodes as a diagnosis wants them, once for each look."""
+        """Return the ranks of all nodes for a diagnosis, requested once per poll."""
         if self._ranks is None:
             notes: list[str] = []
             try:
-                found = remote_ranks(Fleet(self._asker), notes)
+                found = remote_ranks(Fleet(self._client), notes)
             except InputError:
                 found = []
             self._ranks = {Path(rank.source): rank for rank in found}
         return self._ranks
 
-    def _take(self, node: int, told: Mapping[str, Any], now: float) -> list[RingCursor]:
+    def _take(self, node: int, report: Mapping[str, Any], now: float) -> list[RingCursor]:
         comms = self._comms.setdefault(node, [])
-        for key, label, ranks, backend in told["comms"]:
+        for key, label, ranks, backend in report["comms"]:
             comms.append(Communicator(key, label, tuple(ranks), backend))
-        for path in told["gone"]:
+        for path in report["gone"]:
             self.cursors.pop(_place(node, path), None)
         moved: list[RingCursor] = []
-        for row in told["rows"]:
+        for row in report["rows"]:
             place = _place(node, row[0][0])
             cursor = self.cursors.get(place)
             if not isinstance(cursor, RemoteCursor):
@@ -203,7 +215,7 @@ class RemoteRings(Rings):
         return moved
 
     def _ask_for(self, moved: Sequence[RingCursor]) -> None:
-        """Asks those ahead for their hashes where the others stand, each node once."""
+        """Request hashes from the leading ranks at the lagging ranks' calls, once per node."""
         keys = {key for cursor in moved for key in cursor.comm_cursors}
         members: dict[str, list[RemoteCursor]] = {}
         for cursor in self.cursors.values():
@@ -218,7 +230,7 @@ class RemoteRings(Rings):
             for cursor in own:
                 if cursor.comm_cursors[key].seq == most:
                     ahead.setdefault(cursor.comm_cursors[key].hash, []).append(cursor)
-            for same in ahead.values():  # equal hashes: one of them speaks for all
+            for same in ahead.values():  # equal hashes: one rank answers for all of them
                 lacking = [seq for seq in sorted(seqs) if not same[0].knows(key, seq)]
                 if lacking:
                     asked.setdefault(same[0].node, []).append(_Lack(key, lacking, same))
@@ -230,7 +242,7 @@ class RemoteRings(Rings):
             node: pack([[_there(one.cursors[0].path), one.key, one.seqs] for one in lacking])
             for node, lacking in asked.items()
         }
-        for node, data in self._asker.hashes(requests).items():
+        for node, data in self._client.hashes(requests).items():
             self.received += len(data)
             for one, found in zip(asked[node], unpack(data), strict=True):
                 for seq, hash in zip(one.seqs, found, strict=True):
@@ -239,7 +251,7 @@ class RemoteRings(Rings):
 
 
 class _Lack(NamedTuple):
-    """Hashes that are to be asked for: of which communicator, and who has them."""
+    """Hashes to request: the communicator, the calls, and the cursors that need them."""
 
     key: str
     seqs: list[int]
@@ -247,7 +259,7 @@ class _Lack(NamedTuple):
 
 
 def _place(node: int, path: str) -> Path:
-    """The path of a ring on a node; two nodes may have the same."""
+    """Return a unique path for a ring; two nodes may use the same path."""
     return Path(f"{node}:{path}")
 
 

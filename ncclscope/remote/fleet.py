@@ -1,8 +1,8 @@
-"""The centre: asks nodes, all of them at once, and keeps what they said.
+"""Query all nodes in parallel, and count the traffic.
 
-Two logs with the same running hash after the same number of calls hold the same calls, hence the
-same hashes before. What one of them was asked, the others need not be asked: a job of any size
-has a few such classes, and most questions are about one rank of each.
+Two logs with the same running hash after the same number of calls hold the same calls, and the
+same hashes before. So an answer for one of them holds for all. A job of any size has only a few
+classes of equal logs, and most queries concern one rank of each class.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ __all__ = ["Client", "Fleet", "LocalClient", "Query", "Traffic"]
 
 
 class Client(Protocol):
-    """A way to reach depots."""
+    """A way to reach node servers."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The nodes."""
+        """Names of the nodes, by number."""
         ...
 
     def summaries(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes for their summaries; of one that fails, why."""
+        """Return each node's summary, or the reason why it failed, by node number."""
         ...
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes, by number, all at once.
+        """Send requests to some nodes in parallel; return their answers by node number.
 
         Raises:
-            InputError: One of them does not answer.
+            InputError: A node does not answer.
         """
         ...
 
 
 @dataclass
 class Traffic:
-    """What has travelled.
+    """Network traffic of a fleet.
 
     Attributes:
         summaries: Bytes of summaries.
         requests: Bytes of requests.
         answers: Bytes of answers.
-        rounds: How often somebody was asked.
-        questions: How much was asked in all.
+        rounds: Number of request rounds.
+        questions: Number of queries in all rounds.
     """
 
     summaries: int = 0
@@ -58,44 +58,45 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Total bytes."""
         return self.summaries + self.requests + self.answers
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question to a node, and who is told the answer.
+    """A query to a node, and the callback for its answer.
 
     Attributes:
-        node: The node's number.
-        words: The question; see :mod:`ncclscope.remote.node_server`.
-        take: Told the answer and the table of kinds.
+        node: Number of the node.
+        arguments: Name of the query and its arguments; see :mod:`ncclscope.remote.node_server`.
+        take: Called with the answer and the message's table of kinds.
     """
 
     node: int
-    words: Sequence[Any]
+    arguments: Sequence[Any]
     take: Callable[[Any, Sequence[Any]], None]
 
 
 class Fleet:
-    """Depots that can be asked.
+    """The node servers of a job.
 
     Args:
-        asker: How they are reached.
+        client: Reaches the node servers.
 
     Attributes:
-        traffic: What has travelled so far.
+        names: Names of the nodes, by number.
+        traffic: Traffic so far.
     """
 
-    def __init__(self, asker: Client) -> None:
-        self._asker = asker
-        self.names = asker.names
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.names = client.names
         self.traffic = Traffic()
 
     def summaries(self) -> dict[int, Any]:
-        """Returns the summaries of all nodes; of one that failed, why, as a text."""
+        """Return each node's summary, or the reason why it failed as a text, by node number."""
         found: dict[int, Any] = {}
-        for node, data in self._asker.summaries().items():
+        for node, data in self._client.summaries().items():
             if isinstance(data, str):
                 found[node] = data
                 continue
@@ -104,46 +105,46 @@ class Fleet:
         return found
 
     def ask(self, questions: Iterable[Query]) -> None:
-        """Asks, and tells the answers to whoever wants them.
+        """Send queries in one round, and pass each answer to its callback.
 
         Raises:
-            InputError: A node does not answer, or says what cannot be understood.
+            InputError: A node does not answer, or sends an invalid answer.
         """
         by_node: dict[int, list[Query]] = {}
         for question in questions:
             by_node.setdefault(question.node, []).append(question)
         requests = {
-            node: pack([list(one.words) for one in asked]) for node, asked in by_node.items()
+            node: pack([list(one.arguments) for one in asked]) for node, asked in by_node.items()
         }
         self.traffic.rounds += 1
         self.traffic.requests += sum(map(len, requests.values()))
         self.traffic.questions += sum(map(len, by_node.values()))
-        for node, data in self._asker.ask(requests).items():
+        for node, data in self._client.ask(requests).items():
             self.traffic.answers += len(data)
             try:
-                told = unpack(data)
-                for one, answer in zip(by_node[node], told["answers"], strict=True):
-                    one.take(answer, told["kinds"])
+                document = unpack(data)
+                for one, answer in zip(by_node[node], document["answers"], strict=True):
+                    one.take(answer, document["kinds"])
             except (KeyError, TypeError, ValueError, IndexError, DamagedFileError):
                 raise InputError(
-                    f"{self.names[node]} sent what cannot be understood",
-                    "the same ncclscope must be installed there",
+                    f"{self.names[node]} sent an invalid answer",
+                    "install the same version of ncclscope on all nodes",
                 ) from None
 
 
 class LocalClient:
-    """Depots in this process: what a node would do, without the way there.
+    """Node servers in this process, without a network.
 
     Args:
-        depots: By name.
+        servers: Node servers by name.
     """
 
-    def __init__(self, depots: Mapping[str, Any]) -> None:
-        self.names = tuple(depots)
-        self._depots = tuple(depots.values())
+    def __init__(self, servers: Mapping[str, Any]) -> None:
+        self.names = tuple(servers)
+        self._servers = tuple(servers.values())
 
     def summaries(self) -> dict[int, bytes | str]:
-        return {node: depot.summary() for node, depot in enumerate(self._depots)}
+        return {node: server.summary() for node, server in enumerate(self._servers)}
 
     def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {node: self._depots[node].answer(request) for node, request in requests.items()}
+        return {node: self._servers[node].answer(request) for node, request in requests.items()}

@@ -1,4 +1,4 @@
-"""Logs and trails whose answers are on another node."""
+"""Logs and trails of rings on other nodes, read by query."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["NodePlace", "RemoteLog", "RemoteTrail", "Shared"]
 What = TypeVar("What")
 
 _BLOCK = 256
-"""Hashes that are asked for together."""
+"""Hashes requested together."""
 _NEAR = 4
-"""Calls on both sides of one that is asked for: whoever wants it often wants them, too."""
+"""Extra calls requested on each side, since neighbours are often needed next."""
 _TOGETHER = 64
-"""The longest part of a log that is asked of all members together."""
+"""Longest range of calls, in calls, that is requested from all members together."""
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a ring is: its node, and its number there."""
+    """Location of a ring: its node's number, and its own number on that node."""
 
     fleet: Fleet
     node: int
@@ -36,13 +36,15 @@ class NodePlace:
 
 @dataclass
 class Shared:
-    """What the logs of one run share.
+    """Data that the logs of one run share.
+
+    Equal logs have the same communicator key, number of calls and running hash.
 
     Attributes:
-        hashes: Running hashes by number, of each class of equal logs.
-        signatures: Likewise.
-        logs: All logs of a communicator.
-        missed: Logs that lacked calls of a part of a communicator.
+        hashes: Running hashes by sequence number, for each class of equal logs.
+        signatures: Signatures by sequence number, for each class of equal logs.
+        logs: All logs of a communicator, by key.
+        missed: Number of logs that lacked calls, by communicator and range.
     """
 
     hashes: dict[tuple[str, int, int], dict[int, int]] = field(default_factory=dict)
@@ -55,12 +57,12 @@ class RemoteLog:
     """A :class:`~ncclscope.model.CallLog` of a ring on another node.
 
     Args:
-        place: Where the ring is.
-        communicator: What the calls were made on.
-        told: Calls made, first call kept, running hash at the end.
-        calls: Those that came with the summary.
-        ops: Operations that the process has posted, on any communicator.
-        shared: What other logs have been told.
+        place: Location of the ring.
+        communicator: The communicator of the calls.
+        ends: Number of calls made, first call kept, running hash at the end.
+        calls: Calls that came with the summary.
+        ops: Operations that the process has enqueued, on any communicator.
+        shared: Data shared with the run's other logs.
     """
 
     anchored = True
@@ -70,13 +72,13 @@ class RemoteLog:
         self,
         place: NodePlace,
         communicator: Communicator,
-        told: tuple[int, int, int],
+        ends: tuple[int, int, int],
         calls: Sequence[Call],
         ops: frozenset[str],
         shared: Shared,
     ) -> None:
         self.communicator = communicator
-        self.calls, self.first, self._hash = told
+        self.calls, self.first, self._hash = ends
         self.ops = ops
         self._place = place
         self._calls = {call.seq: call for call in calls}
@@ -87,7 +89,7 @@ class RemoteLog:
         shared.logs.setdefault(communicator.key, []).append(self)
 
     def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls."""
+        """Return the running hash after ``seq`` calls."""
         if seq == self.calls:
             return self._hash
         if seq == 0:
@@ -97,13 +99,13 @@ class RemoteLog:
         return self._hashes[seq]
 
     def call(self, seq: int) -> Call:
-        """The call number ``seq``."""
+        """Return call number ``seq``."""
         if not self.first <= seq <= self.calls:
-            raise IndexError(f"call {seq} on {self.communicator.label} is not kept")
+            raise IndexError(f"call {seq} on {self.communicator.label} has been overwritten")
         return self.span(seq, seq + 1)[0]
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        """Return those of calls ``start`` to ``stop - 1`` that are kept."""
         start, stop = max(start, self.first), min(stop, self.calls + 1)
         if any(seq not in self._calls for seq in range(start, stop)):
             self._ask_calls(start, stop)
@@ -111,11 +113,11 @@ class RemoteLog:
             return [self._calls[seq] for seq in range(start, stop)]
         except KeyError as error:
             raise DamagedFileError(
-                f"call {error} of {self.communicator.label} is not in its place"
+                f"call {error} of {self.communicator.label} is missing in its node's answer"
             ) from None
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``."""
+        """Return the signatures of calls ``start`` to ``stop - 1``."""
         start, stop = max(start, self.first), min(stop, self.calls + 1)
         lacking = [
             seq
@@ -135,17 +137,17 @@ class RemoteLog:
         ]
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Where calls ``start`` to ``stop - 1`` came from."""
+        """Return the call sites of calls ``start`` to ``stop - 1``."""
         return [call.site for call in self.span(start, stop)]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        """Return the positions of calls ``start`` to ``stop - 1`` in the rank's stream."""
         return [call.position for call in self.span(start, stop)]
 
-    # --- asking ------------------------------------------------------------------------------
+    # --- querying ----------------------------------------------------------------------------
 
     def _ask_hashes(self, seq: int) -> None:
-        """Asks for the hashes around a call; for one at a mark, for those at all marks."""
+        """Request the hashes around a call; at a mark, request the hashes at all marks."""
         low, high = max(self.first - 1, 0), self.calls
         every = layout.MARK_EVERY
         if seq % every == 0:
@@ -155,7 +157,7 @@ class RemoteLog:
             seqs = list(range(max(start, low), min(start + _BLOCK, high + 1)))
 
         def take(answer: Any, _kinds: Sequence[Any]) -> None:
-            found = {s: told for s, told in zip(seqs, answer, strict=True) if told is not None}
+            found = {s: hash for s, hash in zip(seqs, answer, strict=True) if hash is not None}
             self._hashes.update(found)
             if seq not in found:
                 raise ValueError
@@ -163,7 +165,7 @@ class RemoteLog:
         self._ask("hashes", seqs, take=take)
 
     def _ask_calls(self, start: int, stop: int) -> None:
-        """Asks for calls; where others have lacked the same, for those of all members."""
+        """Request calls; if another log lacked the same range, request it for all members."""
         part = (self.communicator.key, start // _TOGETHER)
         self._shared.missed[part] = self._shared.missed.get(part, 0) + 1
         low, high = max(start - _NEAR, self.first), min(stop + _NEAR, self.calls + 1)
@@ -192,18 +194,18 @@ class RemoteLog:
 
     def _ask(self, what: str, *rest: Any, take: Callable[[Any, Sequence[Any]], None]) -> None:
         place = self._place
-        words = (what, place.ring, self.communicator.key, *rest)
-        place.fleet.ask([Query(place.node, words, take)])
+        arguments = (what, place.ring, self.communicator.key, *rest)
+        place.fleet.ask([Query(place.node, arguments, take)])
 
 
 class RemoteTrail(Trail[What]):
     """Steps or transfers of a ring on another node.
 
     Args:
-        place: Where the ring is.
-        key: The communicator's; None of steps.
-        last: The newest, which came with the summary; empty where there is none.
-        read: Makes them of an answer and the table of kinds.
+        place: Location of the ring.
+        key: Key of the communicator of transfers; None for steps.
+        last: The newest item, which came with the summary; empty if there is none.
+        read: Decode items from an answer and the table of kinds.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class RemoteTrail(Trail[What]):
         self._all: list[What] | None = None
 
     def newest(self, count: int) -> Sequence[What]:
-        """The last so many, oldest first."""
+        """Return the last `count` items, oldest first."""
         if count not in self._newest:
             self._newest[count] = self._ask(count)
         return self._newest[count]

@@ -1,16 +1,16 @@
-"""A node: reduces its rings to what is asked of every rank, and answers what is asked besides.
+"""The server on a node: summarise its rings, and answer queries about them.
 
-Messages are those of :mod:`ncclscope.remote.spelling`. A request is a list of questions, an answer
-the list of what they asked for, and a table of kinds:
+Messages are those of :mod:`ncclscope.remote.spelling`. A request is a list of queries. The
+response holds a list of answers and a table of kinds:
 
 ============================== ==============================================================
-question                       answer
+query                          answer
 ============================== ==============================================================
-calls, ring, key, start, stop  calls as columns, as far as they are kept
-hashes, ring, key, seqs        running hash after each of these calls; null where none is kept
-signatures, ring, key, ...     the signatures of calls start to stop - 1
-newest, ring, key, count       the last steps (key null) or transfers; all where count is null
-members, digest                the ranks of a communicator
+calls, ring, key, start, stop  calls start to stop - 1 that are kept, as columns
+hashes, ring, key, seqs        running hash after each of these calls; null if not kept
+signatures, ring, key, ...     signatures of calls start to stop - 1
+newest, ring, key, count       the last steps (key null) or transfers; all if count is null
+members, digest                ranks of a communicator
 ============================== ==============================================================
 """
 
@@ -28,6 +28,7 @@ from typing import Any
 from ncclscope import settings
 from ncclscope.analysis.waits.completion import last_states
 from ncclscope.analysis.waits.posting_order import WINDOWS, order_of
+from ncclscope.analysis.wording import plural
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of
@@ -41,14 +42,14 @@ from ncclscope.untrusted import printable
 __all__ = ["NodeServer"]
 
 _LONG = ("argv", "environ", "cwd", "path")
-_BEATS_NS = 2_000_000_000
+_HEARTBEAT_NS = 2_000_000_000
 
 
 class NodeServer:
     """The rings of one node.
 
     Args:
-        paths: Where they are; what NCCLSCOPE_DIR names when empty.
+        paths: Directories or files; NCCLSCOPE_DIR if empty.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
@@ -58,13 +59,13 @@ class NodeServer:
         named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
         self._others = 0
-        # The files stay open for as long as questions may come.
+        # The files stay open as long as queries may arrive.
         with economy():
             for path in self._find(roots):
                 self._read(path)
 
     def summary(self) -> bytes:
-        """Returns what is asked of every rank, in a message."""
+        """Return a message that summarises every rank."""
         kinds = Kinds()
         comms: dict[Communicator, int] = {}
         graphs: dict[str, int] = {}
@@ -77,8 +78,8 @@ class NodeServer:
             spelled.append([comm.key, comm.label, comm.backend, digest])
         if self._others:
             self._notes.append(
-                f"{self._others} files that are no rings stay on {socket.gethostname()}: "
-                f"ncclscope collect brings them"
+                f"{socket.gethostname()} has {plural(self._others, 'file')} other than rings: "
+                f"ncclscope collect fetches them"
             )
         return pack(
             {
@@ -92,7 +93,7 @@ class NodeServer:
         )
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers to a request, in a message."""
+        """Return a message with the answers to a request's queries."""
         kinds = Kinds()
         answers = [self._ask(kinds, *question) for question in unpack(request)]
         return pack({"kinds": kinds.table, "answers": answers})
@@ -121,15 +122,16 @@ class NodeServer:
         except (DamagedFileError, OSError) as error:
             self._notes.append(printable(str(error)))
 
-    # --- reducing ----------------------------------------------------------------------------
+    # --- summarising -------------------------------------------------------------------------
 
     def _reduce(
         self, rank: Rank, kinds: Kinds, comms: dict[Communicator, int], graphs: dict[str, int]
     ) -> dict[str, Any]:
         details = details_of(rank.details, _LONG)
-        fresh = abs(time.time_ns() - (rank.last_seen_ns or 0)) < _BEATS_NS
+        fresh = abs(time.time_ns() - (rank.last_seen_ns or 0)) < _HEARTBEAT_NS
         if rank.alive and fresh:
-            details["beating"] = True  # nodes are read one after the other
+            # Nodes are read one after another, so the client's clock cannot decide this.
+            details["beating"] = True
         logs = []
         for log in rank.logs.values():
             number = comms.setdefault(log.communicator, len(comms))
@@ -161,7 +163,7 @@ class NodeServer:
             ],
             "orders": [order_of(rank, window) for window in WINDOWS],
             "step": spell_steps(newest_of(rank.steps, 1)),
-            # Ranks of a program capture the same graphs: each is told once.
+            # Ranks of a program capture the same graphs, so each graph is sent once.
             "graphs": [
                 graphs.setdefault(json.dumps(astuple(graph)), len(graphs))
                 for graph in rank.graphs.values()
@@ -190,7 +192,7 @@ class NodeServer:
                 log.fingerprint(seq) if log.first - 1 <= seq <= log.calls else None
                 for seq in rest_[0]
             ]
-        raise DamagedFileError("a question that is not known")
+        raise DamagedFileError("unknown query")
 
     def _newest(self, rank: Rank, key: str | None, count: int | None, kinds: Kinds) -> Any:
         if key is None:
@@ -200,6 +202,6 @@ class NodeServer:
 
 
 def _asked_of_all(log: CallLog) -> list[Call]:
-    """Returns the calls that any analysis looks at, of whichever rank: those at the end."""
+    """Return the newest calls of a log, which the analysis needs of every rank."""
     found = {call.seq: call for call in last_states(log)}
     return [found[seq] for seq in sorted(found)]

@@ -1,4 +1,4 @@
-"""Depots as actors, one on each node of a Ray cluster."""
+"""Node servers as actors, one on each node of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ __all__ = ["RayClient"]
 
 
 class Keeper:
-    """On a node: a depot that is made anew whenever its summary is asked for, and a reporter."""
+    """On a node: a node server, recreated for each summary, and a reporter."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._depot: NodeServer | None = None
+        self._server: NodeServer | None = None
         self._reporter: Reporter | None = None
 
     def summary(self) -> bytes:
-        """Returns the summary."""
-        self._depot = NodeServer(self._paths)
-        return self._depot.summary()
+        """Read the rings again and return their summary."""
+        self._server = NodeServer(self._paths)
+        return self._server.summary()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers to a request."""
-        assert self._depot is not None
-        return self._depot.answer(request)
+        """Return the answers to a request."""
+        assert self._server is not None
+        return self._server.answer(request)
 
     def report(self) -> bytes:
-        """Returns what is new."""
+        """Return what changed since the last report."""
         if self._reporter is None:
             self._reporter = Reporter(self._paths)
         return self._reporter.report()
 
     def hashes(self, request: bytes) -> bytes:
-        """Returns running hashes."""
+        """Return running hashes."""
         assert self._reporter is not None
         return self._reporter.hashes(request)
 
     def newest(self, request: bytes) -> bytes:
-        """Returns the newest calls of a ring."""
+        """Return the newest calls of a ring."""
         assert self._reporter is not None
         return self._reporter.newest(request)
 
 
 class RayClient:
-    """Reaches the nodes of a cluster.
+    """Queries the nodes of a Ray cluster.
 
     Args:
-        ray: From :func:`ncclscope.collect.ray_nodes.connect`.
+        ray: The module from :func:`ncclscope.collect.ray_nodes.connect`.
         members: The nodes.
-        paths: Where their rings are; what NCCLSCOPE_DIR names there when empty.
-        timeout: Seconds that a node may take for an answer.
+        paths: Directories of their rings; NCCLSCOPE_DIR of each node if empty.
+        timeout: Seconds that a node may take to answer.
     """
 
     def __init__(
@@ -72,23 +72,23 @@ class RayClient:
 
     @property
     def names(self) -> Sequence[str]:
-        """The nodes."""
+        """Names of the nodes."""
         return [member.name for member in self._members]
 
     def summaries(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes for their summaries; of one that fails, why."""
+        """Return each node's summary, or the reason why it failed, by node number."""
         return self._ask_all("summary")
 
     def reports(self) -> Mapping[int, bytes | str]:
-        """Asks all nodes what is new; of one that fails, why."""
+        """Return each node's report, or the reason why it failed, by node number."""
         return self._ask_all("report")
 
     def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for running hashes; one that fails is left out."""
+        """Return running hashes by node number, without nodes that fail."""
         return self._ask_some("hashes", requests)
 
     def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes for the newest calls of a ring; one that fails is left out."""
+        """Return the newest calls of rings by node number, without nodes that fail."""
         return self._ask_some("newest", requests)
 
     def _ask_some(self, method: str, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
@@ -111,7 +111,7 @@ class RayClient:
         )
 
     def _gather(self, asked: Mapping[int, Any]) -> dict[int, bytes | str]:
-        """Waits for all answers; what one node takes too long for costs no other's."""
+        """Wait for all answers until the timeout; a slow node does not cost the others'."""
         if asked:
             self._ray.wait([*asked.values()], num_returns=len(asked), timeout=self._timeout)
         found: dict[int, bytes | str] = {}
@@ -125,19 +125,23 @@ class RayClient:
         return found
 
     def ask(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Asks some nodes, all at once."""
+        """Send requests to some nodes in parallel; return their answers by node number.
+
+        Raises:
+            InputError: A node failed or did not answer in time.
+        """
         asked = {node: self._keepers[node].answer.remote(one) for node, one in requests.items()}
         found: dict[int, bytes] = {}
         for node, data in self._gather(asked).items():
             if isinstance(data, str):
                 raise InputError(
                     f"{self._members[node].name}: {data}",
-                    "ncclscope collect --ray brings what the others have",
+                    "collect the files of the other nodes: ncclscope collect --ray",
                 )
             found[node] = data
         return found
 
     def close(self) -> None:
-        """Ends the actors."""
+        """Kill the actors."""
         for keeper in self._keepers.values():
             self._ray.kill(keeper)

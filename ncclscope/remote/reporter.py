@@ -1,15 +1,16 @@
-"""A node of a watched job: says what is new in its rings, in some hundred bytes a rank.
+"""Report what changed in the rings of a watched node, in some hundred bytes per rank.
 
-A report holds a row for each ring in which something has changed since the one before, and
-describes each communicator once:
+A report has a row for each ring that changed since the last report, and describes each
+communicator once:
 
 ========= ===================================================================================
 row       contents
 ========= ===================================================================================
-who       path, rank, host, pid, gpu, start, role, whether it lives, whether it has ended
-moved     seconds since something changed; places that change whenever anything does
-strands   communicator, seq, hash, transfers, whether it tells, whether in a group, whether
-          the newest call is under way, and that call: operation, shape, time, state
+who       path, rank, host, pid, GPU, start, role, whether it is alive, whether it exited
+moved     seconds since the last change; the ring's head and states, which mark any change
+cursors   for each communicator: its number, seq, hash, transfers, whether the backend reports
+          completion, whether in a group, whether the newest call is pending, and that call's
+          operation, shape, time and state
 ========= ===================================================================================
 """
 
@@ -33,30 +34,30 @@ class Reporter:
     """Watches the rings of one node.
 
     Args:
-        paths: Directories; what NCCLSCOPE_DIR names when empty.
+        paths: Directories; NCCLSCOPE_DIR if empty.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
         named = settings.directory()
         roots = [Path(path) for path in paths] or ([Path(named)] if named else [])
         self._rings = [Rings(root) for root in roots]
-        self._told: dict[Path, object] = {}
+        self._reported: dict[Path, object] = {}
         self._comms: dict[Communicator, int] = {}
 
     def report(self) -> bytes:
-        """Looks at all rings and returns what is new, in a message."""
+        """Poll all rings and return a message with what changed."""
         now, wall_ns = time.monotonic(), time.time_ns()
         rows: list[Any] = []
         described = len(self._comms)
-        here = self._look(now, wall_ns)
-        for path, words in here.items():
-            state = (words.signature, words.rank, words.exited, words.alive)
-            if self._told.get(path) != state:
-                self._told[path] = state
-                rows.append(self._row(words, now))
-        gone = [path for path in self._told if path not in here]
+        here = self._poll(now, wall_ns)
+        for path, cursor in here.items():
+            state = (cursor.signature, cursor.rank, cursor.exited, cursor.alive)
+            if self._reported.get(path) != state:
+                self._reported[path] = state
+                rows.append(self._row(cursor, now))
+        gone = [path for path in self._reported if path not in here]
         for path in gone:
-            del self._told[path]
+            del self._reported[path]
         return pack(
             {
                 "rows": rows,
@@ -70,27 +71,27 @@ class Reporter:
         )
 
     def hashes(self, request: bytes) -> bytes:
-        """Returns running hashes.
+        """Return a message with running hashes; null for those that are not known.
 
         Args:
-            request: Paths, keys and numbers of calls.
+            request: A list of (path, communicator key, sequence numbers).
         """
         found: list[list[int | None]] = []
         for path, key, seqs in unpack(request):
-            words = self._known(path)
-            known = words is not None and key in words.comm_cursors
-            found.append([words.hash_at(key, seq) if words and known else None for seq in seqs])
+            cursor = self._known(path)
+            known = cursor is not None and key in cursor.comm_cursors
+            found.append([cursor.hash_at(key, seq) if cursor and known else None for seq in seqs])
         return pack(found)
 
     def newest(self, request: bytes) -> bytes:
-        """Returns the newest calls of a ring.
+        """Return a message with the newest calls of a ring.
 
         Args:
-            request: Its path, how many, and the communicator's key or null.
+            request: Its path, the number of calls, and a communicator key or null for all.
         """
         path, count, key = unpack(request)
-        words = self._known(path)
-        calls = [] if words is None else words.newest(count, key)
+        cursor = self._known(path)
+        calls = [] if cursor is None else cursor.newest(count, key)
         kinds = Kinds()
         return pack(
             {
@@ -102,9 +103,9 @@ class Reporter:
 
     def _known(self, path: str) -> RingCursor | None:
         found = (rings.cursors.get(Path(path)) for rings in self._rings)
-        return next((words for words in found if words is not None), None)
+        return next((cursor for cursor in found if cursor is not None), None)
 
-    def _look(self, now: float, wall_ns: int) -> dict[Path, RingCursor]:
+    def _poll(self, now: float, wall_ns: int) -> dict[Path, RingCursor]:
         found: dict[Path, RingCursor] = {}
         for rings in self._rings:
             rings.scan(now, wall_ns)
@@ -112,17 +113,18 @@ class Reporter:
             found.update(rings.cursors)
         return found
 
-    def _row(self, words: RingCursor, now: float) -> list[Any]:
-        tail, states = words.signature
+    def _row(self, cursor: RingCursor, now: float) -> list[Any]:
+        tail, states = cursor.signature
         who = [
-            *(str(words.path), words.rank, words.host, words.pid, words.gpu, words.started_ns),
-            *(str(words.about.get("role") or ""), words.alive, words.exited),
+            *(str(cursor.path), cursor.rank, cursor.host, cursor.pid, cursor.gpu),
+            *(cursor.started_ns, str(cursor.about.get("role") or "")),
+            *(cursor.alive, cursor.exited),
         ]
-        pending = words.pending()
+        pending = cursor.pending()
         comm_cursors = []
-        for key, comm_cursor in words.comm_cursors.items():
+        for key, comm_cursor in cursor.comm_cursors.items():
             number = self._comms.setdefault(comm_cursor.comm, len(self._comms))
-            last = words.last(key)
+            last = cursor.last(key)
             comm_cursors.append(
                 [
                     *(number, comm_cursor.seq, comm_cursor.hash, comm_cursor.p2p),
@@ -130,4 +132,4 @@ class Reporter:
                     last and [last.op, last.shape, last.time_ns, int(last.state)],
                 ]
             )
-        return [who, [round(now - words.moved_at, 3), tail, states.hex()], comm_cursors]
+        return [who, [round(now - cursor.moved_at, 3), tail, states.hex()], comm_cursors]

@@ -1,4 +1,4 @@
-"""Summaries of nodes -> a run whose logs ask."""
+"""Build a run from nodes' summaries, with logs that query their node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ncclscope.analysis.waits.posting_order import WINDOWS
+from ncclscope.analysis.wording import plural
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.model.device import DeviceProgress
@@ -21,14 +22,14 @@ __all__ = ["open_remote_run", "remote_ranks"]
 
 
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
-    """Asks all nodes what they have.
+    """Build a run from the rings of all nodes.
 
     Args:
         fleet: The nodes.
-        sources: What a reader asked for.
+        sources: Paths that the user named, for the run's metadata.
 
     Returns:
-        A run as :func:`ncclscope.open_run` returns it; a node that failed is a note in it.
+        A run like that of :func:`ncclscope.open_run`, with a note for each node that failed.
 
     Raises:
         NothingFoundError: No node has a ring.
@@ -38,58 +39,59 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
     found = remote_ranks(fleet, notes)
     if not found:
         raise NothingFoundError(
-            f"no ring found on {len(fleet.names)} nodes{': ' + notes[0] if notes else ''}",
+            f"no ring found on {plural(len(fleet.names), 'node')}"
+            f"{': ' + notes[0] if notes else ''}",
             "name the directory that NCCLSCOPE_DIR had there",
         )
-    # Where a ring is on its node is all that a reader can use.
+    # Users need the path on the node, without the node's number.
     ranks = [replace(rank, source=rank.source.partition(":")[2]) for rank in found]
     return assemble(ranks, notes=notes, sources=tuple(sources))
 
 
 def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
-    """Asks all nodes for their processes.
+    """Return the processes of all nodes.
 
     Args:
         fleet: The nodes.
-        notes: Told of nodes that failed, and what the others noted.
+        notes: Receives a note for each node that failed, and the other nodes' notes.
 
     Returns:
-        Processes whose source is the number of the node, a colon and the path there.
+        Ranks whose source is ``NODE:PATH``: the node's number and the ring's path there.
 
     Raises:
         InputError: No node answers.
     """
-    told: dict[int, Any] = {}
+    summaries: dict[int, Any] = {}
     failed = []
-    said: list[str] = []
+    remarks: list[str] = []
     for node, summary in fleet.summaries().items():
         name = printable(fleet.names[node])
         if isinstance(summary, str):
-            failed.append(f"{name} could not be asked: {printable(summary)}")
+            failed.append(f"{name} did not answer: {printable(summary)}")
         elif isinstance(summary, dict):
-            told[node] = summary
-            said += [printable(str(note)) for note in summary.get("notes", ())]
-    if not told:
+            summaries[node] = summary
+            remarks += [printable(str(note)) for note in summary.get("notes", ())]
+    if not summaries:
         raise InputError(failed[0] if failed else "there is no node")
-    notes += failed + said
+    notes += failed + remarks
     shared = Shared()
     ranks: list[Rank] = []
     try:
-        members = _members(fleet, told)
-        for node, summary in told.items():
+        members = _members(fleet, summaries)
+        for node, summary in summaries.items():
             ranks += _ranks(fleet, node, summary, members, shared)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise InputError(
-            "a node sent what cannot be understood", "the same ncclscope must be installed there"
+            "a node sent an invalid answer", "install the same version of ncclscope on all nodes"
         ) from None
     return ranks
 
 
-def _members(fleet: Fleet, told: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
-    """Asks for the ranks of communicators, which can be long: each list of one node only."""
+def _members(fleet: Fleet, summaries: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
+    """Request the ranks of each communicator, by digest, from one node each: they can be long."""
     found: dict[str, tuple[int, ...]] = {}
     asked = []
-    for node, summary in told.items():
+    for node, summary in summaries.items():
         for *_, digest in summary["comms"]:
             if digest not in found:
                 found[digest] = ()
@@ -119,30 +121,30 @@ def _ranks(
         Communicator(str(key), str(label), members[digest], str(backend))
         for key, label, backend, digest in summary["comms"]
     ]
-    for ring, told in enumerate(summary["ranks"]):
+    for ring, row in enumerate(summary["ranks"]):
         place = NodePlace(fleet, node, ring)
-        ops = frozenset(map(str, told["ops"]))
+        ops = frozenset(map(str, row["ops"]))
         logs = {}
-        for number, calls, first, running, spelled in told["logs"]:
+        for number, calls, first, running, spelled in row["logs"]:
             comm = comms[number]
             kept = read_calls(spelled, kinds, comm.key)
             ends = (int(calls), int(first), int(running))
             logs[comm.key] = RemoteLog(place, comm, ends, kept, ops, shared)
-        rank = _rank(place, told, comms, kinds, logs)
-        own = [graphs[number] for number in told["graphs"]]
+        rank = _rank(place, row, comms, kinds, logs)
+        own = [graphs[number] for number in row["graphs"]]
         yield replace(rank, graphs={graph.number: graph for graph in own})
 
 
 def _rank(
     place: NodePlace,
-    told: Mapping[str, Any],
+    row: Mapping[str, Any],
     comms: Sequence[Communicator],
     kinds: Sequence[Any],
     logs: Mapping[str, RemoteLog],
 ) -> Rank:
-    (rank, size, host, pid, gpu, labels, records, lost, started, seen, exited, alive, source) = (
-        told["about"]
-    )
+    (rank, size, host, pid, gpu, labels, records, lost, started, seen, exited, alive, source) = row[
+        "about"
+    ]
     return Rank(
         rank=rank if rank < MAX_RANKS else -1,
         world_size=size,
@@ -153,7 +155,7 @@ def _rank(
         logs=logs,
         p2p={
             comms[number].key: _transfers(place, comms[number].key, spelled, kinds)
-            for number, spelled in told["p2p"]
+            for number, spelled in row["p2p"]
         },
         records=records,
         lost=lost,
@@ -161,12 +163,12 @@ def _rank(
         last_seen_ns=seen,
         exited=exited,
         alive=alive,
-        steps=RemoteTrail(place, None, read_steps(told["step"]), _steps),
-        device={comms[number].key: DeviceProgress(*pending) for number, *pending in told["device"]},
-        orders=dict(zip(WINDOWS, told["orders"], strict=True)),
-        activities={one[0]: Activity(*one) for one in told["activities"]},
+        steps=RemoteTrail(place, None, read_steps(row["step"]), _steps),
+        device={comms[number].key: DeviceProgress(*pending) for number, *pending in row["device"]},
+        orders=dict(zip(WINDOWS, row["orders"], strict=True)),
+        activities={one[0]: Activity(*one) for one in row["activities"]},
         source=f"{place.node}:{source}",
-        details=told["details"],
+        details=row["details"],
     )
 
 

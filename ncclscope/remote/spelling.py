@@ -1,7 +1,7 @@
-"""What nodes and centre send each other: JSON, packed with zlib.
+"""Wire format between node servers and clients: JSON compressed with zlib.
 
-Calls are columns. A program posts the same few kinds of calls again and again, so that each kind
-is told once in a message, and numbers, places and times as differences, which pack well.
+Calls are sent as columns. A program repeats few kinds of calls, so a message holds each kind
+once. Sequence numbers, positions and times are sent as differences, which compress well.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _LISTS = ("shape", "sizes", "out_shape", "out_sizes")
 
 
 def pack(document: Any) -> bytes:
-    """Returns a message."""
+    """Return a document as a compressed message."""
     return zlib.compress(json.dumps(document, separators=(",", ":")).encode(), _LEVEL)
 
 
 def unpack(data: bytes) -> Any:
-    """Returns what a message says.
+    """Return the document of a message.
 
     Raises:
-        DamagedFileError: It is none, or much longer than any.
+        DamagedFileError: It is not a message, or exceeds 1 GiB.
     """
     unzip = zlib.decompressobj()
     try:
@@ -46,18 +46,18 @@ def unpack(data: bytes) -> Any:
             return parse(text)
     except (ValueError, zlib.error):
         pass
-    raise DamagedFileError("a node sent what is no message")
+    raise DamagedFileError("a node sent an invalid message")
 
 
 class Kinds:
-    """Spells calls, each kind of them once."""
+    """Encodes calls as columns, with a table that holds each kind of call once."""
 
     def __init__(self) -> None:
         self.table: list[list[Any]] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def spell(self, calls: Sequence[Call]) -> list[list[Any]]:
-        """Returns calls of one communicator as columns; see :func:`read_calls`."""
+        """Return calls of one communicator as columns; see :func:`read_calls`."""
         which = []
         for call in calls:
             kind = tuple(getattr(call, name) for name in _KIND)
@@ -79,12 +79,13 @@ class Kinds:
 
 
 def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str) -> list[Call]:
-    """Returns the calls of columns.
+    """Decode calls from columns.
 
     Args:
-        columns: Kind, number, place, time, state, group and replay.
-        kinds: The table of the message.
-        key: The communicator's.
+        columns: Seven columns: kind, sequence number, position in the rank's stream, time (ns),
+            state, group and replay; the last two may be empty.
+        kinds: The message's table of kinds.
+        key: Key of the communicator.
     """
     which, seqs, positions, times, states, groups, replays = columns
     calls = []
@@ -111,17 +112,17 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
 
 
 def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
-    """Returns steps as rows."""
+    """Return steps as rows."""
     return [[step.number, step.position, step.tokens, step.dummy] for step in steps]
 
 
 def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
-    """Returns the steps of rows."""
+    """Return the steps of rows."""
     return [Step(*row) for row in rows]
 
 
 def details_of(about: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
-    """Returns what a process said of itself, short of what is long and of no use elsewhere."""
+    """Return a process's description without the fields named in `without`."""
     return {name: value for name, value in about.items() if name not in without}
 
 

@@ -61,14 +61,14 @@ class Slot:
         self._interner = interner
 
     def word(self, detail: str | None) -> int:
-        """Returns the number of a detail, which :attr:`words` has from then on."""
+        """Return the number of a detail, which :attr:`words` has from then on."""
         number = self._interner.text(layout.KIND_ACTIVITY, detail)
         if len(self.words) < _MOST_WORDS:
             self.words[detail] = number
         return number
 
     def begin(self, detail: str | None = None, number: int = 0) -> Begun:
-        """Notes that it begins.
+        """Note that it begins.
 
         Args:
             detail: A word more, one of few, such as the name of a method.
@@ -85,7 +85,7 @@ class Slot:
         return begun
 
     def end(self, begun: Begun) -> None:
-        """Notes that it has ended, unless it has begun again since."""
+        """Note that it has ended, unless it has begun again since."""
         if begun.turn == self.newest:
             self._store(begun, _time_ns())
 
@@ -108,7 +108,7 @@ class Activities:
         self._named: dict[str, Slot] = {}
 
     def named(self, name: str) -> Slot:
-        """Returns the activity of this name; one for which there is no room is not seen."""
+        """Return the activity of this name; one for which there is no room is not seen."""
         found = self._named.get(name)
         if found is not None:
             return found
@@ -122,7 +122,7 @@ class Activities:
         return self._named.setdefault(name, made)
 
     def detach(self) -> None:
-        """Lets go of the file."""
+        """Let go of the file."""
         self._buffer = bytearray(layout.PAGE)
         for activity in self._named.values():
             activity.buffer = self._buffer

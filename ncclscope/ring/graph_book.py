@@ -52,7 +52,7 @@ class GraphBook:
         buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
 
     def add(self, number: int, calls: Sequence[GraphCall]) -> bool:
-        """Writes down what a graph holds.
+        """Write down what a graph holds.
 
         Returns:
             False when there is no room for it.
@@ -74,12 +74,12 @@ class GraphBook:
             return self._append(layout.GRAPH, head)
 
     def detach(self) -> None:
-        """Lets go of the file; nothing is written any more."""
+        """Let go of the file; nothing is written any more."""
         self._buffer = None
         self._lock = threading.RLock()
 
     def _number(self, kind: int, data: bytes) -> int:
-        """Returns the number of an entry, 0 when there is no room for it."""
+        """Return the number of an entry, 0 when there is no room for it."""
         numbers = self._numbers[kind]
         known = numbers.get(data)
         if known is None and self._append(kind, data):

@@ -68,7 +68,7 @@ class CallTable(NamedTuple):
     hashes: NDArray[np.uint64]
 
     def rows(self, records: Records) -> NDArray[np.int64]:
-        """Returns which graph each record is a replay of; -1 for other calls.
+        """Return which graph each record is a replay of; -1 for other calls.
 
         A replay of a graph that is not known counts as one call, as of a damaged file.
         """
@@ -82,12 +82,12 @@ class CallTable(NamedTuple):
         return rows
 
     def spans(self, records: Records) -> NDArray[np.int64]:
-        """Returns how many calls each record stands for."""
+        """Return how many calls each record stands for."""
         rows = self.rows(records)
         return np.where(rows >= 0, self.counts[rows], 1) if len(self.counts) else np.abs(rows)
 
     def inside(self, row: int, after: int, count: int) -> int:
-        """Returns the running hash after the first calls of a replay.
+        """Return the running hash after the first calls of a replay.
 
         Args:
             row: The graph's place here.
@@ -159,7 +159,7 @@ class GraphTables:
         return np.array(comms, np.int64)
 
     def comms(self, graph: Listed) -> list[int]:
-        """Returns the communicators of a graph's collectives, in the order of their first calls."""
+        """Return the communicators of a graph's collectives, in the order of their first calls."""
         found = self._used.get(graph.calls)
         if found is None:
             comms = self._comms[self._lists[graph.calls]["call"].astype(np.int64) - 1]
@@ -167,11 +167,11 @@ class GraphTables:
         return found
 
     def length(self, graph: Listed) -> int:
-        """Returns how many calls a graph holds, sends and receives included."""
+        """Return how many calls a graph holds, send and receives included."""
         return len(self._lists[graph.calls])
 
     def table(self, comm: int) -> CallTable:
-        """Returns the calls of all graphs on one communicator."""
+        """Return the calls of all graphs on one communicator."""
         if comm not in self._tables:
             self._tables[comm] = self._make_table(comm)
         return self._tables[comm]
@@ -214,22 +214,22 @@ class GraphTables:
         )
 
     def record(self, call: int) -> Records:
-        """Returns a call as a record that has nothing but its parameters."""
+        """Return a call as a record that has nothing but its parameters."""
         data = bytearray(layout.RECORD.size)
         data[_HEAD : _HEAD + layout.FIXED.size] = self._fixed[call]
         record: Records = np.frombuffer(bytes(data), RECORD_DTYPE)
         return record
 
     def sizes(self, call: int) -> tuple[int, ...] | None:
-        """Returns a call's sizes list."""
+        """Return a call's sizes list."""
         return self._sizes[call]
 
     def signature(self, call: int) -> int:
-        """Returns what members must agree in of a call that is replayed; 0 for a transfer."""
+        """Return what members must agree in of a call that is replayed; 0 for a transfer."""
         return self._signatures[call]
 
     def digests(self, names: Mapping[int, str], graph: Listed) -> dict[str, tuple[int, int]]:
-        """Returns how many calls a graph has on each communicator, and their running hash.
+        """Return how many calls a graph has on each communicator, and their running hash.
 
         Args:
             names: Keys of the communicators, by their number in the ring.
@@ -246,7 +246,7 @@ class GraphTables:
 
 
 def read_graphs(image: RingImage) -> GraphTables:
-    """Returns what the CUDA graphs of a ring hold; ranks that run one program share it."""
+    """Return what the CUDA graphs of a ring hold; ranks that run one program share it."""
     return _tables_of(image.read_bytes(image.geometry.graphs, image.graphs_used))
 
 
@@ -256,7 +256,7 @@ def _tables_of(data: bytes) -> GraphTables:
 
 
 def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the running hash after each of some calls, from zero; all modulo 2 ** 64."""
+    """Return the running hash after each of some calls, from zero; all modulo 2 ** 64."""
     size = len(signatures)
     if size not in _powers:
         if len(_powers) >= _POWERS_KEPT:

@@ -115,7 +115,7 @@ class RingImage:
             raise
 
     def close(self) -> None:
-        """Closes the file; what has been read stays."""
+        """Close the file; what has been read stays."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -148,11 +148,11 @@ class RingImage:
     # --- parts ---
 
     def pin_heap(self) -> None:
-        """Keeps what is left of the sizes lists now."""
+        """Keep what is left of the sizes lists now."""
         self._heap = self._read(self.geometry.heap, self.geometry.heap_size)
 
     def read_slots(self, start: int, stop: int) -> tuple[Records, NDArray[np.uint64]]:
-        """Reads the slots of these positions; of more than a whole circle, the newest.
+        """Read the slots of these positions; of more than a whole circle, the newest.
 
         Returns:
             What stands in them, whatever that is, and the ``begin`` that should.
@@ -169,7 +169,7 @@ class RingImage:
         return records, np.arange(start + 1, start + 1 + len(records), dtype=np.uint64)
 
     def read_stable(self, start: int, stop: int) -> Records:
-        """Returns the whole records at these positions of a ring that may be written now."""
+        """Return the whole records at these positions of a ring that may be written now."""
         before, _ = self.read_slots(start, stop)
         records, wanted = self.read_slots(start, stop)
         after, _ = self.read_slots(start, stop)
@@ -181,7 +181,7 @@ class RingImage:
         return chosen(records, stable)
 
     def sizes(self, place: int) -> tuple[int, ...] | None:
-        """Returns a sizes list, or None when it has been overwritten."""
+        """Return a sizes list, or None when it has been overwritten."""
         heap_size = self.geometry.heap_size
         absolute = (place - 1) * 8
         offset = absolute % heap_size
@@ -205,7 +205,7 @@ class RingImage:
         return self._read(self.geometry.heap + offset, size)
 
     def text(self, kind: int, number: int) -> str | None:
-        """Returns an interned text; None for number 0 or one that is not there."""
+        """Return an interned text; None for number 0 or one that is not there."""
         texts = self.texts.get(kind, [])
         return texts[number - 1] if 0 < number <= len(texts) else None
 
@@ -249,7 +249,7 @@ class RingImage:
         return best[1]
 
     def read_circle(self, offset: int, count: int) -> Circle:
-        """Returns the entries of the table or of the marks, which may be written now.
+        """Return the entries of the table or of the marks, which may be written now.
 
         Args:
             offset: Where they begin.
@@ -274,7 +274,7 @@ class RingImage:
         return entries
 
     def read_activities(self) -> list[tuple[int, ...]]:
-        """Returns what the process does besides its calls, which may be written now.
+        """Return what the process does besides its calls, which may be written now.
 
         Returns:
             Of each that is whole: count, since, until, number, name and detail.
@@ -295,14 +295,14 @@ class RingImage:
         return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
 
     def read_device(self, comms: int = layout.MAX_COMMS) -> bytes:
-        """Returns what GPUs have written of how far the first so many communicators are."""
+        """Return what GPUs have written of how far the first so many communicators are."""
         size = min(self.geometry.device_size, comms * layout.SLOT.size)
         return self._read(self.geometry.device, size) if size else b""
 
     # --- bytes ---
 
     def read_bytes(self, offset: int, size: int) -> bytes:
-        """Returns what stands there now; fewer bytes where the file ends."""
+        """Return what stands there now; fewer bytes where the file ends."""
         return self._read(offset, size)
 
     def _read_geometry(self) -> layout.Geometry:
@@ -339,18 +339,18 @@ class RingImage:
 
 
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:
-    """Whether these are fields of an activity, and not what a kill has left of one."""
+    """Return whether these are fields of an activity, and not what a kill has left of one."""
     return turn > 0 and max(turn, since, until, *others) <= layout.MOST and not 0 < until < since
 
 
 def chosen(records: Records, which: NDArray[np.bool_]) -> Records:
-    """Returns some records; to index them would copy field by field, which takes much longer."""
+    """Return some records; to index them would copy field by field, which takes much longer."""
     found: Records = records.compress(which)
     return found
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Returns records one after the other; see :func:`chosen`."""
+    """Return records one after the other; see :func:`chosen`."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -360,7 +360,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Returns which records are the ones that were wanted, from first byte to last."""
+    """Return which records are the ones that were wanted, from first byte to last."""
     found: NDArray[np.bool_] = records["begin"] == wanted
     found &= records["end"] == wanted
     found &= records["seq"] <= _MOST

@@ -61,7 +61,7 @@ class Interner:
         site: str | None = None,
         p2p: bool = False,
     ) -> bytes:
-        """Packs the part of a record that repeats from call to call, interning its text.
+        """Pack the part of a record that repeats from call to call, interning its text.
 
         Callers keep the result for the next call with the same parameters; of a call with
         ``sizes`` not for long, since the heap is a circle (see :meth:`holds_sizes`).
@@ -90,11 +90,11 @@ class Interner:
         )
 
     def holds_sizes(self, fixed: bytes) -> bool:
-        """Whether the sizes list that packed parameters refer to is safe for a while yet."""
+        """Return whether the sizes list that packed parameters refer to is safe for a while yet."""
         return self._holds(int.from_bytes(fixed[layout.FIXED_SIZES], "little"))
 
     def sizes_of(self, fixed: bytes) -> tuple[int, ...] | None:
-        """Returns the sizes list that packed parameters refer to, where it has not gone yet."""
+        """Return the sizes list that packed parameters refer to, where it has not gone yet."""
         place = int.from_bytes(fixed[layout.FIXED_SIZES], "little")
         if not place or self._buffer is None:
             return None
@@ -111,7 +111,7 @@ class Interner:
         )
 
     def text(self, kind: int, text: str | None) -> int:
-        """Returns the number of a text within its kind; 0 for None and when there is no room."""
+        """Return the number of a text within its kind; 0 for None and when there is no room."""
         if text is None:
             return 0
         known = self._numbers[kind].get(text)
@@ -128,7 +128,7 @@ class Interner:
                 self._busy = False
 
     def sizes(self, sizes: tuple[int, ...]) -> int:
-        """Returns the place of a sizes list as a record has it; 0 when there is no room."""
+        """Return the place of a sizes list as a record has it; 0 when there is no room."""
         known = self._sizes.get(sizes)
         if known is not None and self._holds(known):
             return known
@@ -143,27 +143,27 @@ class Interner:
                 self._busy = False
 
     def detach(self) -> None:
-        """Lets go of the file; what is not known now never will be."""
+        """Let go of the file; what is not known now never will be."""
         self._buffer = None
         # The lock may have been held by a thread that does not exist after a fork.
         self._lock = threading.RLock()
 
     def _site(self, site: str | None) -> int:
-        """Returns the number of a call site; in short where half of the room is taken."""
+        """Return the number of a call site; in short where half of the room is taken."""
         scarce = self._used > self._geometry.strings_size // 2
         if scarce and site is not None and site not in self._numbers[layout.KIND_SITE]:
             site = sites.read(site).site
         return self.text(layout.KIND_SITE, site)
 
     def _small(self, kind: int, text: str | None) -> int:
-        """Returns the number of a text, where a record has eight bits for it."""
+        """Return the number of a text, where a record has eight bits for it."""
         number = self.text(kind, text)
         if text is not None and not 0 < number < layout.NO_ROOM:
             return layout.NO_ROOM
         return number
 
     def _holds(self, place: int) -> bool:
-        """Whether a sizes list is safe for a while yet; the heap is a circle."""
+        """Return whether a sizes list is safe for a while yet; the heap is a circle."""
         return not place or 0 <= self._heap_used - (place - 1) * 8 < self._geometry.heap_size // 2
 
     def _append_text(self, buffer: mmap.mmap, kind: int, text: str) -> int:

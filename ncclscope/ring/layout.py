@@ -257,7 +257,7 @@ ACTIVITY = struct.Struct("<QQQQIIQ")
 def join_sizes(
     sizes: Sequence[int] | None, out_sizes: Sequence[int] | None
 ) -> Sequence[int] | None:
-    """Returns the sizes list of a call as the heap holds it."""
+    """Return the sizes list of a call as the heap holds it."""
     if sizes is None or out_sizes is None or len(sizes) != len(out_sizes):
         return sizes
     return (BOTH_WAYS, *sizes, *out_sizes)
@@ -266,7 +266,7 @@ def join_sizes(
 def part_sizes(
     joined: tuple[int, ...] | None,
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Returns ``sizes`` and ``out_sizes`` from what the heap holds."""
+    """Return ``sizes`` and ``out_sizes`` from what the heap holds."""
     if not joined or joined[0] != BOTH_WAYS:
         return joined, None
     half = len(joined) // 2
@@ -274,7 +274,7 @@ def part_sizes(
 
 
 def table_every(capacity: int) -> int:
-    """Records between two tables in a ring of this capacity, a power of two.
+    """Record between two tables in a ring of this capacity, a power of two.
 
     A thread that is about to write one can be put aside while others go on. What has been
     recorded since the table before must still be there then, so a circle has four of them.
@@ -283,7 +283,7 @@ def table_every(capacity: int) -> int:
 
 
 def spell_members(ranks: Sequence[int]) -> dict[str, Sequence[int]]:
-    """Returns what a communicator's text says of its members.
+    """Return what a communicator's text says of its members.
 
     A list of a hundred thousand ranks would take more than the part has room for.
     """
@@ -312,7 +312,7 @@ class Geometry:
 
     @classmethod
     def for_capacity(cls, capacity: int, *, device: bool = False) -> Geometry:
-        """Returns the sizes a writer chooses for so many records.
+        """Return the sizes a writer chooses for so many records.
 
         Args:
             capacity: The records.

@@ -47,7 +47,7 @@ class RingPlace:
 
 
 def make_file(directory: Path, size: int) -> RingPlace:
-    """Makes a file with its space reserved, in the directory or else on disk.
+    """Make a file with its space reserved, in the directory or else on disk.
 
     Args:
         directory: Where it should be; made with mode 0700 when absent.
@@ -76,7 +76,7 @@ def make_file(directory: Path, size: int) -> RingPlace:
 
 
 def leave_pointer(directory: Path, path: Path) -> bool:
-    """Notes beside where a ring should have been where it is; False when that fails, too."""
+    """Note beside where a ring should have been where it is; False when that fails, too."""
     # A directory that is full can often still take one short file.
     try:
         folder = os.open(directory, _FOLDER)
@@ -113,7 +113,7 @@ def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
 
 
 def _make_new(folder: int, name: str) -> tuple[str, int]:
-    """Makes a file that was not there; two tracers may want one in the same millisecond."""
+    """Make a file that was not there; two tracers may want one in the same millisecond."""
     for number in range(_NAMES_TRIED):
         full_name = f"{name}{f'-{number}' if number else ''}{layout.SUFFIX}"
         with contextlib.suppress(FileExistsError):
@@ -122,7 +122,7 @@ def _make_new(folder: int, name: str) -> tuple[str, int]:
 
 
 def _check_own(directory: Path) -> None:
-    """Refuses a directory that another user made to receive our files."""
+    """Refuse a directory that another user made to receive our files."""
     with contextlib.suppress(FileExistsError):  # whatever it is, it is not followed below
         make_private(directory)
     folder = os.open(directory, _FOLDER)

@@ -77,7 +77,7 @@ class _Pieces:
         self._kept: OrderedDict[tuple[int, ...], Records] = OrderedDict()
 
     def get(self, key: tuple[int, ...], read: Callable[[], Records]) -> Records:
-        """Returns what was read under this key, or reads it."""
+        """Return what was read under this key, or read it."""
         piece = self._kept.pop(key, None)
         if piece is None:
             piece = read()
@@ -145,7 +145,7 @@ class RingFile(RingImage):
 
     @property
     def lost(self) -> int:
-        """Records that had been overwritten when the ring was opened."""
+        """Record that had been overwritten when the ring was opened."""
         return max(0, self.head - self.geometry.capacity)
 
     @property
@@ -163,7 +163,7 @@ class RingFile(RingImage):
     # --- records ---------------------------------------------------------------------------
 
     def window(self, start: int, stop: int) -> Records:
-        """Returns the whole records at positions ``start`` to ``stop - 1``, oldest first.
+        """Return the whole records at positions ``start`` to ``stop - 1``, oldest first.
 
         Records that are gone or torn are left out.
         """
@@ -183,7 +183,7 @@ class RingFile(RingImage):
         return together[low:high]
 
     def piece(self, number: int, comm: int) -> Records:
-        """Returns a communicator's collectives among the records of a chunk.
+        """Return a communicator's collectives among the records of a chunk.
 
         Args:
             number: The chunk: positions from ``number * CHUNK`` on.
@@ -196,7 +196,7 @@ class RingFile(RingImage):
         return _pieces.get((self._serial, number, comm), read)
 
     def marks(self, comm: int) -> RingMarks:
-        """Returns a communicator's marks, as far as the records are kept that they stand at."""
+        """Return a communicator's marks, as far as the records are kept that they stand at."""
         low, high = np.searchsorted(self._marks["word"], np.array([comm, comm + 1], np.uint32))
         mine = self._marks[low:high]
         begins = mine["begin"]
@@ -217,7 +217,7 @@ class RingFile(RingImage):
         return found
 
     def _chunk(self, number: int) -> Records:
-        """The whole records among positions ``number * CHUNK`` and the next chunk's first."""
+        """Return the whole records among positions ``number * CHUNK`` and the next chunk's first."""
 
         def read() -> Records:
             start, stop = number * CHUNK, min((number + 1) * CHUNK, self.head)
@@ -228,7 +228,7 @@ class RingFile(RingImage):
         return _pieces.get((self._serial, number), read)
 
     def _pin(self) -> Records:
-        """Copies what is left of a ring that is still written, from the newest back to a gap."""
+        """Copy what is left of a ring that is still written, from the newest back to a gap."""
         if self._pinned is None:
             parts: list[Records] = []
             limit = max(self.lost, self.head - _PINNED)
@@ -247,7 +247,7 @@ class RingFile(RingImage):
         return self._pinned
 
     def _find_head(self) -> None:
-        """Finds how many records were made, and each communicator's state at that point."""
+        """Find how many records were made, and each communicator's state at that point."""
         for attempt in range(_ATTEMPTS):
             entries = self._read_table()
             sinces = sorted({int(entry["begin"]) - 1 for _, entry in entries}, reverse=True)
@@ -258,13 +258,13 @@ class RingFile(RingImage):
                 return
 
     def _read_table(self) -> list[tuple[int, Any]]:
-        """Returns communicators' numbers and their entries of both halves of the table."""
+        """Return communicators' numbers and their entries of both halves of the table."""
         table = self.read_circle(self.geometry.table, 2 * layout.MAX_COMMS)
         places = np.flatnonzero(table["begin"])
         return [(int(place) % layout.MAX_COMMS + 1, table[place]) for place in places]
 
     def _believable(self, sinces: list[int], attempt: int) -> int:
-        """Returns the newest of these heads that records bear witness to."""
+        """Return the newest of these heads that records bear witness to."""
         for since in sinces:
             if len(self.read_stable(max(since - 1, 0), since + self._reach)):
                 return since
@@ -272,7 +272,7 @@ class RingFile(RingImage):
         return sinces[0] if sinces and attempt == _ATTEMPTS - 1 else 0
 
     def _follow(self, entries: list[tuple[int, Any]], head: int) -> None:
-        """Goes on from a table to the end of the stream."""
+        """Go on from a table to the end of the stream."""
         self.head = head
         while len(tail := self.read_stable(self.head, self.head + self._reach)):
             self.head = int(tail["begin"][-1])
@@ -289,7 +289,7 @@ class RingFile(RingImage):
         self._count(self.read_stable(max(start, self.lost), self.head))
 
     def _count(self, records: Records) -> None:
-        """Brings the states up to date with records that were made since."""
+        """Bring the states up to date with records that were made since."""
         fixed = records["fixed"]
         p2p = fixed & layout.FIXED_P2P != 0
         for kind in (~p2p, p2p):
@@ -307,17 +307,17 @@ class RingFile(RingImage):
 
 
 def hash_before(after: int, signature: int) -> int:
-    """Returns the running hash before a call from the one after it."""
+    """Return the running hash before a call from the one after it."""
     return (after - signature) * BASE_INVERSE & ((1 << 64) - 1)
 
 
 def collectives(records: Records, comm: int) -> Records:
-    """Returns those records that are collectives of a communicator."""
+    """Return those records that are collectives of a communicator."""
     other = layout.FIXED_P2P | layout.FIXED_STEP
     return chosen(records, (records["comm"] == comm) & (records["fixed"] & other == 0))
 
 
 def bracket(seqs: NDArray[np.uint64], seq: int) -> tuple[int, int]:
-    """Returns the places of the marks around a seq: the last at or before, the first after."""
+    """Return the places of the marks around a seq: the last at or before, the first after."""
     after = int(np.searchsorted(seqs, np.uint64(seq), "right"))
     return after - 1, after

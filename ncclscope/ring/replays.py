@@ -57,7 +57,7 @@ class Part:
         self.packed = channel, len(calls), power, digest, bytes(fixed[8:]) + moment
 
     def after(self, running: int, count: int) -> int:
-        """Returns the running hash after the first calls of a replay.
+        """Return the running hash after the first calls of a replay.
 
         Args:
             running: Running hash before it.
@@ -81,7 +81,7 @@ class _Ring(Protocol):
 
 
 def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
-    """Returns the collectives of a graph by communicator, in the order of their first calls."""
+    """Return the collectives of a graph by communicator, in the order of their first calls."""
     mine: dict[Channel, list[GraphCall]] = {}
     for call in calls:
         if call.signature:
@@ -90,7 +90,7 @@ def parts_of(calls: Sequence[GraphCall], number: int) -> list[Part]:
 
 
 def post_replay(writer: _Ring, parts: Sequence[Part], number: int) -> int:
-    """Records that a graph is replayed.
+    """Record that a graph is replayed.
 
     Args:
         writer: The ring.

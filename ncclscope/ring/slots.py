@@ -32,30 +32,30 @@ class Slots:
         buffer[layout.HEADER_DEVICE_SIZE : layout.HEADER_DEVICE_SIZE + 8] = size
 
     def keep(self) -> None:
-        """Holds the map until the process ends: a GPU may write to the last."""
+        """Hold the map until the process ends: a GPU may write to the last."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._start))
 
     def numbers(self, index: int) -> memoryview:
-        """Returns the slot of a communicator, by its number, as numbers of 64 bits."""
+        """Return the slot of a communicator, by its number, as numbers of 64 bits."""
         start = self._offset + self.offset(index)
         with memoryview(self._buffer) as everything:
             return everything[start : start + layout.SLOT.size].cast("Q")
 
     def offset(self, index: int) -> int:
-        """Where the slot of a communicator begins in the part."""
+        """Return where the slot of a communicator begins in the part."""
         return (index - 1) * layout.SLOT.size
 
     def put(self, index: int, state: int, reason: int = 0, since: int = 0) -> None:
-        """Says what the count of a communicator is worth from here on."""
+        """Say what the count of a communicator is worth from here on."""
         place = self._offset + self.offset(index) + layout.SLOT_STATE
         layout.SLOT_FATE.pack_into(self._buffer, place, state, reason, since)
 
     def put_clock(self, index: int, difference: int) -> None:
-        """Says how far the host's clock is ahead of the GPU's, in nanoseconds."""
+        """Say how far the host's clock is ahead of the GPU's, in nanoseconds."""
         place = self._offset + self.offset(index) + layout.SLOT_CLOCK
         self._buffer[place : place + 8] = difference.to_bytes(8, "little", signed=True)
 
     def put_enters(self, index: int) -> None:
-        """Says that calls entered are counted, too."""
+        """Say that calls entered are counted, too."""
         place = self._offset + self.offset(index) + layout.SLOT_ENTERS
         self._buffer[place : place + 4] = (1).to_bytes(4, "little")

@@ -172,7 +172,7 @@ class RingWriter:
         group: int = 0,
         graph: int = 0,
     ) -> int:
-        """Records one collective.
+        """Record one collective.
 
         Args:
             channel: The communicator it was posted on.
@@ -236,7 +236,7 @@ class RingWriter:
         group: int = 0,
         graph: int = 0,
     ) -> int:
-        """Records a send or a receive, which is no part of the common sequence."""
+        """Record a send or a receive, which is no part of the common sequence."""
         moment = _PLAIN
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
@@ -267,7 +267,7 @@ class RingWriter:
         return position
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Records that the calls from here on belong to another step of the engine."""
+        """Record that the calls from here on belong to another step of the engine."""
         seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
         fixed = held.to_bytes(8, "little") + _STEPS[dummy]
@@ -293,12 +293,12 @@ class RingWriter:
         return position
 
     def advance(self, position: int, state: int) -> None:
-        """Sets the state of a record, if it has not been overwritten."""
+        """Set the state of a record, if it has not been overwritten."""
         if position >= 0 and self.position - position <= self.capacity:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
 
     def _guard_posts(self) -> None:
-        """Puts a lock around what records, for an interpreter without a GIL."""
+        """Put a lock around what records, for an interpreter without a GIL."""
         for name in ("post", "post_p2p", "post_step", "post_replay"):
             setattr(self, name, self._guarded(getattr(self, name)))
 
@@ -313,7 +313,7 @@ class RingWriter:
     # --- what the calls refer to -----------------------------------------------------------
 
     def channel(self, about: Mapping[str, Any]) -> Channel:
-        """Returns a new channel for a communicator with this description.
+        """Return a new channel for a communicator with this description.
 
         Raises:
             RingError: There is no room for another one.
@@ -332,13 +332,13 @@ class RingWriter:
             return channel
 
     def update_channel(self, channel: Channel, changed: Mapping[str, Any]) -> None:
-        """Adds to a communicator's description, such as the label that became known later."""
+        """Add to a communicator's description, such as the label that became known later."""
         self._interner.text(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
 
     # --- what the process says of itself -----------------------------------------------------
 
     def describe(self, **fields: Any) -> None:
-        """Adds to the self-description; a text too long for its place is left out."""
+        """Add to the self-description; a text too long for its place is left out."""
         with self._lock:
             self._write_about(fields)
 
@@ -359,17 +359,17 @@ class RingWriter:
         layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
 
     def beat(self) -> None:
-        """Leaves a sign of life."""
+        """Leave a sign of life."""
         self._put_u64(layout.HEADER_HEARTBEAT, _time_ns())
 
     def finish(self) -> None:
-        """Notes that the process ended in order. The map stays: other threads may still write."""
+        """Note that the process ended in order. The map stays: other threads may still write."""
         self._write_table()
         self.beat()
         self._put_u64(layout.HEADER_EXITED, _time_ns())
 
     def detach(self) -> None:
-        """Lets go of the file without a trace in it; what is recorded now goes nowhere.
+        """Let go of the file without a trace in it; what is recorded now goes nowhere.
 
         For the child after a fork, whose map is its parent's ring.
         """

@@ -49,12 +49,12 @@ _ours = [
 
 
 def add_plumbing(folder: str) -> None:
-    """Passes over what lies in a folder: another part of this project."""
+    """Pass over what lies in a folder: another part of this project."""
     _ours.append(os.path.join(folder, ""))
 
 
 def locate(frame: FrameType | None) -> Place | None:
-    """Finds the first frame that is not plumbing, from ``frame`` outwards.
+    """Find the first frame that is not plumbing, from ``frame`` outwards.
 
     Returns:
         Identity of its code, offset of the instruction (with what is known of the user's frame,
@@ -92,7 +92,7 @@ def describe(code: CodeType, instruction: Instruction) -> str:
 
 
 def user_place(frame: FrameType | None) -> str | None:
-    """Returns the user's line above a frame, or the call site where none is found."""
+    """Return the user's line above a frame, or the call site where none is found."""
     found = locate(frame)
     if found is None:
         return None
@@ -101,7 +101,7 @@ def user_place(frame: FrameType | None) -> str | None:
 
 
 def user_line(frame: FrameType | None) -> str | None:
-    """Returns the same in short, for a path that is taken often."""
+    """Return the same in short, for a path that is taken often."""
     found = locate(frame)
     if found is None:
         return None
@@ -116,7 +116,7 @@ def user_line(frame: FrameType | None) -> str | None:
 
 
 def _with_user(frame: FrameType, place: int) -> Instruction:
-    """Returns the instruction of an installed frame, and that of the user's frame above it."""
+    """Return the instruction of an installed frame, and that of the user's frame above it."""
     instruction = frame.f_lasti
     misses = _misses.get(place, 0)
     if misses >= _PATIENCE:
@@ -163,7 +163,7 @@ def _classify(code: CodeType) -> int:
 
 
 def _role(path: str) -> int:
-    """Returns the role of a source file, by where it really lies."""
+    """Return the role of a source file, by where it really lies."""
     if path.startswith(tuple(_ours)):
         return PLUMBING
     role = sites.library_role(path)

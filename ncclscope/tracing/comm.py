@@ -46,7 +46,7 @@ class Comm:
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:
-    """Keeps a template for the next call, and the table from growing without end."""
+    """Keep a template for the next call, and the table from growing without end."""
     if isinstance(template, NamelessTemplate):
         return  # the next call with these parameters will have its name
     if len(comm.templates) >= _TEMPLATES_KEPT:

@@ -29,7 +29,7 @@ _unseen: dict[str, dict[str, Any]] = {}
 
 
 def probe(name: str, state: str, why: str = "") -> None:
-    """Notes whether a probe records.
+    """Note whether a probe records.
 
     Args:
         name: Of a probe, ``c10d``, or of one function that it does not record,
@@ -45,7 +45,7 @@ def probe(name: str, state: str, why: str = "") -> None:
 
 
 def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
-    """Notes that the process uses something that no probe records; to be called before it does.
+    """Note that the process uses something that no probe records; to be called before it does.
 
     Args:
         kind: A word for programs, such as ``ddp``: what it is.
@@ -70,13 +70,13 @@ def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
 
 
 def is_unseen(kind: str, comm: str) -> bool:
-    """Whether a kind of use was noted for a communicator."""
+    """Return whether a kind of use was noted for a communicator."""
     found = _unseen.get(kind)
     return found is not None and comm in found["comms"]
 
 
 def _forget_use() -> None:
-    """A forked child has the probes of its parent, and uses nothing yet."""
+    """Return a forked child has the probes of its parent, and uses nothing yet."""
     _unseen.clear()
     session.describe(unseen=[])
 

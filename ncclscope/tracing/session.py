@@ -41,12 +41,12 @@ generation = 0
 
 
 def enabled() -> bool:
-    """Whether the environment asks for tracing."""
+    """Return whether the environment asks for tracing."""
     return directory() is not None
 
 
 def current() -> Tracer | None:
-    """Returns this process's tracer, making it at the first call.
+    """Return this process's tracer, making it at the first call.
 
     Returns:
         None when tracing is off or no ring can be made; the latter is said once.
@@ -76,12 +76,12 @@ def current() -> Tracer | None:
 
 
 def opened() -> Tracer | None:
-    """Returns this process's tracer where there is one by now, making none."""
+    """Return this process's tracer where there is one by now, making none."""
     return _tracer
 
 
 def describe(**fields: Any) -> None:
-    """Adds to what the ring says of this process, now or as soon as there is one."""
+    """Add to what the ring says of this process, now or as soon as there is one."""
     with _lock:
         _said.update(fields)
         if _tracer is not None:

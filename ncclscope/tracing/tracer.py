@@ -118,7 +118,7 @@ class Tracer:
         backend: str = "",
         created_at: str | None = None,
     ) -> Comm:
-        """Returns the communicator with this key, making it known at the first call.
+        """Return the communicator with this key, making it known at the first call.
 
         Args:
             key: What all members share and no other communicator has, such as a digest of
@@ -154,7 +154,7 @@ class Tracer:
         return comm
 
     def relabel(self, comm: Comm, label: str) -> None:
-        """Gives a communicator the name that became known after it was made."""
+        """Give a communicator the name that became known after it was made."""
         if label and label != comm.label:
             comm.label = label
             self.ring.update_channel(comm.channel, {"label": label})
@@ -178,7 +178,7 @@ class Tracer:
         captured: bool = False,
         graph: int = 0,
     ) -> int:
-        """Records one call, before it is posted.
+        """Record one call, before it is posted.
 
         Args:
             comm: From :meth:`communicator`.
@@ -272,7 +272,7 @@ class Tracer:
         out_sizes: Sequence[int] | None = None,
         site: str | None = None,
     ) -> Template:
-        """Packs and signs a call's parameters, for probes that keep the result.
+        """Pack and signs a call's parameters, for probes that keep the result.
 
         Arguments are those of :meth:`record`. A template with signature 0 is a point-to-point
         call and goes to :meth:`RingWriter.post_p2p`.
@@ -310,19 +310,19 @@ class Tracer:
         return made(fixed, signed)
 
     def start(self, position: int) -> None:
-        """Notes that the call at a position has started."""
+        """Note that the call at a position has started."""
         self.ring.advance(position, 1)
 
     def complete(self, position: int) -> None:
-        """Notes that the call at a position has completed."""
+        """Note that the call at a position has completed."""
         self.ring.advance(position, 2)
 
     def step(self, number: int, *, tokens: int | None = None, dummy: bool = False) -> None:
-        """Notes that the calls from here on belong to another step of the engine."""
+        """Note that the calls from here on belong to another step of the engine."""
         self.ring.post_step(number, tokens, dummy)
 
     def activity(self, name: str) -> Slot:
-        """Returns where to note that the process does something besides its calls.
+        """Return where to note that the process does something besides its calls.
 
         Only the newest of each name is kept, and eight names; it takes no room from the calls.
 
@@ -333,19 +333,19 @@ class Tracer:
             return self.ring.activities.named(name)
 
     def describe(self, **fields: Any) -> None:
-        """Adds to what the ring says of the process."""
+        """Add to what the ring says of the process."""
         self.rank = fields.get("rank", self.rank)
         self.world_size = fields.get("world_size", self.world_size)
         self.ring.describe(**fields)
 
     def close(self) -> None:
-        """Notes that the process ends in order. Recording goes on to work."""
+        """Note that the process ends in order. Recording goes on to work."""
         self._stop.set()
         self.ring.finish()
         self._closed = True
 
     def detach(self) -> None:
-        """Lets go of the ring without a trace in it; for the child after a fork."""
+        """Let go of the ring without a trace in it; for the child after a fork."""
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self.graphs.detach()

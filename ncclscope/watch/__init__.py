@@ -1,1 +1,1 @@
-"""Watches a job while it runs, and says when its ranks diverge or stop."""
+"""Watch a running job, and report when its ranks diverge or hang."""

@@ -1,4 +1,4 @@
-"""What is done about a job that hangs: keep what it left, tell somebody, end its processes."""
+"""Actions on a hang: write a bundle, run a command, kill the workers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ncclscope.watch.watch import Poll
 
 __all__ = ["Actions", "Done", "keep_bundle", "kill"]
 
-LOOKED_SECONDS = 0.5
-"""Between the two samples of a bundle's look at the workers; killing them waits for it."""
+SAMPLE_SECONDS = 0.5
+"""Seconds between a bundle's first and last sample of the workers; `kill` runs after them."""
 _MOST_BUNDLES = 1000
 
 
@@ -37,12 +37,12 @@ def _no_screen(verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """What was done about one hang.
+    """Results of the actions on one hang.
 
     Attributes:
-        bundle: Where the rings and the verdict were put; None when nobody asked for it.
-        killed: Process ids of the workers that were ended.
-        said: What a person should know, a line each.
+        bundle: Directory with the rings and the verdict; None if not requested or failed.
+        killed: Pids of the workers that were killed.
+        said: Messages for the user, one line each.
     """
 
     bundle: Path | None
@@ -52,13 +52,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Actions:
-    """What is to be done when trouble begins, in this order.
+    """Actions to take, in this order, when a divergence or a hang is found.
 
     Attributes:
-        bundles: Where to put a bundle; None for none.
-        command: What to run in a shell, and wait for; the verdict is on its standard input.
-        kill: Whether to end the workers.
-        screen: Makes the text of ``ncclscope attach`` for a bundle from a verdict.
+        bundles: Directory to write a bundle to; None for no bundle.
+        command: Shell command to run and wait for; it gets the verdict as JSON on stdin.
+        kill: Whether to kill the workers.
+        screen: Return the text that ``ncclscope attach`` prints for a verdict.
     """
 
     bundles: Path | None = None
@@ -67,10 +67,10 @@ class Actions:
     screen: Callable[[Verdict], str] = _no_screen
 
     def check(self) -> None:
-        """Finds out at once what would fail when it is needed.
+        """Create the bundles' directory now, so that a mistake shows before a hang.
 
         Raises:
-            UsageError: The bundles' directory cannot be made.
+            UsageError: The directory cannot be created.
         """
         if self.bundles is None:
             return
@@ -78,10 +78,10 @@ class Actions:
             make_private(self.bundles)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"bundles cannot go to {self.bundles}: {reason}") from None
+            raise UsageError(f"bundles cannot be written to {self.bundles}: {reason}") from None
 
     def act(self, poll: Poll) -> Done:
-        """Does it. What fails is said and keeps nothing else from being done."""
+        """Take all actions; one that fails is reported and does not stop the others."""
         said: list[str] = []
         bundle = None
         assert poll.verdict is not None
@@ -90,14 +90,14 @@ class Actions:
                 bundle = keep_bundle(self.bundles, poll.ranks, poll.verdict, self.screen)
                 said.append(f"bundle: {bundle}")
             except (OSError, InputError) as error:
-                said.append(f"no bundle could be written: {error}")
+                said.append(f"the bundle could not be written: {error}")
         if self.command:
             said += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
         if self.kill:
             killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
-            said.append(f"killed: {pids}" if killed else "no worker was left to be killed")
+            said.append(f"killed: {pids}" if killed else "no worker was left to kill")
         return Done(bundle, killed, tuple(said))
 
     def _run(self, verdict: Verdict, bundle: Path | None) -> list[str]:
@@ -112,7 +112,7 @@ class Actions:
             environment["NCCLSCOPE_BUNDLE"] = str(bundle)
         else:
             environment.pop("NCCLSCOPE_BUNDLE", None)
-        # Our results go to stdout, and what it prints is none of them.
+        # stdout is for ncclscope's own results, so the command prints to stderr.
         done = subprocess.run(
             self.command,
             shell=True,
@@ -122,7 +122,7 @@ class Actions:
             stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
             check=False,
         )
-        return [f"--on-hang ended with status {done.returncode}"] if done.returncode else []
+        return [f"--on-hang exited with status {done.returncode}"] if done.returncode else []
 
 
 def keep_bundle(
@@ -131,22 +131,22 @@ def keep_bundle(
     verdict: Verdict,
     screen: Callable[[Verdict], str] = _no_screen,
 ) -> Path:
-    """Copies the rings of a job, and what else can be seen of it, into a folder of their own.
+    """Write a new folder with a job's rings, its verdict and a sample of its live workers.
 
-    The rings come first, since they say what happened; then one look at the workers that
-    still live, as ``ncclscope attach -o`` takes it.
+    The rings come first, since they hold the evidence. Then the live workers are sampled,
+    as ``ncclscope attach -o`` does.
 
     Args:
-        directory: Where the folder is made.
-        rings: What to copy, and whose workers to look at.
-        verdict: What to write beside it, as ``verdict.json``.
-        screen: Makes the text of ``ncclscope attach`` from a verdict.
+        directory: Directory in which the folder is created.
+        rings: Rings to copy; their live processes are sampled.
+        verdict: The verdict, written as ``verdict.json``.
+        screen: Return the text that ``ncclscope attach`` prints for a verdict.
 
     Returns:
         The folder, which ``ncclscope diagnose`` reads.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The folder cannot be written.
     """
     kind = verdict.cause.kind if verdict.cause is not None else verdict.status
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub('[^a-z0-9_]', '', kind)}"
@@ -156,28 +156,35 @@ def keep_bundle(
         try:
             copy_private(cursor.path, bundle / "rings" / cursor.path.name)
         except (FileNotFoundError, DamagedFileError):
-            continue  # a worker's own supervisor may clean up
+            continue  # the worker's supervisor may have removed it
         except OSError as error:
-            if error.errno != errno.ELOOP:  # a link was put in its place
+            if error.errno != errno.ELOOP:  # a symbolic link has replaced the ring
                 raise
     document = json.dumps(verdict.to_dict(), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
     pids = sorted({cursor.pid for cursor in rings if _is_process_of(cursor)})
-    _look_closer(bundle, pids, verdict, screen)
+    _add_snapshot(bundle, pids, verdict, screen)
     return bundle
 
 
-def _look_closer(
+def _add_snapshot(
     bundle: Path, pids: Sequence[int], verdict: Verdict, screen: Callable[[Verdict], str]
 ) -> None:
-    """Adds stacks, GPUs and RAS of the workers, as far as they can be had now."""
+    """Add a process snapshot of the workers to a bundle; skip it if that fails.
+
+    Args:
+        bundle: Directory of the bundle.
+        pids: Pids of the live workers.
+        verdict: The verdict from the rings, to which the snapshot is added.
+        screen: Return the text that ``ncclscope attach`` prints for a verdict.
+    """
     from ncclscope.attach import bundle as bundles
     from ncclscope.attach.session import Options, sample_job
 
     if not pids:
         return
     with contextlib.suppress(NcclscopeError, OSError):
-        seen = replace(sample_job(Options(pids=tuple(pids), gap=LOOKED_SECONDS)), rings=())
+        seen = replace(sample_job(Options(pids=tuple(pids), gap=SAMPLE_SECONDS)), rings=())
         with_snapshot = replace(verdict, run=replace(verdict.run, snapshot=seen.snapshot))
         bundles.write_bundle(bundle, seen, with_snapshot.to_dict(), screen(with_snapshot))
 
@@ -189,18 +196,17 @@ def _new_folder(directory: Path, name: str) -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
-    raise InputError(f"{directory} is full of bundles of this second")
+    raise InputError(f"{directory} already has {_MOST_BUNDLES} bundles of this second")
 
 
 def kill(rings: Sequence[RingCursor]) -> tuple[int, ...]:
-    """Ends the processes that write some rings, with SIGKILL: a hung one heeds nothing else.
+    """Send SIGKILL to the processes that write some rings; hung ones ignore other signals.
 
-    A pid alone may by now be another process's. It is held against the start time, the boot and
-    the numbering of processes that the ring names, while a descriptor keeps the process from
-    being replaced.
+    The kernel may have reused a pid. So start time, boot id and pid namespace must equal those
+    in the ring, and a pidfd pins the process while they are compared.
 
     Returns:
-        The pids that were ended.
+        The pids that were killed.
     """
     killed = []
     for cursor in rings:
@@ -209,12 +215,12 @@ def kill(rings: Sequence[RingCursor]) -> tuple[int, ...]:
         try:
             descriptor = os.pidfd_open(cursor.pid)
         except OSError:
-            continue  # gone, or a pid of another numbering
+            continue  # it has ended, or the pid is of another namespace
         try:
             if _is_process_of(cursor):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 killed.append(cursor.pid)
-        except OSError:  # it ended just now, or belongs to somebody else
+        except OSError:  # it has just ended, or belongs to another user
             continue
         finally:
             os.close(descriptor)
@@ -234,7 +240,7 @@ def _is_process_of(cursor: RingCursor) -> bool:
 
 
 def _user_of(pid: int) -> int:
-    """Returns whose a process is: in a shared directory, anybody may leave a ring that names it."""
+    """Return a process's uid: in a shared directory, any user may leave a ring that names it."""
     try:
         return psutil.Process(pid).uids().effective
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Whether the GPUs of ranks that post nothing run all the same, as in a collective that waits."""
+"""Detect GPUs that spin while their ranks enqueue nothing, as in a waiting collective."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ncclscope.model.snapshot import GpuSample
 __all__ = ["AGAIN_SPINNING", "GpuLoad", "all_spin"]
 
 AGAIN_SPINNING, _AGAIN = 2.0, 10.0
-"""Seconds to the next sample: NVML's figures are those of the last second at most."""
+"""Seconds to the next sample; NVML averages over at most the last second."""
 _TIMES = 2
-"""Samples in a row that must say so."""
+"""Consecutive samples that must show spinning GPUs."""
 
 Read = Callable[[], Sequence[GpuSample]]
 
 
 class GpuLoad:
-    """Looks at the load of GPUs, where nothing else tells whether a collective has ended.
+    """Samples GPU load, for backends that do not report whether a collective has completed.
 
     Args:
-        read: Returns a sample of each GPU; NVML's when absent, if there is NVML.
+        read: Return a sample of each GPU; by default NVML's, if it is available.
     """
 
     def __init__(self, read: Read | None = None) -> None:
@@ -34,16 +34,16 @@ class GpuLoad:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the GPUs were seen to spin, and not yet often enough."""
+        """Whether the GPUs were seen spinning, but in too few samples to decide."""
         return 0 < self._hits < _TIMES
 
     def spins(self, pids: Sequence[int], signature: object, now: float) -> bool:
-        """Says whether the GPUs of all these processes spin.
+        """Return whether the GPUs of all these processes spin.
 
         Args:
-            pids: Of processes on this host that have posted nothing for long.
-            signature: What changes when one of them does anything.
-            now: Seconds, by any clock.
+            pids: Processes on this host that have long enqueued nothing.
+            signature: A value that changes when any of them makes progress.
+            now: Seconds by a monotonic clock.
         """
         if signature != self._of:
             self._of, self._hits, self._next = signature, 0, 0.0
@@ -60,15 +60,15 @@ class GpuLoad:
             self._read = None if isinstance(nvml, str) else nvml.read
         try:
             return self._read() if self._read is not None else ()
-        except Exception:  # a driver that is being exchanged: NVML may say anything then
+        except Exception:  # NVML may raise any error while the driver is being replaced
             return ()
 
 
 def all_spin(pids: Sequence[int], sample: Sequence[GpuSample]) -> bool:
-    """Whether each of some processes has a GPU that spins.
+    """Return whether each of some processes has a spinning GPU.
 
-    In a container NVML names the processes of the host, or none; then all GPUs must spin, and be
-    as many as the processes.
+    In a container NVML reports pids of the host, or none. Then all GPUs must spin, and there
+    must be one GPU per process.
     """
     own = [gpu for gpu in sample if {*gpu.pids} & {*pids}]
     if own:

@@ -1,4 +1,4 @@
-"""Which rings in a directory belong to what runs now."""
+"""Find the rings in a directory that belong to running jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCAN_SECONDS = 1.0
 
 
 def ring_files(directory: Path) -> Iterator[Path]:
-    """Yields the rings at or below a directory, also those that went elsewhere for want of room."""
+    """Yield the rings at or below a directory, and those that moved to disk for lack of room."""
     for folder, _, names in os.walk(directory):
         for name in sorted(names):
             if name.endswith(layout.MOVED_SUFFIX):
@@ -29,14 +29,14 @@ def ring_files(directory: Path) -> Iterator[Path]:
 
 
 class Rings:
-    """The rings of a directory, as they come and go.
+    """The rings of a directory, as they appear and disappear.
 
     Args:
-        directory: Where they are; it may not exist yet.
+        directory: Directory of the rings; it may not exist yet.
 
     Attributes:
-        words: How far each has come, by its path.
-        notes: What could not be read, by its path.
+        cursors: Cursor of each ring by path.
+        notes: Reason why a ring could not be read, by path.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,19 +44,24 @@ class Rings:
         self.cursors: dict[Path, RingCursor] = {}
         self.notes: dict[Path, str] = {}
         self._old: set[Path] = set()
-        """Rings of jobs that were over long before; they are not opened."""
+        """Rings of jobs that ended long ago; they are not opened."""
         self._scanned_at = -1.0
 
     def run(self) -> Run:
-        """Reads all that there is, of processes that have ended, too.
+        """Read all rings of the directory, including those of ended processes.
 
         Raises:
-            InputError: It cannot be read.
+            InputError: They cannot be read.
         """
         return open_run(self.directory)
 
     def scan(self, now: float, wall_ns: int) -> None:
-        """Looks for new rings, once in a while."""
+        """Add new rings and drop removed ones, at most once per `SCAN_SECONDS`.
+
+        Args:
+            now: Seconds by a monotonic clock.
+            wall_ns: Nanoseconds since 1970 at the same moment.
+        """
         if self._scanned_at >= 0 and now - self._scanned_at < SCAN_SECONDS:
             return
         self._scanned_at = now
@@ -68,7 +73,7 @@ class Rings:
             try:
                 self.cursors[path] = RingCursor(path, now, wall_ns)
                 self.notes.pop(path, None)
-            except DamagedFileError as error:  # one that is being made has no head yet
+            except DamagedFileError as error:  # a ring under construction has no header yet
                 self.notes[path] = str(error)
             except OSError as error:
                 self.notes[path] = f"{path} cannot be read: {error.strerror or error}"
@@ -76,7 +81,7 @@ class Rings:
             del self.cursors[path]
 
     def poll(self, now: float) -> list[RingCursor]:
-        """Looks at all rings of processes that are not over; returns those that have moved."""
+        """Poll the rings of live processes; return the cursors that have moved."""
         moved = []
         for path, cursor in list(self.cursors.items()):
             was_over = cursor.over
@@ -93,15 +98,14 @@ class Rings:
 
 
 def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCursor]]:
-    """Tells what runs from what is over.
+    """Separate the rings of running jobs from those of ended jobs.
 
-    Processes that have a communicator in common belong together. Where any of them still runs,
-    the records of those that have ended count, too: others may be waiting for them. Unless
-    another process has taken their rank since. An engine core that is left without workers
-    has no job.
+    Processes that share a communicator form a job. While any of them runs, the rings of its
+    ended processes count, too, since the others may wait for them. An ended process does not
+    count if a newer one has its rank. An engine core without workers is not a job.
 
     Returns:
-        Those that count, and those whose job is over.
+        Cursors of running jobs, and cursors of ended jobs.
     """
     living, past = [], []
     for job in _jobs(rings):
@@ -124,7 +128,7 @@ def current(rings: Sequence[RingCursor]) -> tuple[list[RingCursor], list[RingCur
 
 
 def _jobs(rings: Sequence[RingCursor]) -> list[list[RingCursor]]:
-    """Groups processes by the communicators that they share."""
+    """Group processes by the communicators that they share."""
     place: dict[str, int] = {}
     groups: dict[int, list[RingCursor]] = {}
     for number, cursor in enumerate(rings):

@@ -1,4 +1,4 @@
-"""How a job is, for Prometheus: a text file that node_exporter's textfile collector reads."""
+"""Write a job's metrics for Prometheus: a file for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["metrics_text", "write_textfile"]
 
 
 def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None:
-    """Writes the file anew; whoever reads it sees the old one or the new one.
+    """Replace the metrics file atomically.
 
     Args:
-        path: The file; the collector wants a name that ends with ``.prom``.
-        poll: What to write of.
-        troubles: Divergences and hangs so far.
+        path: The file; the collector expects a name that ends with ``.prom``.
+        poll: The poll to export.
+        troubles: Number of divergences and hangs so far.
         now: Seconds since 1970.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     text = metrics_text(poll, troubles=troubles, now=now)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(name, 0o644)  # the collector is another user
+        os.chmod(name, 0o644)  # the collector runs as another user
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -42,7 +42,13 @@ def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None
 
 
 def metrics_text(poll: Poll, *, troubles: int, now: float) -> str:
-    """Returns the text of the file, metrics in a fixed order."""
+    """Return the text of the metrics file, metrics in a fixed order.
+
+    Args:
+        poll: The poll to export.
+        troubles: Number of divergences and hangs so far.
+        now: Seconds since 1970.
+    """
     return samples_text(_samples(poll, troubles, now))
 
 

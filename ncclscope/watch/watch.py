@@ -1,12 +1,12 @@
-"""Watches a job while it runs, and says when its ranks part or stand still.
+"""Watch a running job, and report when its ranks diverge or hang.
 
-A divergence is found by its hash, not by waiting: wherever two ranks have made the same number
-of calls on a communicator, their running hashes must be equal. It shows as soon as both have
-posted the call, often long before anything hangs. A stall is found by its duration, and only
-where a rank is inside a call: a server without requests has nothing to complete.
+A divergence is found by comparing hashes, without waiting. If two ranks have made the same
+number of calls on a communicator, their running hashes must be equal. A difference shows as soon
+as both have enqueued the call, often long before anything hangs. A hang is found by its duration,
+and only while a rank is inside a call: a server without requests is idle, not stuck.
 
-What kind of divergence it is, and whose, is not decided here: that is for the analyzers, who
-are asked when there is something to be explained, and not at each look.
+This module does not decide the kind of a divergence or the diverging rank. The analyzers do, and
+they run only when there is something to explain, not at every poll.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = ["Poll", "Watcher"]
 
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
-"""Seconds between two diagnoses of a job that moves while it is in trouble, or was unknown."""
+"""Seconds between two diagnoses of a moving job whose status is trouble or unknown."""
 _GROUP_SECONDS = 1.0
-"""How long a group of calls may be under way on one rank and not yet on another."""
+"""Seconds that a coalesced group may be in flight on one rank but not yet on another."""
 _NEARLY = 0.95
-"""Clocks are read one after the other; nobody is to miss the limit by a hair."""
+"""Share of the stall limit that counts as reached, as ranks' clocks are read one by one."""
 
 
 @dataclass(frozen=True)
 class Poll:
-    """What one look at a job has shown.
+    """Result of one poll of a job.
 
     Attributes:
         status: As in the JSON verdict: ``ok``, ``diverged``, ``hung``,
-            ``incomplete`` or ``unknown``, which is no alarm.
+            ``incomplete`` or ``unknown``, which raises no alarm.
         activity: ``running``, ``idle`` (no rank is inside a call), ``over`` (all processes have
-            ended) or ``waiting`` (there is none yet).
-        verdict: What the status rests on; None while there is nothing to examine.
-        ranks: How far each process has come, by rank.
-        now: When, by the watcher's clock.
-        changed: Whether the status is another than at the look before.
-        news: Whether trouble has begun with this look.
-        stuck: Rings of processes inside of a call in which nothing happens for too long.
-        over_for: Seconds since the last of all processes was seen to have ended; None while
-            one runs, and where there is none.
+            ended) or ``waiting`` (no process yet).
+        verdict: The verdict behind the status; None before the first diagnosis.
+        ranks: Cursor of each process, sorted by rank.
+        now: Time of the poll in seconds, by the watcher's clock.
+        changed: Whether the verdict differs from the previous poll's.
+        news: Whether trouble began with this poll.
+        stuck: Rings of processes inside a call without progress for longer than the limit.
+        over_for: Seconds since the last process was seen to have ended; None while any process
+            runs, or before there is one.
     """
 
     status: str
@@ -67,20 +67,20 @@ class Poll:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether ranks have parted or stand still."""
+        """Whether the ranks have diverged or hang."""
         return self.status in ("diverged", "hung")
 
 
 class Watcher:
-    """Looks at the rings of one directory.
+    """Polls the rings of one directory.
 
     Args:
-        directory: Where they are, or will be.
-        stall: Seconds without progress, inside of a call, that count as a hang.
-        clock: Seconds, never going back.
-        wall: Nanoseconds since 1970 when ``clock`` was read for the first time.
-        rings: What to look at, where it is not the rings of the directory.
-        gpus: The load of this host's GPUs, where the ranks are here.
+        directory: Directory of the rings; it may not exist yet.
+        stall: Seconds without progress inside a call that count as a hang.
+        clock: Return seconds by a monotonic clock.
+        wall: Return nanoseconds since 1970; called once, together with the first `clock`.
+        rings: Rings to poll in place of the directory's, such as those of remote nodes.
+        gpus: Load of this host's GPUs, if the ranks run on this host.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class Watcher:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be read."""
+        """Reasons why some rings could not be read."""
         return tuple(self._rings.notes.values())
 
     @property
     def is_undecided(self) -> bool:
-        """Whether another look at the GPUs, some seconds later, may change what is said."""
+        """Whether another GPU sample, some seconds later, may change the verdict."""
         return self._gpus is not None and self._gpus.is_undecided
 
     def poll(self) -> Poll:
-        """Reads what is new and says how the job is."""
+        """Read new records and return the job's status."""
         now = self._clock()
         self._rings.scan(now, self._wall_ns(now))
         moved = self._rings.poll(now)
@@ -161,15 +161,15 @@ class Watcher:
         )
 
     def last_word(self) -> Verdict:
-        """Returns what is to be said of processes that have ended, seen running or not.
+        """Return the final verdict on ended processes, even if none was seen running.
 
         Raises:
-            InputError: What they left cannot be read.
+            InputError: Their rings cannot be read.
         """
         return self._trouble or self._verdict or diagnose(self._rings.run())
 
     def _over_for(self, past: Iterable[RingCursor], now: float) -> float | None:
-        """How long all that there is has been over: others may come, and begin it anew."""
+        """Return the seconds since all processes have ended; a new process resets it."""
         gone = {cursor.path for cursor in past}
         if not gone:
             self._over = None
@@ -177,14 +177,20 @@ class Watcher:
             self._over = gone, now
         return None if self._over is None else now - self._over[1]
 
-    # --- when to ask -------------------------------------------------------------------------
+    # --- when to diagnose --------------------------------------------------------------------
 
     def _examine(
         self, living: Sequence[RingCursor], moved: Sequence[RingCursor], now: float
     ) -> None:
-        """Asks the analyzers where there is something to be explained."""
+        """Run the analyzers if there is something to explain.
+
+        Args:
+            living: Cursors of running jobs.
+            moved: Cursors that moved since the last poll.
+            now: Seconds by the watcher's clock.
+        """
         if self._trouble is not None and not ({*self._paths(living)} & self._troubled):
-            self._trouble = None  # those that were in trouble are gone
+            self._trouble = None  # the processes in trouble have ended
             self._verdict = None
         who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
         diverged = self._compare(living, moved)
@@ -198,7 +204,7 @@ class Watcher:
         elif self._group is not None:
             due = due or bool(diverged) or now - self._group[1] >= _GROUP_SECONDS
         elif (still := stuck or self._still(living, now)) and not diverged:
-            # A job that is found to be in order is asked about once, until it moves.
+            # A job without trouble is diagnosed once, and again only after it has moved.
             signature = tuple((cursor.path, cursor.signature) for cursor in still)
             due = due or signature != self._settled
             self._settled = signature
@@ -213,17 +219,17 @@ class Watcher:
             self._accept(diverged)
 
     def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
-        """Returns the ranks inside of a call in which nothing has happened for too long."""
+        """Return the ranks inside a call that have not moved for longer than the limit."""
         quiet = [
             cursor for cursor in living if not cursor.over and now - cursor.moved_at >= self.stall
         ]
         return self._inside(living, quiet) if quiet else []
 
     def _still(self, living: Sequence[RingCursor], now: float) -> Sequence[RingCursor]:
-        """Returns all ranks, where none has moved for too long and calls may be under way.
+        """Return all ranks if none has moved for too long and calls may be in flight.
 
-        Where a backend does not say that a call has completed, this may be rest as well as a
-        hang in which all have posted the same, in another order.
+        If a backend does not report completion, such a job may be idle. Or it may hang, after
+        all ranks enqueued the same calls in different orders.
         """
         ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
         if any(now - cursor.moved_at < self.stall for cursor in ranks):
@@ -231,7 +237,7 @@ class Watcher:
         return ranks if any(cursor.pending() for cursor in ranks) else ()
 
     def _gpus_spin(self, still: Sequence[RingCursor], signature: object, now: float) -> bool:
-        """Whether ranks that have posted nothing for long have GPUs that run all the same."""
+        """Return whether the GPUs of ranks that have long enqueued nothing spin."""
         if self._gpus is None or any(now - w.moved_at < ALONE_SECONDS for w in still):
             return False
         return self._gpus.spins([cursor.pid for cursor in still if cursor.pid], signature, now)
@@ -239,10 +245,10 @@ class Watcher:
     def _inside(
         self, living: Sequence[RingCursor], asked: Sequence[RingCursor] | None = None
     ) -> list[RingCursor]:
-        """Returns the processes that are inside of a call, as far as that can be known.
+        """Return the processes that are inside a call, as far as the backend reveals it.
 
-        Where a backend never says that a call has completed, one that all members have posted
-        is taken for done.
+        If a backend never reports completion, a call counts as complete once all members have
+        enqueued it.
         """
         found = []
         for cursor in living if asked is None else asked:
@@ -254,7 +260,13 @@ class Watcher:
         return found
 
     def _is_awaited(self, living: Sequence[RingCursor], cursor: RingCursor, key: str) -> bool:
-        """Whether a member of a communicator has not posted what this one has."""
+        """Return whether another member has yet to enqueue this rank's newest call.
+
+        Args:
+            living: Cursors of running jobs.
+            cursor: Cursor of this rank.
+            key: Key of the communicator.
+        """
         own = cursor.comm_cursors[key]
         members = [other.comm_cursors[key] for other in living if key in other.comm_cursors]
         if len(members) < len(own.comm.ranks):
@@ -266,7 +278,7 @@ class Watcher:
     def _compare(
         self, living: Sequence[RingCursor], moved: Iterable[RingCursor]
     ) -> list[tuple[str, RingCursor, RingCursor, int]]:
-        """Returns where hashes under the same number differ: communicator, two ranks, number."""
+        """Return the differing hashes: communicator key, two cursors, sequence number."""
         members: dict[str, list[RingCursor]] = {}
         keys = {key for cursor in moved for key in cursor.comm_cursors}
         for cursor in living:
@@ -291,7 +303,7 @@ class Watcher:
         comm_cursor = cursor.comm_cursors[key]
         seq, theirs = comm_cursor.seq, leader.hash_at(key, comm_cursor.seq)
         if theirs is None or theirs == comm_cursor.hash:
-            return False  # the same calls, or overwritten: of that nothing can be said
+            return False  # equal calls, or overwritten records, which cannot be compared
         base = self._bases.get((key, leader.path, cursor.path))
         if base is None or base[0] > seq:
             return True
@@ -300,14 +312,14 @@ class Watcher:
         return stretch(their_base, theirs, length) != stretch(own_base, comm_cursor.hash, length)
 
     def _accept(self, diverged: Iterable[tuple[str, RingCursor, RingCursor, int]]) -> None:
-        """Takes differences for explained, such as another order inside a group."""
+        """Mark differences as explained, such as another order inside a group."""
         for key, leader, cursor, seq in diverged:
             theirs, own = leader.hash_at(key, seq), cursor.hash_at(key, seq)
             if theirs is not None and own is not None:
                 self._bases[key, leader.path, cursor.path] = seq, theirs, own
                 self._bases[key, cursor.path, leader.path] = seq, own, theirs
 
-    # --- asking ------------------------------------------------------------------------------
+    # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
         ranks = self._read(living, now)
@@ -315,7 +327,7 @@ class Watcher:
             return
         verdict = self._diagnose(ranks)
         if stuck and not verdict.in_trouble:
-            # Elsewhere the job may still move, and wait for a moment as all do now and then.
+            # Other ranks may still move, and their short waits could hide this hang.
             near = {cursor.path for cursor in self._near(living, stuck)}
             alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
             verdict = alone if alone.in_trouble else verdict
@@ -329,7 +341,7 @@ class Watcher:
             self._verdict, self._trouble = verdict, None
 
     def _examine_what_is_over(self, past: Sequence[RingCursor], now: float) -> None:
-        """Gives the last word on a job that was seen to run."""
+        """Diagnose an ended job that was seen running."""
         who = tuple(sorted(cursor.path for cursor in past))
         if not past or who == self._examined:
             return
@@ -364,14 +376,20 @@ class Watcher:
         return diagnose(run, live_stall_seconds=self.stall * _NEARLY)
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
-        """Returns the stuck ranks and the members of the communicators that they are stuck on."""
+        """Return the stuck ranks and the members of the communicators that they are stuck on."""
         keys = {key for cursor in stuck for key in cursor.pending()}
         return [cursor for cursor in living if cursor in stuck or keys & cursor.comm_cursors.keys()]
 
     def _is_group_under_way(
         self, living: Iterable[RingCursor], verdict: Verdict, now: float
     ) -> bool:
-        """Whether ranks differ in a group that some of them may not have posted all of."""
+        """Return whether ranks differ only in a group that one may not have fully enqueued.
+
+        Args:
+            living: Cursors of running jobs.
+            verdict: The verdict that reports the difference.
+            now: Seconds by the watcher's clock.
+        """
         cause = verdict.cause
         key = cause.comm.key if cause is not None and cause.comm is not None else ""
         calls = () if cause is None else (cause.odd, cause.peers)
@@ -393,7 +411,7 @@ class Watcher:
 
 
 def _gist(verdict: Verdict | None) -> object:
-    """What a reader would call another status."""
+    """Return what identifies a verdict: when it changes, the user is notified."""
     if verdict is None:
         return None
     cause = verdict.cause

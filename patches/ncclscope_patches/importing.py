@@ -51,7 +51,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Finds a module that is waited for, by means of the other finders."""
+        """Find a module that is waited for, by means of the other finders."""
         for action in self._on_start.pop(fullname, ()):
             action()
         asking = (fullname, threading.get_ident())
@@ -79,7 +79,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         return None
 
     def _follow(self, spec: ModuleSpec) -> None:
-        """Makes this one loader call back. It is the module's own, or shared with others."""
+        """Make this one loader call back. It is the module's own, or shared with others."""
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None or isinstance(loader, type):

@@ -59,7 +59,7 @@ _waiting = False
 
 
 def install_all() -> None:
-    """Applies all patches, now or after the import of what they patch. Never raises.
+    """Apply all patches, now or after the import of what they patch. Never raises.
 
     Finding them costs some milliseconds, which a process that never imports torch is
     spared.
@@ -73,7 +73,7 @@ def install_all() -> None:
 
 
 def apply_all() -> None:
-    """Finds all patches; applies those whose target is imported and has the others wait."""
+    """Find all patches; apply those whose target is imported and has the others wait."""
     try:
         from ncclscope.tracing import session
 
@@ -88,18 +88,18 @@ def apply_all() -> None:
 
 
 def active() -> list[Patch]:
-    """Returns the patches that are at work in this process."""
+    """Return the patches that are at work in this process."""
     return [patch for patch in _installed.values() if patch.active]
 
 
 def revert_all() -> None:
-    """Takes back all that has been applied."""
+    """Take back all that has been applied."""
     for patch in _installed.values():
         patch.revert()
 
 
 def find() -> Iterator[tuple[str, type[Patch]]]:
-    """Yields each patch's class with the reference by which it was found.
+    """Yield each patch's class with the reference by which it was found.
 
     One that cannot be loaded is named in a warning and left out.
     """

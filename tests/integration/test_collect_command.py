@@ -101,13 +101,13 @@ def test_a_node_that_fails_costs_only_its_own_delivery(nodes: Nodes, tmp_path: P
         "node-b": "delivered",
     }
     assert found["gone"]["reason"].endswith("No route to host")
-    assert found["slow"]["reason"] == "no end after 8 s"
+    assert found["slow"]["reason"] == "not finished after 8 s"
     assert found["bare"]["reason"].endswith("not found")
-    assert found["mute"]["reason"] == "nothing came"
+    assert found["mute"]["reason"] == "received no data"
     assert "broke off" in found["cut"]["reason"]
-    assert "1 files had come" in found["cut"]["reason"]
+    assert "1 file arrived before that" in found["cut"]["reason"]
     lines = [line for line in done.stderr.splitlines() if line.startswith("ncclscope: slow")]
-    assert lines == ["ncclscope: slow: timed out: no end after 8 s"]
+    assert lines == ["ncclscope: slow: timed out: not finished after 8 s"]
     assert not list(target.glob(".*"))
     check_verdict(target)  # node-a came twice, which is the same process
 
@@ -132,7 +132,7 @@ def test_a_node_without_anything_says_so(nodes: Nodes, tmp_path: Path) -> None:
     done = nodes.run("collect", "--ssh", "node-a", "/nowhere", "-o", tmp_path / "t", "--no-stacks")
     assert done.returncode == 2
     assert "0 of 1 nodes delivered" in done.stdout
-    assert "nothing was found in /nowhere on node-a" in done.stdout
+    assert "nothing found in /nowhere on node-a" in done.stdout
 
 
 def test_a_node_without_processes_has_its_rings_and_says_so(nodes: Nodes, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_node_without_processes_has_its_rings_and_says_so(nodes: Nodes, tmp_pa
     done = nodes.run("collect", "--ssh", "node-c", tmp_path / "rings", "-o", target, "--json")
     assert done.returncode == 0, done.stderr
     (note,) = report(done)["node-c"]["notes"]
-    assert note.startswith("no process was looked at: no worker")
+    assert note.startswith("no process was sampled: no worker")
     assert note in done.stderr
     assert diagnosed(target)["ranks"]["read"] == 1
 
@@ -165,16 +165,16 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--ssh", "-oProxyCommand=evil"), "'-oProxyCommand=evil' is no host"),
-        (("--ssh", "a;b"), "'a;b' is no host"),
+        (("--ssh", "-oProxyCommand=evil"), "'-oProxyCommand=evil' is not a host name"),
+        (("--ssh", "a;b"), "'a;b' is not a host name"),
         (("--ssh", ""), "no host is named"),
         (("--ssh", "@/nowhere"), "/nowhere cannot be read"),
-        (("--slurm", "1 --all"), "'1 --all' is no number of a job"),
+        (("--slurm", "1 --all"), "'1 --all' is not a Slurm job id"),
         (("--slurm", "78"), "squeue failed"),
-        (("--kubernetes", "--all"), "does not begin with a dash"),
+        (("--kubernetes", "--all"), "must not begin with a dash"),
         (("--kubernetes", "app=none"), "kubectl failed"),
-        (("--kubernetes", "pod/../x"), "is no name of a pod"),
-        (("--kubernetes", "pod/a", "--image", "x"), "name it: --container"),
+        (("--kubernetes", "pod/../x"), "is not a pod name"),
+        (("--kubernetes", "pod/a", "--image", "x"), "add --container NAME"),
         ((), "which nodes?"),
         (("--ssh", "a", "--timeout", "nan"), "--timeout must be"),
         (("--ssh", "a", "--parallel", "0"), "--parallel must be"),

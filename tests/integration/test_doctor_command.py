@@ -93,10 +93,10 @@ def test_versions_that_the_probes_were_not_written_for_are_a_warning(tmp_path: P
     found = checks(first=install(tmp_path, "torch", "99.1.0"))
 
     assert found["torch"]["status"] == "warn"
-    assert "99.1.0; the probes are written for 2.6 to 2.15" in found["torch"]["state"]
+    assert "99.1.0; the probes support 2.6 to 2.15" in found["torch"]["state"]
     assert "torch 2.15" in found["torch"]["enable"]
     assert found["vLLM version"]["status"] == "ok"
-    assert "0.32.1; the probes are written for 0.26 to 0.32" in found["vLLM version"]["state"]
+    assert "0.32.1; the probes support 0.26 to 0.32" in found["vLLM version"]["state"]
 
 
 def test_a_plugin_that_does_not_load_is_named_with_its_owner(tmp_path: Path) -> None:

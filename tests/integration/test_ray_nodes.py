@@ -93,7 +93,7 @@ def test_a_node_that_cannot_deliver_says_why(ray_cluster: Any, tmp_path: Path) -
     assert done.returncode == 2
     for node in json.loads(done.stdout)["nodes"]:
         assert node["status"] == "failed"
-        assert "nothing was found in /nowhere on " in node["reason"]
+        assert "nothing found in /nowhere on " in node["reason"]
 
 
 def test_a_node_that_takes_too_long_is_left(ray_cluster: Any, tmp_path: Path) -> None:
@@ -145,4 +145,4 @@ def test_a_node_that_is_lost_costs_only_its_own_delivery(ray_cluster: Any, tmp_p
     there = json.loads(ray(ray_cluster.address, "diagnose", "--json").stdout)
     assert there["ranks"] == verdict["ranks"]
     assert there["verdict"] == verdict["verdict"]
-    assert any(note.startswith("node-c could not be asked: ") for note in there["notes"])
+    assert any(note.startswith("node-c did not answer: ") for note in there["notes"])

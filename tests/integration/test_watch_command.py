@@ -186,7 +186,7 @@ def test_in_a_log_it_is_a_line(rings: Path) -> None:
         (["{}", "--stall", "nan"], "--stall must be from 0"),
         (["{}", "--interval", "0"], "--interval must be from 0.001"),
         (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is no directory"),
-        (["{}", "--bundle", "/dev/null/x"], "bundles cannot go to /dev/null/x"),
+        (["{}", "--bundle", "/dev/null/x"], "bundles cannot be written to /dev/null/x"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -479,11 +479,11 @@ def test_what_a_command_prints_does_not_spoil_the_picture(rings: Path) -> None:
         screen = terminal.wait_for("DIVERGED", "! 2", "Rank 2 ")
         assert "loud" not in screen
         terminal.press("l")
-        terminal.wait_for("--on-hang ended with status 1")
+        terminal.wait_for("--on-hang exited with status 1")
         terminal.press("q")
         assert terminal.end() == 1
         assert b"loud" in terminal.received
-        assert "ncclscope: --on-hang ended with status 1" in terminal.screen
+        assert "ncclscope: --on-hang exited with status 1" in terminal.screen
 
 
 def test_until_divergence_leaves_the_verdict_behind(rings: Path) -> None:

@@ -299,13 +299,13 @@ def test_a_dump_is_asked_for_through_the_pipe(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fr_0.pipe")
 
-    assert ask_for_dump(job(tmp_path), 0) == f"nobody reads {tmp_path / 'fr_0.pipe'}"
+    assert ask_for_dump(job(tmp_path), 0) == f"no process reads {tmp_path / 'fr_0.pipe'}"
 
 
 def test_what_is_no_pipe_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "fr_0.pipe").write_text("precious")
 
-    assert ask_for_dump(job(tmp_path), 0) == f"{tmp_path / 'fr_0.pipe'} is no FIFO"
+    assert ask_for_dump(job(tmp_path), 0) == f"{tmp_path / 'fr_0.pipe'} is not a FIFO"
     assert (tmp_path / "fr_0.pipe").read_text() == "precious"
 
 

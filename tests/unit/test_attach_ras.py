@@ -257,7 +257,7 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
 
-    assert ask_ras(address) == f"nothing listens on 127.0.0.1:{address[1]}"
+    assert ask_ras(address) == f"no server listens on 127.0.0.1:{address[1]}"
 
 
 def test_somebody_else_listens() -> None:
@@ -281,7 +281,7 @@ def test_garbage_is_told_in_one_line(answer: str) -> None:
     with server(answer) as address:
         told = ask_ras(address)
 
-    assert told == f"what 127.0.0.1:{address[1]} answered cannot be read"
+    assert told == f"the answer of 127.0.0.1:{address[1]} cannot be read"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"communicators": 3}', '{"communicators": [[], 4]}'])

@@ -110,7 +110,7 @@ def test_a_reader_that_hangs_is_given_up(tmp_path: Path) -> None:
     found = PySpy(str(stuck), time_limit=0.3).read(range(2, 10))
 
     assert time.monotonic() - began < 5
-    assert {stacks.error for stacks in found.values()} == {"py-spy did not come back within 0.3 s"}
+    assert {stacks.error for stacks in found.values()} == {"py-spy did not finish within 0.3 s"}
 
 
 def test_what_is_no_python_is_said_in_words(py_spy: PySpy) -> None:
@@ -118,7 +118,7 @@ def test_what_is_no_python_is_said_in_words(py_spy: PySpy) -> None:
         found = py_spy.read([process.pid, 2**22 + 1])
         process.kill()
 
-    assert found[process.pid].error == "it runs no Python that py-spy knows"
+    assert found[process.pid].error == "py-spy finds no Python interpreter in it"
     assert found[2**22 + 1].error == "the process has ended"
 
 

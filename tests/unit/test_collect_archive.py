@@ -117,7 +117,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_filled_up(
 def test_no_name_leads_elsewhere(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "in"
     directory.mkdir()
-    with pytest.raises(DamagedFileError, match="entry named"):
+    with pytest.raises(DamagedFileError, match="unsafe name"):
         taken(foreign((member(name), b"evil")), directory)
     assert contents(tmp_path) == {}
     with pytest.raises(ValueError, match="its name"):
@@ -129,7 +129,7 @@ def test_no_name_leads_elsewhere(tmp_path: Path, name: str) -> None:
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE],
 )
 def test_nothing_but_plain_files(tmp_path: Path, kind: bytes) -> None:
-    with pytest.raises(DamagedFileError, match=r"link or no file|entry named"):
+    with pytest.raises(DamagedFileError, match=r"is a link or not a|unsafe name"):
         taken(foreign((member("evil", kind, "/etc/passwd"), b"")), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -180,7 +180,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 def test_a_stream_that_breaks_off_is_known_to(tmp_path: Path, cut: int) -> None:
     stream = packed(("first", b"1"), ("second", os.urandom(100_000)))
     found = UnpackedArchive()
-    with pytest.raises(DamagedFileError, match=r"broke off|nothing came"):
+    with pytest.raises(DamagedFileError, match=r"broke off|received no data"):
         unpack(io.BytesIO(stream[:cut]).read, tmp_path, found, None)
     assert not found.complete
     for name, data in contents(tmp_path).items():
@@ -203,7 +203,7 @@ def test_what_a_shell_greets_with_is_overlooked(tmp_path: Path, before: bytes, o
     if ok:
         assert taken(stream, tmp_path).complete
     else:
-        with pytest.raises(DamagedFileError, match=r"no archive came, but .xxx"):
+        with pytest.raises(DamagedFileError, match=r"received .xxx.* instead of an archive"):
             taken(stream, tmp_path)
 
 

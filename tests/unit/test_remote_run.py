@@ -179,7 +179,7 @@ def test_a_node_that_fails_is_a_note_and_its_ranks_are_missing(rings: Path) -> N
     found = document(open_remote_run(Fleet(asker)))
     assert found["ranks"]["missing"] == list(range(16, 24))
     assert found["verdict"]["diverging_ranks"] == [DIVERGING]
-    assert "node-2 could not be asked: gone" in found["notes"]
+    assert "node-2 did not answer: gone" in found["notes"]
 
 
 class Junk(HereAsker):
@@ -219,16 +219,16 @@ def test_an_answer_that_is_nonsense(rings: Path) -> None:
     asker.ask = lambda requests: {  # type: ignore[method-assign]
         node: pack({"kinds": [], "answers": []}) for node in requests
     }
-    with pytest.raises(InputError, match="cannot be understood"):
+    with pytest.raises(InputError, match="sent an invalid answer"):
         diagnose(run)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(NothingFoundError, match="no ring found on 1 nodes"):
+    with pytest.raises(NothingFoundError, match="no ring found on 1 node"):
         open_remote_run(Fleet(HereAsker({"a": tmp_path})))
     asker = HereAsker({"a": tmp_path})
     asker.lost.add(0)
-    with pytest.raises(InputError, match="a could not be asked: gone"):
+    with pytest.raises(InputError, match="a did not answer: gone"):
         open_remote_run(Fleet(asker))
 
 

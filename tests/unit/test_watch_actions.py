@@ -150,9 +150,9 @@ def test_what_fails_is_said_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> 
     done = Actions(tmp_path / "file" / "bundles", "exit 3", kill=True).act(poll)
 
     assert done.bundle is None
-    assert "no bundle could be written" in done.said[0]
-    assert done.said[1:] == ("--on-hang ended with status 3", "no worker was left to be killed")
-    with pytest.raises(UsageError, match="bundles cannot go to"):
+    assert "the bundle could not be written" in done.said[0]
+    assert done.said[1:] == ("--on-hang exited with status 3", "no worker was left to kill")
+    with pytest.raises(UsageError, match="bundles cannot be written to"):
         Actions(tmp_path / "file" / "bundles").check()
 
 

@@ -21,7 +21,7 @@ class Strings(dict[int, Any]):
 
 
 def number(part: bytes) -> int:
-    """The integer of an instruction."""
+    """Return the integer of an instruction."""
     if part[0] == 0x8A:
         return int.from_bytes(part[2:], "little", signed=True)
     return int.from_bytes(part[1:], "little", signed=part[0] == 0x4A)
@@ -40,7 +40,7 @@ class Decoder:
         self._strings = strings
 
     def keys(self, position: int) -> list[tuple[bytes, str]]:
-        """Returns the keys of the dictionary at a place, as they are referred to from then on."""
+        """Return the keys of the dictionary at a place, as they are referred to from then on."""
         if self._data[position : position + 2] != b"}(":
             raise PatternError("no dictionary")
         position += 2
@@ -58,7 +58,7 @@ class Decoder:
         return found
 
     def value(self, position: int, depth: int = 0) -> tuple[Any, int]:
-        """Returns the value at a place, and where it ends.
+        """Return the value at a place, and where it ends.
 
         Raises:
             PatternError: There is none that torch would have written.
@@ -79,11 +79,11 @@ class Decoder:
         return value, position + 2
 
     def field(self, key: Any, position: int, depth: int = 0) -> tuple[Any, int]:
-        """Returns the value of the field with this key, and where it ends; see :meth:`value`."""
+        """Return the value of the field with this key, and where it ends; see :meth:`value`."""
         return (self._pair if key == _PAIR else self.value)(position, depth)
 
     def _one(self, code: int, position: int, depth: int) -> tuple[Any, int]:
-        """Reads the rest of an instruction."""
+        """Read the rest of an instruction."""
         data = self._data
         if code == 0x6A:
             end = position + 4
@@ -164,7 +164,7 @@ class Decoder:
 
 
 def _token(place: int) -> bytes:
-    """The instruction that refers to a text by its number."""
+    """Return the instruction that refers to a text by its number."""
     if place < 0:
         raise PatternError("a key was not kept")
     return b"h%c" % place if place < 256 else b"j" + struct.pack("<I", place)

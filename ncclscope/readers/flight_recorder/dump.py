@@ -99,7 +99,7 @@ class DumpBuilder:
         self._count = 0
 
     def take(self, entry: Mapping[str, Any], position: int) -> None:
-        """Takes an entry that has been read whole.
+        """Take an entry that has been read whole.
 
         Raises:
             DamagedFileError: The budget is spent.
@@ -133,13 +133,13 @@ class DumpBuilder:
         )
 
     def held(self, where: Any, backend: str, number: Any) -> Held:
-        """Where the calls of a group are kept."""
+        """Return where the calls of a group are kept."""
         group = group_of_entry(where, backend, self._members)
         self._numbers.setdefault((text(number) or "?")[:20], group.name)
         return self._groups.setdefault(group, Held())
 
     def see(self, created: Sequence[int], stamps: Sequence[int | None]) -> None:
-        """Takes the times of some entries that follow each other.
+        """Take the times of some entries that follow each other.
 
         Args:
             created: When they were posted.
@@ -149,7 +149,7 @@ class DumpBuilder:
         self._newest = max(self._newest, *(stamp or 0 for stamp in stamps), 0)
 
     def add(self, held: Held, sent: int, entry: Entry) -> None:
-        """Adds one call."""
+        """Add one call."""
         if not 0 <= entry.seq < MAX_SEQ:
             return
         if not entry.posted.p2p:
@@ -160,7 +160,7 @@ class DumpBuilder:
             held.sent.append(entry._replace(seq=sent or len(held.sent) + 1))
 
     def take_raw(self, data: bytes, start: int, strings: Strings) -> None:
-        """Takes all entries of a dump that torch has pickled."""
+        """Take all entries of a dump that torch has pickled."""
         columns = _Columns(self, strings)
         for found in raw_entries(data, start, strings):
             if isinstance(found, dict):
@@ -172,7 +172,7 @@ class DumpBuilder:
                 self._records[1] = number(found[-1][_RECORD])
 
     def finish(self) -> Dump:
-        """Returns the dump."""
+        """Return the dump."""
         for held in self._groups.values():
             held.calls = _in_a_row(held.calls)
         add_status(self._groups, self._members, self._numbers, self._header)
@@ -220,7 +220,7 @@ class DumpBuilder:
 
 
 def _splits(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that say how an all_to_all is split."""
+    """Return the fields that say how an all_to_all is split."""
     if len(entry) > _MOST_FIELDS:
         return {}
     return {name: entry[name] for name in entry if isinstance(name, str) and SPLITS.match(name)}
@@ -262,7 +262,7 @@ class _Columns:
         self._plain = True
 
     def take(self, rows: Sequence[Sequence[bytes]], position: int) -> None:
-        """Takes entries that follow each other.
+        """Take entries that follow each other.
 
         Args:
             rows: Their parts, each with the fields of a
@@ -297,7 +297,7 @@ class _Columns:
             self._builder.add(held, number(other), Entry(*parts))
 
     def _tell(self, key: tuple[bytes, ...]) -> tuple[Posted, State, bool, int, Held]:
-        """Returns what an entry of these parts holds, and where it goes."""
+        """Return what an entry of these parts holds, and where it goes."""
         name, shaped, ending, word, group = key
         call = self._calls[name, shaped, ending]
         state = _STATES.get(words(word, self._strings), State.SCHEDULED)
@@ -326,7 +326,7 @@ def _times(column: Sequence[bytes]) -> list[int]:
 
 
 def _in_a_row(entries: list[Entry]) -> list[Entry]:
-    """Returns what follows the last gap, with what was coalesced as one call.
+    """Return what follows the last gap, with what was coalesced as one call.
 
     The calls of a gap were captured into a graph, or had completed in a dump of what is
     under way.

@@ -117,7 +117,7 @@ _known: dict[tuple[Any, ...], Posted] = {}
 def posted(
     name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any = None
 ) -> Posted:
-    """Returns what an entry's fields say of the call.
+    """Return what an entry's fields say of the call.
 
     Args:
         name: ``nccl:all_reduce``, ``nccl:send 0->1``, or without the backend.
@@ -209,7 +209,7 @@ def _posted(
 def _splits(
     value: _Splits, ins: _Shapes, outs: _Shapes
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """The elements that go to each member and that come from each, or neither.
+    """Return the elements that go to each member and that come from each, or neither.
 
     From format 2.11 on dumps have them. Before, they are known where there is a tensor for
     each member; a single tensor may be split in any way, and even splits are not written.
@@ -225,7 +225,7 @@ def _splits(
 
 
 def _lists(value: Any) -> _Splits:
-    """The splits that were written: ``in`` and ``ou``, and a size for each member."""
+    """Return the splits that were written: ``in`` and ``ou``, and a size for each member."""
     found = []
     for name, given in value.items() if isinstance(value, dict) else ():
         own = integers(given, MAX_TENSORS)
@@ -235,7 +235,7 @@ def _lists(value: Any) -> _Splits:
 
 
 def _size(op: str, numel: int | None, total: int | None) -> int:
-    """How many members a communicator must have on which this was posted."""
+    """Return how many members a communicator must have on which this was posted."""
     if not numel or not total:
         return 0
     large, small = {"all_gather": (total, numel), "reduce_scatter": (numel, total)}.get(op, (0, 1))
@@ -243,7 +243,7 @@ def _size(op: str, numel: int | None, total: int | None) -> int:
 
 
 def _peer(op: str, pair: str) -> int | None:
-    """The other side, from ``0->1`` of a send or ``0<-1`` of a receive."""
+    """Return the other side, from ``0->1`` of a send or ``0<-1`` of a receive."""
     if op not in P2P_OPS:
         return None
     digits = pair.rpartition("->" if "->" in pair else "<-")[2].strip()
@@ -267,7 +267,7 @@ def _shapes(value: Any) -> _Shapes:
 
 
 def together(entries: Sequence[Entry]) -> Entry:
-    """Returns one entry for a coalesced group, which counts as one call.
+    """Return one entry for a coalesced group, which counts as one call.
 
     What the group does is what its calls do, in any order; how far it has come is told by
     the entry at its end.

@@ -48,7 +48,7 @@ class Held:
 
 
 def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Group:
-    """Returns the group that an entry names."""
+    """Return the group that an entry names."""
     parts = where[:2] if isinstance(where, list | tuple) else [where]
     name, desc = [*(text(part) or "" for part in parts), "", ""][:2]
     known = members.get(name)
@@ -56,7 +56,7 @@ def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Gr
 
 
 def members_of(config: Any, budget: Budget) -> dict[str, Group]:
-    """The groups that the dump describes, by name; those without members are left out.
+    """Return the groups that the dump describes, by name; those without members are left out.
 
     Raises:
         DamagedFileError: The budget is spent, or they have more members than any job's groups.
@@ -88,7 +88,7 @@ def add_status(
     numbers: dict[str, str],
     value: Mapping[str, Any],
 ) -> None:
-    """Takes over how many calls were made on groups of which no entry is kept.
+    """Take over how many calls were made on groups of which no entry is kept.
 
     A status is filed under a number that the process has given the group, and a group is
     described under its name. Both count up in the order in which groups were made, so that
@@ -124,7 +124,7 @@ def add_status(
 
 
 def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
-    """Whether calls that have completed are told from others; if they are left out, too."""
+    """Return whether calls that have completed are told from others; if they are left out, too."""
     status = value.get("pg_status")
     if isinstance(status, dict) and any(
         isinstance(about, dict) and _count(about.get("last_completed_collective"))
@@ -139,7 +139,7 @@ def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    """A number, which JSON dumps write as a text; None for a negative one."""
+    """Return a number, which JSON dumps write as a text; None for a negative one."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     found = integer(value)

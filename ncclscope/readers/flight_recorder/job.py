@@ -71,7 +71,7 @@ class _Comm:
 
 
 def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
-    """Makes ranks with logs of those that were read from dumps; leaves others as they are."""
+    """Make ranks with logs of those that were read from dumps; leave others as they are."""
     others: list[Rank] = []
     dumps: list[Rank] = []
     for rank in ranks:
@@ -90,7 +90,7 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
 
 
 def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
-    """Returns one dump for each rank and recorder, those of the newest run."""
+    """Return one dump for each rank and recorder, those of the newest run."""
     folders: dict[Path, list[Rank]] = {}
     for rank in dumps:
         folders.setdefault(Path(rank.source).parent, []).append(rank)
@@ -122,7 +122,7 @@ def _dump(rank: Rank) -> Dump:
 
 
 def _comms(by_rank: Mapping[int, Sequence[Rank]]) -> dict[Group, _Comm]:
-    """Groups over all ranks. A rank that kept no entry does not know a group's backend."""
+    """Group over all ranks. A rank that kept no entry does not know a group's backend."""
     backends: dict[Group, set[str]] = {}
     for dump in _dumps(by_rank):
         for group, held in dump.groups.items():
@@ -148,7 +148,7 @@ def _dumps(by_rank: Mapping[int, Sequence[Rank]]) -> Iterable[Dump]:
 
 
 def _world(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> int:
-    """Ranks of the job."""
+    """Return ranks of the job."""
     known = max(by_rank) + 1
     for comm in comms:
         known = max(known, max(comm.group.ranks, default=-1) + 1)
@@ -162,7 +162,7 @@ def _is_world(group: Group) -> bool:
 
 
 def _inferred(comm: _Comm, world: int, by_rank: Mapping[int, Sequence[Rank]]) -> tuple[int, ...]:
-    """Members of a group that no dump describes: those that have entries of it.
+    """Return members of a group that no dump describes: those that have entries of it.
 
     Ranks without a dump are added where sizes say how many are missing, and there are no
     more than that.
@@ -217,7 +217,7 @@ def _logs(
 
 
 def _tells(comm: _Comm) -> bool:
-    """Whether the backend says which calls have completed.
+    """Return whether the backend says which calls have completed.
 
     Others retire calls that have failed like those that have not. But a call that some member
     has not posted cannot have completed.
@@ -228,7 +228,7 @@ def _tells(comm: _Comm) -> bool:
 
 
 def _passed(entries: Sequence[Entry]) -> int:
-    """The last call that a rank has certainly left behind: it went on to retire another."""
+    """Return the last call that a rank has certainly left behind: it went on to retire another."""
     last = next((entry.seq for entry in reversed(entries) if entry.retired), 1)
     return last - 1
 
@@ -250,7 +250,7 @@ def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:
 
 
 def _fresh(rank: Rank) -> bool:
-    """Whether a dump was written right after a call, as dumps of running jobs are.
+    """Return whether a dump was written right after a call, as dumps of running jobs are.
 
     A file is never older than it says. It may be younger, where a copy did not keep the time,
     so that an old file proves nothing. How long is right after depends on how often the rank

@@ -23,7 +23,7 @@ MAX_FRAMES = 128
 
 
 def find_sites(frames: Any) -> Sites:
-    """Returns the places of the call whose stack is given, the innermost frame first."""
+    """Return the places of the call whose stack is given, the innermost frame first."""
     if isinstance(frames, Stack):
         frames = frames.frames
     if not isinstance(frames, list) or not frames:

@@ -122,7 +122,7 @@ class Stack:
 
 
 def head_and_entries(data: bytes) -> tuple[bytes, int]:
-    """Returns a pickle of all but the entries, and where the entries begin.
+    """Return a pickle of all but the entries, and where the entries begin.
 
     Raises:
         PatternError: There are none, or they are not last.
@@ -134,7 +134,7 @@ def head_and_entries(data: bytes) -> tuple[bytes, int]:
 
 
 def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
-    """Yields entries, those that have nothing new taken apart, the others as dictionaries.
+    """Yield entries, those that have nothing new taken apart, the others as dictionaries.
 
     Args:
         data: The whole pickle.
@@ -183,7 +183,7 @@ def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
 
 @lru_cache(maxsize=64)
 def _pattern(keys: tuple[tuple[bytes, str], ...]) -> re.Pattern[bytes]:
-    """Returns what matches an entry with these keys; its groups are a :class:`RawEntry`."""
+    """Return what matches an entry with these keys; its groups are a :class:`RawEntry`."""
     names = [name for _, name in keys]
     spans = _spans(names)
     opened = {fields[0]: part for part, fields in spans.items()}
@@ -214,7 +214,7 @@ def _pattern(keys: tuple[tuple[bytes, str], ...]) -> re.Pattern[bytes]:
 
 
 def _spans(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Fields that are one part, with the splits of an all_to_all next to the shapes."""
+    """Return fields that are one part, with the splits of an all_to_all next to the shapes."""
     splits = tuple(name for name in names if SPLITS.match(name))
     if not splits:
         return _SPANS
@@ -227,7 +227,7 @@ def _spans(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def shapes_of(part: bytes, strings: Strings) -> dict[str, Any]:
-    """Sizes and types of inputs and outputs, and splits, by the names of their fields.
+    """Return sizes and types of inputs and outputs, and splits, by the names of their fields.
 
     The first, whose name does not stand in the part, is always ``input_sizes``.
     """
@@ -235,20 +235,20 @@ def shapes_of(part: bytes, strings: Strings) -> dict[str, Any]:
 
 
 def group_of(part: bytes, strings: Strings) -> tuple[int, tuple[str, str]]:
-    """The number of a process group, and its two texts."""
+    """Return the number of a process group, and its two texts."""
     told = _fields("pg_id", part, strings)
     return told["pg_id"], told["process_group"]
 
 
 def ending_of(part: bytes, strings: Strings) -> tuple[bool, int, bool]:
-    """Whether the recorder has done with an entry, its timeout, and whether it is p2p."""
+    """Return whether the recorder has done with an entry, its timeout, and whether it is p2p."""
     told = _fields("retired", part, strings)
     timeout = told.get("timeout_ms")
     return told["retired"], timeout if isinstance(timeout, int) else 0, told["is_p2p"]
 
 
 def _fields(first: str, part: bytes, strings: Strings) -> dict[str, Any]:
-    """The values of some fields in a row; it begins with the first value, not with its key."""
+    """Return the values of some fields in a row; it begins with the first value, not with its key."""
     decoder = Decoder(part, strings)
     value, position = decoder.value(0)
     found = {first: value}
@@ -261,12 +261,12 @@ def _fields(first: str, part: bytes, strings: Strings) -> dict[str, Any]:
 
 
 def maybe(part: bytes) -> int | None:
-    """The integer of an instruction, or None."""
+    """Return the integer of an instruction, or None."""
     return None if part == b"N" else number(part)
 
 
 def words(part: bytes, strings: Strings) -> str:
-    """The text that an instruction refers to."""
+    """Return the text that an instruction refers to."""
     text = strings.get(int.from_bytes(part[1:], "little"))
     if not isinstance(text, str):
         raise PatternError("a text that was never written")

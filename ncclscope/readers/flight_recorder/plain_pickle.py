@@ -31,7 +31,7 @@ _TUPLE_PART = rb"(?!\x86|h.\x86|j....\x86|[X\x8c\x8d])"
 
 
 def _plain(put: bytes) -> re.Pattern[bytes]:
-    """Returns what matches any number of instructions, but for texts and pairs.
+    """Return what matches any number of instructions, but for texts and pairs.
 
     Something is only numbered where it is certain to be no pair: right after it was made, and
     after something was added to it. To add nothing would also work with a pair.
@@ -93,7 +93,7 @@ class _Pieces(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Hands out the next piece."""
+        """Hand out the next piece."""
         self._budget.check()
         found = self._data[self._position : self._position + len(buffer)]
         buffer[: len(found)] = found
@@ -107,7 +107,7 @@ def load_plain(
     strings: dict[int, Any] | None = None,
     budget: Budget | None = None,
 ) -> Any:
-    """Returns the value of a pickle of plain containers.
+    """Return the value of a pickle of plain containers.
 
     Args:
         data: The whole pickle.
@@ -153,7 +153,7 @@ class _Check:
         self._texts: set[int] = set()
 
     def run(self) -> None:
-        """Goes through the stream, and stops at texts and pairs."""
+        """Go through the stream, and stop at texts and pairs."""
         data, end = self._data, len(self._data)
         match = (_PLAIN_4 if self._memoizes else _PLAIN).match
         position, texts, texts_end, steps = 2, 0, 0, 0
@@ -201,7 +201,7 @@ class _Check:
                 )
 
     def _put(self, position: int) -> tuple[int, int]:
-        """Returns where an instruction ends that numbers the last value, and the number; or -1."""
+        """Return where an instruction ends that numbers the last value, and the number; or -1."""
         data = self._data
         code = data[position : position + 1]
         if self._memoizes and code == b"\x94":

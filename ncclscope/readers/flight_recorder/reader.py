@@ -39,7 +39,7 @@ class NoDumpError(DamagedFileError):
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file begins as a dump does, whatever its name."""
+    """Return whether a file begins as a dump does, whatever its name."""
     try:
         with open(open_regular(path), "rb") as file:
             head = file.read(_HEAD)
@@ -51,7 +51,7 @@ def is_dump(path: Path) -> bool:
 
 
 def rank_of(path: Path) -> int | None:
-    """The rank in a file's name: ``comm_lib_trace_rank_3``, ``_dump_3``, ``fr_rank3.json``."""
+    """Return the rank in a file's name: ``comm_lib_trace_rank_3``, ``_dump_3``, ``fr_rank3.json``."""
     stem = _SUFFIX.sub("", path.name)
     found = _RANK.findall(stem) or _NUMBER.findall(stem)
     number = int(found[-1][:9]) if found else -1
@@ -59,7 +59,7 @@ def rank_of(path: Path) -> int | None:
 
 
 def read_dump(path: Path) -> Rank:
-    """Reads one process's dump.
+    """Read one process's dump.
 
     Returns:
         A rank without logs; its ``dump`` detail is for
@@ -103,7 +103,7 @@ def read_dump(path: Path) -> Rank:
 
 
 def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
-    """Reads a dump that torch has pickled.
+    """Read a dump that torch has pickled.
 
     Raises:
         PatternError: Something else has, or it is not whole.
@@ -125,7 +125,7 @@ def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
 
 
 def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
-    """Reads a dump in any of its forms."""
+    """Read a dump in any of its forms."""
     if data[:1] == b"\x80":
         value = load_plain(data, str(path), budget=budget)
     else:

@@ -23,13 +23,13 @@ _MOST_PARTS = 1 << 10
 
 
 def line_of(graph: Graph) -> dict[str, Any]:
-    """Returns the line of a graph."""
+    """Return the line of a graph."""
     parts = {key: list(part) for key, part in graph.parts.items()}
     return {"graph": graph.number, "calls": graph.length, "parts": parts}
 
 
 def read(line: Mapping[str, Any]) -> Graph | None:
-    """Returns the graph of a line; None where the line is none of a graph."""
+    """Return the graph of a line; None where the line is none of a graph."""
     place, parts = integer(line.get("graph")), line.get("parts")
     if place is None or not isinstance(parts, dict) or len(parts) > _MOST_PARTS:
         return None
@@ -42,7 +42,7 @@ def read(line: Mapping[str, Any]) -> Graph | None:
 
 
 def fields_of(replay: Replay) -> dict[str, int]:
-    """Returns what a call's line has more when it was replayed."""
+    """Return what a call's line has more when it was replayed."""
     return {
         "replay": replay.number,
         "graph_call": replay.call,
@@ -51,7 +51,7 @@ def fields_of(replay: Replay) -> dict[str, int]:
 
 
 def read_replay(line: Mapping[str, Any]) -> Replay | None:
-    """Returns the replay that a call's line speaks of; None where it does not."""
+    """Return the replay that a call's line speaks of; None where it does not."""
     if integer(line.get("replay")) is None:
         return None
     names = ("replay", "graph_call", "graph_calls")

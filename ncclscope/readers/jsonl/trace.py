@@ -55,12 +55,12 @@ _STATES = {state.word: state for state in State}
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file's name is one that a trace may have."""
+    """Return whether a file's name is one that a trace may have."""
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_trace(path: Path) -> Rank:
-    """Reads one process's trace.
+    """Read one process's trace.
 
     Raises:
         DamagedFileError: The header is missing or of another version, a line is no JSON, or the
@@ -151,7 +151,7 @@ def read_trace(path: Path) -> Rank:
 
 
 def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = None) -> None:
-    """Writes what one rank recorded.
+    """Write what one rank recorded.
 
     Args:
         rank: What was read from a ring or another source.
@@ -271,7 +271,7 @@ def _open(path: Path) -> Iterator[IO[str]]:
 
 
 def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file; a torn last line is left out."""
+    """Yield the objects of a file; a torn last line is left out."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
         data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
@@ -348,7 +348,7 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
 
 
 def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
-    """Gives collectives consecutive numbers.
+    """Give collectives consecutive numbers.
 
     Numbers in the file are kept where they are consecutive. Where sends and receives were
     counted together with them, they are counted out again; where lines are missing in the
@@ -369,7 +369,7 @@ def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
 
 
 def _share(calls: Sequence[Call], p2p: Sequence[Call]) -> bool:
-    """Whether collectives and point-to-point calls have been given numbers of one row.
+    """Return whether collectives and point-to-point calls have been given numbers of one row.
 
     Then the numbers go on by one wherever the one kind follows the other.
     """

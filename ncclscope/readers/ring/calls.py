@@ -22,7 +22,7 @@ _LONGEST_SHAPE = 1 << 12
 def decode(
     ring: RingFile, records: Records, key: str, signatures: Sequence[int] | None = None
 ) -> list[Call]:
-    """Makes calls of records; of sends and receives without their signatures."""
+    """Make calls of records; of sends and receives without their signatures."""
     calls = []
     shapes = records["shape"].tolist()
     for place, row in enumerate(records.tolist()):
@@ -76,13 +76,13 @@ def decode(
 
 
 def is_signable(ring: RingFile, record: Records) -> bool:
-    """Whether a record still holds all that its signature was made of."""
+    """Return whether a record still holds all that its signature was made of."""
     (call,) = decode(ring, record, "")
     return _is_whole(call, (record[0]["dtype"], record[0]["redop"]))
 
 
 def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
-    """Whether all that a call was signed with is known, given its numbers of dtype and redop."""
+    """Return whether all that a call was signed with is known, given its numbers of dtype and redop."""
     complete = (
         call.op != "?" and layout.NO_ROOM not in numbers and _CLIPPED not in (call.shape or ())
     )
@@ -92,7 +92,7 @@ def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
 
 
 def _is_contradicted(call: Call) -> bool:
-    """Whether the running hash, or the number of elements, shows that a record was altered."""
+    """Return whether the running hash, or the number of elements, shows that a record was altered."""
     if call.shape is not None and call.numel and prod(call.shape) != call.numel:
         return True
     return call.sign() != call.signature

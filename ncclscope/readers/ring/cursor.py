@@ -84,7 +84,7 @@ class CommCursor:
     """First number from which on the hashes have been kept."""
 
     def extend(self, seqs: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
-        """Takes in numbers and running hashes of new collectives, oldest first."""
+        """Take in numbers and running hashes of new collectives, oldest first."""
         if not len(self._hashes):
             self._hashes, self._seqs = np.zeros(KEPT, np.uint64), np.zeros(KEPT, np.uint64)
             self._hashes[self.seq & (KEPT - 1)] = self.hash
@@ -101,12 +101,12 @@ class CommCursor:
         return self.last is not None and bool(self.last["group"])
 
     def jump(self, state: ChannelState) -> None:
-        """Takes in a state without the calls that led to it."""
+        """Take in a state without the calls that led to it."""
         self.seq, self.hash, self.p2p = state.seq, state.hash, state.p2p
         self._hashes = np.zeros(0, np.uint64)
 
     def kept(self, seq: int) -> int | None:
-        """Returns the running hash after a call, where it is kept."""
+        """Return the running hash after a call, where it is kept."""
         if seq == self.seq:
             return self.hash
         if seq == 0:
@@ -153,7 +153,7 @@ class RingCursor:
         self.moved_at = now - max(0.0, (wall_ns - newest) / 1e9)
 
     def _open(self) -> None:
-        """Reads all that there is, as at the beginning or after a fast writer's lap."""
+        """Read all that there is, as at the beginning or after a fast writer's lap."""
         ring = RingFile(self.path)
         self._ring = ring
         self._base, self._capacity = ring.geometry.records, ring.geometry.capacity
@@ -179,7 +179,7 @@ class RingCursor:
         self.started_ns = integer(about.get("started_ns")) or 0
 
     def _take_texts(self, ring: RingFile) -> None:
-        """Reads names that have come since; they are rare."""
+        """Read names that have come since; they are rare."""
         used = int.from_bytes(self._pread(layout.HEADER_STRINGS_USED, 8), "little")
         if used == self._used:
             return
@@ -216,7 +216,7 @@ class RingCursor:
         return self._exited or self._alive is False
 
     def ask(self, now: float, every: float = 1.0) -> None:
-        """Finds out whether the process still runs, once in a while."""
+        """Find out whether the process still runs, once in a while."""
         if self._asked_at >= 0 and now - self._asked_at < every:
             return
         self._asked_at = now
@@ -228,7 +228,7 @@ class RingCursor:
     # --- looking -----------------------------------------------------------------------------
 
     def poll(self, now: float) -> bool:
-        """Reads what is new.
+        """Read what is new.
 
         Returns:
             Whether anything has changed since the last look: calls, or how far they are.
@@ -251,7 +251,7 @@ class RingCursor:
         return int.from_bytes(self._pread(offset, 8), "little")
 
     def _follow(self) -> bool:
-        """Goes on to the end of the stream; a record that is being written ends it."""
+        """Go on to the end of the stream; a record that is being written ends it."""
         before, count = self.head, self._expected
         most = min(_LONGEST_READ, self._capacity - 1)
         while True:
@@ -287,7 +287,7 @@ class RingCursor:
                 comm_cursor.p2p = int(seqs[told][-1])
 
     def _take_tail(self) -> bool:
-        """Reads how far the newest calls are; whether that has changed."""
+        """Read how far the newest calls are; whether that has changed."""
         start = max(0, self.head - min(TAIL, self._capacity))
         records, wanted = self._ring.read_slots(start, self.head)
         device = self._ring.read_device(max(self._names, default=0))
@@ -318,7 +318,7 @@ class RingCursor:
         return True
 
     def _on_device(self, records: Records, device: bytes) -> Records:
-        """Returns the newest records, as far as the GPU knows of the calls."""
+        """Return the newest records, as far as the GPU knows of the calls."""
         self._ring.device = device
         told = records.copy()
         special = told["fixed"] & (layout.FIXED_P2P | layout.FIXED_STEP) != 0
@@ -338,11 +338,11 @@ class RingCursor:
         return self._tail_at, self._states
 
     def pending(self) -> set[str]:
-        """Returns the communicators whose newest call is not known to have completed."""
+        """Return the communicators whose newest call is not known to have completed."""
         return {key for key, is_pending in self._pending.items() if is_pending}
 
     def last(self, key: str) -> LastCall | None:
-        """Returns the newest collective on a communicator; None where it is not known."""
+        """Return the newest collective on a communicator; None where it is not known."""
         record = self.comm_cursors[key].last
         if record is None:
             return None
@@ -358,7 +358,7 @@ class RingCursor:
         return self._ring.text(layout.KIND_OP, int(record["op"])) or "?"
 
     def newest(self, count: int, key: str | None = None) -> list[Call]:
-        """Reads the newest calls from the ring, oldest first.
+        """Read the newest calls from the ring, oldest first.
 
         Args:
             count: How many at most.
@@ -384,7 +384,7 @@ class RingCursor:
         return found[max(0, len(found) - count) :]
 
     def hash_at(self, key: str, seq: int) -> int | None:
-        """Returns the running hash after a call on a communicator.
+        """Return the running hash after a call on a communicator.
 
         Returns:
             None where the process has not come as far or the record has been overwritten.
@@ -396,7 +396,7 @@ class RingCursor:
         return self._read_hash(key, seq) if found is None else found
 
     def _read_hash(self, key: str, seq: int) -> int | None:
-        """Finds one record by the marks; for what came before the first look."""
+        """Find one record by the marks; for what came before the first look."""
         try:
             ring = RingFile(self.path)
             for index, comm in communicators(ring).items():
@@ -408,7 +408,7 @@ class RingCursor:
         return None
 
     def read(self) -> Rank | None:
-        """Reads the ring for a diagnosis; None where that cannot be done."""
+        """Read the ring for a diagnosis; None where that cannot be done."""
         try:
             return read_ring(self.path)
         except (DamagedFileError, OSError):

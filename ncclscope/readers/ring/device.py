@@ -24,7 +24,7 @@ _EARLY_NS = 1_000_000_000
 
 
 def device_progress(ring: RingFile) -> Mapping[int, DeviceProgress]:
-    """Returns how far the communicators are, by their number; without those not counted."""
+    """Return how far the communicators are, by their number; without those not counted."""
     found = {}
     for index, state in ring.states.items():
         pending = read_stand(ring, index, state.seq)
@@ -34,7 +34,7 @@ def device_progress(ring: RingFile) -> Mapping[int, DeviceProgress]:
 
 
 def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None:
-    """Returns how far one communicator is; None where nothing is counted.
+    """Return how far one communicator is; None where nothing is counted.
 
     Args:
         ring: The ring, whose device part was read before its records were.
@@ -76,7 +76,7 @@ def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None
 def known_states(
     pending: DeviceProgress | None, seqs: NDArray[np.uint64], states: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """Returns how far calls are, by their records and by the device."""
+    """Return how far calls are, by their records and by the device."""
     if pending is None or pending.finished is None:
         return states
     entered = min(
@@ -89,7 +89,7 @@ def known_states(
 
 
 def with_states(pending: DeviceProgress | None, records: Records) -> Records:
-    """Returns records of one communicator's collectives, as far as the device knows them."""
+    """Return records of one communicator's collectives, as far as the device knows them."""
     if pending is None or pending.finished is None or not len(records):
         return records
     told = records.copy()
@@ -98,7 +98,7 @@ def with_states(pending: DeviceProgress | None, records: Records) -> Records:
 
 
 def _host_time(ring: RingFile, stamp: int, clock: int) -> int | None:
-    """Returns a time of the GPU by the host's clock, unless it cannot be true."""
+    """Return a time of the GPU by the host's clock, unless it cannot be true."""
     if not clock or not stamp:
         return None
     found = stamp + clock

@@ -41,7 +41,7 @@ class Distinct(NamedTuple):
 
 
 def distinct_calls(log: CallLog) -> Distinct:
-    """Returns all calls that a log has kept."""
+    """Return all calls that a log has kept."""
     start, stop = log.first, log.calls + 1
     # Of logs that read only what they are asked for; others have their calls in memory.
     find: Callable[[int, int], Distinct] | None = getattr(log, "distinct", None)
@@ -49,7 +49,7 @@ def distinct_calls(log: CallLog) -> Distinct:
 
 
 def group_calls(calls: Sequence[Call]) -> Distinct:
-    """Returns calls that have been decoded."""
+    """Return calls that have been decoded."""
     numbers: dict[tuple[object, ...], int] = {}
     kinds: list[Call] = []
     which = np.empty(len(calls), np.int64)
@@ -66,7 +66,7 @@ def group_calls(calls: Sequence[Call]) -> Distinct:
 
 
 def distinct_records(records: Records, decode: Callable[[Records], Sequence[Call]]) -> Distinct:
-    """Returns the calls of records.
+    """Return the calls of records.
 
     Args:
         records: Of one communicator in one ring.

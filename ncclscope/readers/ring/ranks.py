@@ -41,7 +41,7 @@ _KEPT = 1 << 9
 
 
 def read_ring(path: Path) -> Rank:
-    """Reads what a ring says of its process; its calls are read when they are asked for.
+    """Read what a ring says of its process; its calls are read when they are asked for.
 
     Raises:
         DamagedFileError: The file is no ring or contradicts itself.
@@ -143,7 +143,7 @@ class RingLog:
         return self._begin()[0]
 
     def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls."""
+        """Return running hash after ``seq`` calls."""
         if seq == self._state.seq:
             return self._state.hash
         if seq == 0:
@@ -159,7 +159,7 @@ class RingLog:
         return after if seq == last else self._inside(record, seq)
 
     def call(self, seq: int) -> Call:
-        """The call number ``seq``."""
+        """Return the call number ``seq``."""
         if not self.first <= seq <= self.calls:
             raise IndexError(f"call {seq} on {self.communicator.label} is not kept")
         return self.span(seq, seq + 1)[0]
@@ -175,7 +175,7 @@ class RingLog:
         return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
+        """Return signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
         records = self._records(start, stop)
         signatures = self._signatures(records)
         if self._ring.scale > 1:
@@ -192,7 +192,7 @@ class RingLog:
         return distinct_records(found, lambda records: decode(self._ring, records, key))
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Where calls ``start`` to ``stop - 1`` came from."""
+        """Return where calls ``start`` to ``stop - 1`` came from."""
         records = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).sites()
@@ -202,7 +202,7 @@ class RingLog:
         return [short[place] for place in places.tolist()]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        """Return numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
         records = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).positions()
@@ -216,7 +216,7 @@ class RingLog:
         return Expansion(self._ring, self._number, key, records, start, stop, self._device)
 
     def _inside(self, record: Records, seq: int) -> int:
-        """Running hash after a call in the middle of a replay, or before the first of it."""
+        """Return running hash after a call in the middle of a replay, or before the first of it."""
         table = self._ring.graphs.table(self._number)
         (row,) = table.rows(record).tolist()
         done = seq + 1 - int(self._strand.firsts(record)[0])
@@ -233,7 +233,7 @@ class RingLog:
         return signatures
 
     def _begin(self) -> tuple[int, int]:
-        """The number of the first call that is kept, and the running hash before it."""
+        """Return the number of the first call that is kept, and the running hash before it."""
         if self._beginning is None:
             # Of a ring that is full to the last slot, the first may be torn.
             ring = self._ring
@@ -242,7 +242,7 @@ class RingLog:
         return self._beginning
 
     def _find_first(self) -> tuple[int, int]:
-        """Finds the oldest call that is kept and whose signature is known.
+        """Find the oldest call that is kept and whose signature is known.
 
         A signature follows from the hashes before and after a call. Of the oldest that is
         kept, the hash before it has been overwritten: if it cannot be signed again either,
@@ -267,7 +267,7 @@ class RingLog:
         return self._state.seq + 1
 
     def _records(self, start: int, stop: int) -> Records:
-        """The raw records of calls that are kept.
+        """Return the raw records of calls that are kept.
 
         Raises:
             DamagedFileError: One of them is not where it should be.
@@ -323,7 +323,7 @@ def communicators(ring: RingFile) -> dict[int, Communicator]:
 
 @lru_cache(maxsize=_KEPT)
 def _communicator(spelled: str, *changes: str) -> Communicator | None:
-    """Returns what its members describe in the same words, hence once for all of them."""
+    """Return what its members describe in the same words, hence once for all of them."""
     about = _object(spelled)
     key = text(about.get("key"))
     if key is None:
@@ -341,7 +341,7 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
 
 
 def _range(value: Any) -> tuple[int, ...]:
-    """The ranks of a communicator whose members are at equal distances."""
+    """Return the ranks of a communicator whose members are at equal distances."""
     ends = integers(value)
     if ends is None or len(ends) != 3 or not ends[2]:
         return ()
@@ -366,7 +366,7 @@ def _rank(value: Any) -> int:
 
 
 def is_alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
-    """Whether the process runs, where this machine can tell."""
+    """Return whether the process runs, where this machine can tell."""
     if not about.get("boot_id") or host != socket.gethostname():
         return None
     if about["boot_id"] != procfs.boot_id():

@@ -30,7 +30,7 @@ class CommRecords:
         return self._ring.marks(self._number)
 
     def firsts(self, records: Records) -> NDArray[np.uint64]:
-        """Returns the number of the first call that each of some records stands for."""
+        """Return the number of the first call that each of some records stands for."""
         lasts: NDArray[np.uint64] = records["seq"]
         if self._ring.scale == 1:
             return lasts
@@ -38,13 +38,13 @@ class CommRecords:
         return lasts - table.spans(records).astype(np.uint64) + np.uint64(1)
 
     def mark(self, seq: int) -> int | None:
-        """The running hash after a call that a mark stands at; None where none does."""
+        """Return the running hash after a call that a mark stands at; None where none does."""
         marks = self._marks
         place, _ = bracket(marks.seqs, seq)
         return int(marks.hashes[place]) if place >= 0 and marks.seqs[place] == seq else None
 
     def oldest(self) -> Records:
-        """The oldest record that is kept; empty when none is."""
+        """Return the oldest record that is kept; empty when none is."""
         ring = self._ring
         for start in range(ring.oldest, ring.head, CHUNK):
             found = collectives(ring.window(start, start + CHUNK), self._number)
@@ -53,7 +53,7 @@ class CommRecords:
         return np.empty(0, RECORD_DTYPE)
 
     def around(self, seq: int, first: int, last: int) -> Records:
-        """The records in that chunk of the ring which holds a call.
+        """Return the records in that chunk of the ring which holds a call.
 
         The chunk lies between the marks around the call, which are far apart where the
         communicator is used once in a while. Its place there is guessed from the number.

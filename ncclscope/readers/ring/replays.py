@@ -85,7 +85,7 @@ class Expansion:
         return np.flatnonzero(self._rows[self._which] < 0)
 
     def signatures(self, own: Sequence[int]) -> list[int]:
-        """Returns what members must agree in, call by call.
+        """Return what members must agree in, call by call.
 
         Args:
             own: The same of each record, which means something for single calls.
@@ -96,7 +96,7 @@ class Expansion:
         return listed
 
     def sites(self) -> list[str | None]:
-        """Returns where the calls came from."""
+        """Return where the calls came from."""
         numbers = self._records["site"][self._which].astype(np.int64)
         calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
         sites = [int(self._ring.graphs.record(call)["site"][0]) for call in calls.tolist()]
@@ -107,7 +107,7 @@ class Expansion:
         return [short[place] for place in places.tolist()]
 
     def positions(self) -> list[int]:
-        """Returns their numbers in the rank's stream."""
+        """Return their numbers in the rank's stream."""
         listed: list[int] = self._positions().tolist()
         return listed
 
@@ -120,7 +120,7 @@ class Expansion:
         return positions
 
     def calls(self, own: Sequence[int]) -> list[Call]:
-        """Returns the calls.
+        """Return the calls.
 
         Args:
             own: As for :meth:`signatures`.
@@ -140,7 +140,7 @@ class Expansion:
         return [call for call in found if call is not None]
 
     def _members(self) -> Iterator[tuple[int, Call]]:
-        """Yields the calls that are part of a replay, with their places."""
+        """Yield the calls that are part of a replay, with their places."""
         if not len(self._replayed):
             return
         records, table = self._records, self._table
@@ -207,7 +207,7 @@ class Expansion:
         return replace(found, sizes=sizes, out_sizes=out_sizes)
 
     def distinct(self) -> Distinct:
-        """Returns the calls by what sets them apart."""
+        """Return the calls by what sets them apart."""
         records = chosen_at(self._records, self._which[self._single])
         records = with_states(self._device, records)
         single = distinct_records(records, lambda some: decode(self._ring, some, self._key))
@@ -228,7 +228,7 @@ class Expansion:
                 yield place, call
 
     def _cut(self, at: int) -> Expansion:
-        """Returns a single call of these."""
+        """Return a single call of these."""
         which = int(self._which[at])
         record = self._records[which : which + 1]
         seq = int(self._seqs()[at])
@@ -237,7 +237,7 @@ class Expansion:
 
 
 def chosen_at(records: Records, places: NDArray[np.int64]) -> Records:
-    """Returns the records at some places, in order, which may be none."""
+    """Return the records at some places, in order, which may be none."""
     if len(places) == len(records):
         return records
     is_chosen = np.zeros(len(records), np.bool_)

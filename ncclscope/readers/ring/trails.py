@@ -35,10 +35,10 @@ class _RingTrail(Trail[What]):
 
     @abstractmethod
     def _between(self, start: int, stop: int) -> list[What]:
-        """Those at positions ``start`` to ``stop - 1`` of the stream."""
+        """Return those at positions ``start`` to ``stop - 1`` of the stream."""
 
     def newest(self, count: int) -> list[What]:
-        """The last so many; only the end of the ring is gone through for them."""
+        """Return the last so many; only the end of the ring is gone through for them."""
         if self._all is not None:
             return self._all[max(0, len(self._all) - count) :]
         found: list[What] = []

@@ -39,7 +39,7 @@ class _OwnPackages:
         self.folders = [root, os.path.join(root, "patches")]
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Answers for the two packages; what is in them is found through them."""
+        """Answer for the two packages; what is in them is found through them."""
         if fullname not in self.names:
             return None
         from importlib.machinery import PathFinder
@@ -48,7 +48,7 @@ class _OwnPackages:
 
 
 def _run_hidden() -> None:
-    """Runs the next ``sitecustomize`` on the path, under that name."""
+    """Run the next ``sitecustomize`` on the path, under that name."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -76,7 +76,7 @@ class DriverError(Exception):
 
 
 def _pack(parameters: Sequence[int]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
-    """Returns a kernel's parameters, and where each of them is; both have to be kept."""
+    """Return a kernel's parameters, and where each of them is; both have to be kept."""
     values = (ctypes.c_uint64 * len(parameters))(*parameters)
     start = ctypes.addressof(values)
     places = (start + 8 * place for place in range(len(parameters)))
@@ -109,7 +109,7 @@ class Driver:
         self._call("cuInit", ctypes.c_uint(0))
 
     def context(self, ordinal: int) -> int:
-        """Returns the primary context of a device, by its number in this process."""
+        """Return the primary context of a device, by its number in this process."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -117,7 +117,7 @@ class Driver:
 
     @contextlib.contextmanager
     def within(self, context: int) -> Iterator[None]:
-        """Makes a context current, and harmless to a capture that another thread is in."""
+        """Make a context current, and harmless to a capture that another thread is in."""
         self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
         try:
             mode = ctypes.c_int(_RELAXED)
@@ -130,7 +130,7 @@ class Driver:
             self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def register(self, address: int, size: int) -> int:
-        """Lets the GPU write host memory.
+        """Let the GPU write host memory.
 
         Args:
             address: Of the first page.
@@ -146,14 +146,14 @@ class Driver:
         return found.value
 
     def load(self) -> int:
-        """Returns the function of the kernel in the current context."""
+        """Return the function of the kernel in the current context."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), PTX)
         self._call("cuModuleGetFunction", ctypes.byref(function), module, NAME)
         return function.value or 0
 
     def launcher(self, context: int, function: int, *parameters: int) -> Launcher:
-        """Returns what launches the kernel with these parameters.
+        """Return what launches the kernel with these parameters.
 
         They are copied at each launch, also into a graph. A thread in which the context is not
         current is lent it.
@@ -179,7 +179,7 @@ class Driver:
         return launch
 
     def attacher(self, context: int, function: int, *parameters: int) -> Attacher:
-        """Returns what adds the kernel to a graph beside what is captured, not between.
+        """Return what adds the kernel to a graph beside what is captured, not between.
 
         It runs behind all that its stream has been given and behind what was attached before it,
         and nothing of the program's waits for it: the dependencies of the stream stay as they
@@ -236,7 +236,7 @@ class Driver:
         return greatest.value
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is put on a stream becomes a part of a graph."""
+        """Return whether what is put on a stream becomes a part of a graph."""
         status = ctypes.c_int()
         result = self._is_capturing(stream, ctypes.addressof(status))
         return not result and status.value == _CAPTURING

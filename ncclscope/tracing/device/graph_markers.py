@@ -48,7 +48,7 @@ class Placement:
         self._held: int | None = None
 
     def in_stream(self, capture: GraphCapture) -> bool:
-        """Returns it for a graph, the same for all its markers."""
+        """Return it for a graph, the same for all its markers."""
         if capture.in_stream is None:
             number = self._held
             if number is None:
@@ -59,7 +59,7 @@ class Placement:
         return capture.in_stream
 
     def learn(self, held: Iterable[Channel]) -> None:
-        """Notes whose calls a graph holds, if any."""
+        """Note whose calls a graph holds, if any."""
         found = [self._every.get(channel.index) for channel in held]
         if found:
             self._held = sum(marks is not None and marks.is_nccl for marks in found)
@@ -87,7 +87,7 @@ class GraphMarkers:
     def put(
         self, launch: Launcher, which: int, more: int, stream: int, capture: GraphCapture
     ) -> bool:
-        """Puts a marker into a graph.
+        """Put a marker into a graph.
 
         One in the stream behind one beside might run at the same time, and the older count stay.
         So all of a graph stand in the stream, or none; where the driver refuses the first that is

@@ -63,7 +63,7 @@ class DeviceMarks:
         """Host clock less the GPU's, in nanoseconds; 0 where it is not known."""
 
     def of(self, channel: Channel, *, is_nccl: bool) -> Marks:
-        """Returns the markers of a communicator: of NCCL's, or of kernels of vLLM's own."""
+        """Return the markers of a communicator: of NCCL's, or of kernels of vLLM's own."""
         with self._lock:
             marks = self._marks.get(channel.index)
             if marks is None:
@@ -76,7 +76,7 @@ class DeviceMarks:
         return self.ordinal >= 0
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
-        """Brings up what it takes on a device that the program uses already.
+        """Bring up what it takes on a device that the program uses already.
 
         Not while this thread captures a graph, and before the first launch that one may hold.
 
@@ -112,7 +112,7 @@ class DeviceMarks:
         return True
 
     def _read_clock(self, marks: Marks) -> None:
-        """Relates the GPU's clock to the host's, where the first kernel runs at once."""
+        """Relate the GPU's clock to the host's, where the first kernel runs at once."""
         until = time.monotonic() + _CLOCK_SECONDS
         while not (stamp := marks.stamp):
             if time.monotonic() > until:
@@ -121,7 +121,7 @@ class DeviceMarks:
         self.clock = time.time_ns() - stamp
 
     def turn_off(self, reason: str) -> None:
-        """Ends it for this process, and says so once."""
+        """End it for this process, and say so once."""
         from ncclscope.tracing.warning import warn_once
 
         for marks in list(self._marks.values()):
@@ -132,13 +132,13 @@ class DeviceMarks:
         self._tracer.describe(device_progress=f"off: {reason}"[:500])
 
     def launcher(self, channel: Channel, which: int, more: int) -> Launcher:
-        """Returns what launches a marker: 0 behind a call, 1 before it."""
+        """Return what launches a marker: 0 behind a call, 1 before it."""
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.launcher(self._context, self._function, *given)
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
-        """Returns what puts a marker into a graph that is captured."""
+        """Return what puts a marker into a graph that is captured."""
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.attacher(self._context, self._function, *given)
@@ -148,16 +148,16 @@ class DeviceMarks:
         return place, (channel.index - 1) * _COUNT_SIZE + which * 8, more
 
     def capture(self) -> GraphCapture | None:
-        """Returns the graph that this thread captures now."""
+        """Return the graph that this thread captures now."""
         current: GraphCapture | None = self._tracer.graphs.current()
         return current
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is put on a stream becomes a part of a graph."""
+        """Return whether what is put on a stream becomes a part of a graph."""
         return self._driver is not None and self._driver.is_capturing(stream)
 
     def captured(self, capture: GraphCapture) -> Sequence[tuple[Marks, int]]:
-        """Checks that each call of a graph has its marker in it.
+        """Check that each call of a graph has its marker in it.
 
         Returns:
             For each communicator the markers and how many of its calls the graph holds.
@@ -226,13 +226,13 @@ class Marks:
         return self._finish is not None
 
     def lose(self, reason: int) -> None:
-        """Notes that the count does not tell the number of a call any more."""
+        """Note that the count does not tell the number of a call any more."""
         if not self.is_lost and not self.device.is_off:
             self.is_lost = True
             self.device.slots.put(self.channel.index, layout.SLOT_LOST, reason, self.channel.seq)
 
     def begin(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
-        """Prepares for a call that has been recorded and is about to be posted.
+        """Prepare for a call that has been recorded and is about to be posted.
 
         Args:
             stream: That it will run on.
@@ -271,7 +271,7 @@ class Marks:
     def end(
         self, stream: int, capture: GraphCapture | None, ordinal: int, *, grouped: bool
     ) -> None:
-        """Puts the marker behind a call that has just been posted.
+        """Put the marker behind a call that has just been posted.
 
         Args:
             stream: As for :meth:`begin`.
@@ -309,7 +309,7 @@ class Marks:
             self._launched = self._numbers[_LAUNCHED] = seq
 
     def end_group(self, capture: GraphCapture | None) -> None:
-        """Puts the marker behind all calls of a group that has just been handed over."""
+        """Put the marker behind all calls of a group that has just been handed over."""
         count, streams = len(self._grouped), self._grouped
         self._grouped = []
         if self.is_lost or not count or self._finish is None:
@@ -330,16 +330,16 @@ class Marks:
             self._launched = self._numbers[_LAUNCHED] = self.channel.seq
 
     def drop_group(self) -> None:
-        """Forgets a group that failed: none of its calls gets a marker."""
+        """Forget a group that failed: none of its calls gets a marker."""
         self._grouped = []
 
     def begin_replay(self, stream: int, count: int) -> None:
-        """Notes that a graph is about to be launched, whose calls have been recorded."""
+        """Note that a graph is about to be launched, whose calls have been recorded."""
         if not self.is_lost and (stream != self._stream or self._unsettled):
             self._settle(stream, self.channel.seq - count)
 
     def end_replay(self, count: int) -> None:
-        """Notes that a graph has been launched."""
+        """Note that a graph has been launched."""
         if self.is_lost:
             return
         if self.channel.seq - count != self._launched:
@@ -348,7 +348,7 @@ class Marks:
             self._launched = self._numbers[_LAUNCHED] = self.channel.seq
 
     def _settle(self, stream: int, before: int) -> None:
-        """Goes over to another stream, or finds that going over to it has left no doubt.
+        """Go over to another stream, or find that going over to it has left no doubt.
 
         While calls are under way on two streams, markers may run in another order than they
         were launched in. Once all have run, the count is the number of the last call again.
@@ -361,7 +361,7 @@ class Marks:
             self.device.slots.put(self.channel.index, state, 0, self.channel.seq)
 
     def _set_up(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
-        """Makes the launchers, at the first call of the communicator."""
+        """Make the launchers, at the first call of the communicator."""
         device, index = self.device, self.channel.index
         if self.channel.seq > (1 if capture is None else 0):
             self.lose(_BEFORE)

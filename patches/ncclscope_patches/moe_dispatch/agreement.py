@@ -22,7 +22,7 @@ _DIGEST, _LENGTH, _WRONG, _ROWS = range(4)
 
 
 def agree(group: RowGroup, plan: str, *, wrong: str = "", rows: int = 0) -> list[int]:
-    """Compares plans, and tells the rows of each rank.
+    """Compare plans, and tell the rows of each rank.
 
     Args:
         group: Whose members agree.
@@ -46,12 +46,12 @@ def agree(group: RowGroup, plan: str, *, wrong: str = "", rows: int = 0) -> list
 
 
 def digest(plan: str) -> int:
-    """Returns 63 bits that differ where plans do."""
+    """Return 63 bits that differ where plans do."""
     return int.from_bytes(blake2b(plan.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _disagreement(group: RowGroup, text: str, lengths: list[int]) -> DispatchError:
-    """Exchanges the plans, and returns what is to be raised."""
+    """Exchange the plans, and return what is to be raised."""
     line = text.encode().ljust(max(lengths), b" ")
     sent = torch.frombuffer(bytearray(line), dtype=torch.uint8).to(group.device)
     table = group.gather(sent.unsqueeze(0)).tolist()

@@ -70,7 +70,7 @@ class MoEDispatcher:
         return self._strategy.owned
 
     def agree(self, rows: int) -> tuple[int, ...]:
-        """Tells all ranks how many rows this one has in the step that begins.
+        """Report all ranks how many rows this one has in the step that begins.
 
         Args:
             rows: Own ones, at least 0. Ranks of one replica have as many, unless each holds
@@ -110,7 +110,7 @@ class MoEDispatcher:
         sizes: Sequence[int],
         extra: Sequence[torch.Tensor] = (),
     ) -> Dispatched:
-        """Sends rows to the experts.
+        """Send rows to the experts.
 
         Args:
             hidden: Own hidden states, ``[rows, hidden]``.
@@ -137,7 +137,7 @@ class MoEDispatcher:
     def combine(
         self, sent: Dispatched, output: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Takes back the rank's own rows, summed over the experts of all ranks.
+        """Take back the rank's own rows, summed over the experts of all ranks.
 
         Args:
             sent: What :meth:`dispatch` returned.
@@ -167,7 +167,7 @@ class MoEDispatcher:
         return self.combine(sent, experts(sent), shared)
 
     def join_sequence(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Puts together the rows of a replica of which each rank holds its own.
+        """Put together the rows of a replica of which each rank holds its own.
 
         Args:
             rows: Own ones.
@@ -186,7 +186,7 @@ class MoEDispatcher:
         return torch.cat([part[:size] for part, size in zip(gathered, own, strict=True)])
 
     def _complaint(self, batch: Dispatched) -> str:
-        """Says what does not go together in one rank's arguments; nothing where all does."""
+        """Say what does not go together in one rank's arguments; nothing where all does."""
         group = self.groups.dispatch
         if len(batch.sizes) != group.size:
             return f"{len(batch.sizes)} sizes for {group.size} ranks"
@@ -201,7 +201,7 @@ class MoEDispatcher:
         return ""
 
     def _describe(self, batch: Dispatched) -> str:
-        """Says what is about to be sent, all of which has to be equal on all ranks."""
+        """Say what is about to be sent, all of which has to be equal on all ranks."""
         tensors = (batch.hidden, batch.weights, batch.ids, *batch.extra)
         types = " ".join(
             f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"

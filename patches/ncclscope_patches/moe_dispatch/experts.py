@@ -31,7 +31,7 @@ class LocalExperts:
         self.compute = compute
 
     def __call__(self, sent: Dispatched) -> torch.Tensor:
-        """Returns ``[rows, hidden]``, in the type of the hidden states."""
+        """Return ``[rows, hidden]``, in the type of the hidden states."""
         total = torch.zeros_like(sent.hidden, dtype=torch.float32)
         for expert in self.owned:
             rows, places = torch.nonzero(sent.ids == expert, as_tuple=True)

@@ -65,7 +65,7 @@ class RowGroup:
         return str(dist.get_backend(self.group)) == "nccl"
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Puts together the rows of all members, of which each has as many."""
+        """Put together the rows of all members, of which each has as many."""
         if self.size == 1:
             return rows
         wire = _to_wire(rows)
@@ -74,7 +74,7 @@ class RowGroup:
         return _from_wire(output, rows)
 
     def gather_sizes(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Puts together the rows of all members, of which each has its own number.
+        """Put together the rows of all members, of which each has its own number.
 
         Args:
             rows: Own ones.
@@ -92,7 +92,7 @@ class RowGroup:
         return _from_wire(output, rows)
 
     def scatter(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sums over the members, and leaves each an equal share of the rows."""
+        """Sum over the members, and leave each an equal share of the rows."""
         if self.size == 1:
             return rows
         output = rows.new_empty((rows.shape[0] // self.size, *rows.shape[1:]))
@@ -100,7 +100,7 @@ class RowGroup:
         return output
 
     def scatter_sizes(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Sums over the members, and leaves each its own number of rows.
+        """Sum over the members, and leave each its own number of rows.
 
         Args:
             rows: Rows for all members, one after the other.
@@ -117,7 +117,7 @@ class RowGroup:
         return output
 
     def sum(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sums over the members, in place."""
+        """Sum over the members, in place."""
         if self.size > 1:
             dist.all_reduce(rows, group=self.group)
         return rows
@@ -174,7 +174,7 @@ class ExpertGroups:
     def create(
         cls, *, tp: int = 1, sequence_parallel: bool = False, control: str | None = None
     ) -> ExpertGroups:
-        """Makes the groups out of all ranks of the job; to be called on each of them.
+        """Make the groups out of all ranks of the job; to be called on each of them.
 
         Args:
             tp: Ranks of a replica.
@@ -203,7 +203,7 @@ class ExpertGroups:
 
 
 def pad_rows(rows: torch.Tensor, count: int, value: float = 0) -> torch.Tensor:
-    """Returns rows and, after them, new ones of one value, so that there are so many."""
+    """Return rows and, after them, new ones of one value, so that there are so many."""
     missing = count - rows.shape[0]
     if not missing:
         return rows
@@ -211,7 +211,7 @@ def pad_rows(rows: torch.Tensor, count: int, value: float = 0) -> torch.Tensor:
 
 
 def _own_group(families: Sequence[range], own: int, name: str) -> RowGroup:
-    """Makes the groups of one kind, as every rank has to, and returns the own one."""
+    """Make the groups of one kind, as every rank has to, and return the own one."""
     found = None
     for ranks in families:
         if len(ranks) > 1:

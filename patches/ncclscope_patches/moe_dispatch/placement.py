@@ -32,13 +32,13 @@ class ExpertPlacement:
             )
 
     def owned(self, rank: int) -> range:
-        """Returns the experts of a rank of the expert-parallel group; never none."""
+        """Return the experts of a rank of the expert-parallel group; never none."""
         share, odd = divmod(self.experts, self.ranks)
         first = rank * share + min(rank, odd)
         return range(first, first + share + (rank < odd))
 
     def owner(self, expert: int) -> int:
-        """Returns the rank that has an expert."""
+        """Return the rank that has an expert."""
         share, odd = divmod(self.experts, self.ranks)
         if expert < odd * (share + 1):
             return expert // (share + 1)
@@ -46,7 +46,7 @@ class ExpertPlacement:
 
 
 def sequence_chunk(rows: int, tp: int, tp_rank: int) -> slice:
-    """Returns the rows that a tensor-parallel rank has of its replica's sequence.
+    """Return the rows that a tensor-parallel rank has of its replica's sequence.
 
     All chunks are equal but the last ones, which may be shorter, or empty.
 

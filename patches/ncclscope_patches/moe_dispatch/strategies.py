@@ -77,11 +77,11 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def dispatch(self, batch: Dispatched) -> Dispatched:
-        """Sends a rank's own rows; returns those of the whole dispatch group."""
+        """Send a rank's own rows; return those of the whole dispatch group."""
 
     @abc.abstractmethod
     def collect(self, sent: Dispatched, output: torch.Tensor) -> torch.Tensor:
-        """Sums what the dispatch group's experts made of a rank's own rows.
+        """Sum what the dispatch group's experts made of a rank's own rows.
 
         Returns:
             At least as many rows as the rank has; the further ones belong to no token.
@@ -90,7 +90,7 @@ class Strategy(abc.ABC):
     def combine(
         self, sent: Dispatched, output: torch.Tensor, shared: torch.Tensor | None
     ) -> torch.Tensor:
-        """Returns the rank's own rows, with what the experts of all ranks contribute."""
+        """Return the rank's own rows, with what the experts of all ranks contribute."""
         own = sent.sizes[self.groups.dispatch.rank]
         result = self.collect(sent, output)
         if shared is not None:
@@ -158,7 +158,7 @@ class DataDependent(Strategy):
         return nothing if shared is None else nothing + shared
 
     def _load(self, ids: torch.Tensor) -> int:
-        """Returns how often tokens are routed to this rank's experts."""
+        """Return how often tokens are routed to this rank's experts."""
         return int(((ids >= self.owned.start) & (ids < self.owned.stop)).sum())
 
     def _cut_short(self, batch: Dispatched, ids: torch.Tensor) -> Dispatched:

@@ -105,14 +105,14 @@ class C10dProbe(Patch):
             self.put(group, "_end_coalescing", end)
 
     def _declare_earlier(self, module: Any) -> None:
-        """Notes the groups on which calls may have been posted before this probe came."""
+        """Note the groups on which calls may have been posted before this probe came."""
         found = map(process_groups.handles.of, list(module._world.pg_map))
         keys = [handle.comm.key for handle in found if handle.comm is not None]
         if keys:
             coverage.unseen("late", "process groups had been made before calls were recorded", keys)
 
     def _declare_groups(self, module: Any) -> None:
-        """Makes each new group known, so that a rank which never posts has said it is there."""
+        """Make each new group known, so that a rank which never posts has said it is there."""
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
@@ -143,7 +143,7 @@ class C10dProbe(Patch):
 
 
 def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
-    """Returns where a call runs that returns no ``Work``: on the stream that is current."""
+    """Return where a call runs that returns no ``Work``: on the stream that is current."""
     for argument in (*args[1:], *kwargs.values()):
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]

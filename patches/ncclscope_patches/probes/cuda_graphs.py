@@ -60,7 +60,7 @@ class CudaGraphProbe(Patch):
             self._open[id(graph)] = tracer, tracer.graphs.begin()
 
     def _leave(self, args: tuple[Any, ...], _kwargs: Any) -> _Captured | None:
-        """Ends the capture, be it that torch finds it to have failed."""
+        """End the capture, be it that torch finds it to have failed."""
         found = self._open.pop(id(args[0]), None)
         if found is None:
             return None
@@ -84,7 +84,7 @@ class CudaGraphProbe(Patch):
         graphs[number] = recorded
 
     def _replaying(self, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the method with its record before it.
+        """Return the method with its record before it.
 
         Not through guard(): a step of an engine replays a piece for each layer. See
         :mod:`ncclscope_patches.probes.noting`.

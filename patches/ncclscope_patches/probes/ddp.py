@@ -80,7 +80,7 @@ class DdpNote(Patch):
             self._modules.add(owned)
 
     def _watch_backward(self) -> None:
-        """Guards autograd's engine, which programs without such a module never pay for."""
+        """Guard autograd's engine, which programs without such a module never pay for."""
         if not self._watches_backward:
             self._watches_backward = True
             autograd = sys.modules["torch"].autograd
@@ -121,7 +121,7 @@ class DdpNote(Patch):
         return (_line(_CALLER), 0) if args[0].ddp in self._modules else None
 
     def _forget(self) -> None:
-        """Forgets the parent's modules; for the child after a fork."""
+        """Forget the parent's modules; for the child after a fork."""
         self._modules.clear()
         self._slots.clear()
         self._in_backward = False
@@ -133,12 +133,12 @@ def _leave(phase: _Phase) -> None:
 
 
 def _line(depth: int) -> str | None:
-    """Returns the line of the program that called a guarded function, from within a hook."""
+    """Return the line of the program that called a guarded function, from within a hook."""
     return callsite.user_line(sys._getframe(depth + 1))
 
 
 def _group_finder(cls: Any) -> Any:
-    """Returns what takes the process group from the constructor's arguments."""
+    """Return what takes the process group from the constructor's arguments."""
     names = list(inspect.signature(cls.__init__).parameters)
 
     def given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -66,7 +66,7 @@ def start(
     *,
     returns_none: bool = False,
 ) -> Mark | None:
-    """Prepares to count a collective that has been recorded and is about to be posted.
+    """Prepare to count a collective that has been recorded and is about to be posted.
 
     Args:
         marks: The markers of its communicator.
@@ -107,7 +107,7 @@ def start(
 
 
 def finish(mark: Mark, result: Any) -> None:
-    """Counts a collective that has just been posted."""
+    """Count a collective that has just been posted."""
     marks, place, capture, grouped, where, args, kwargs, returns_none = mark
     try:
         if returns_none and result is not None:
@@ -129,7 +129,7 @@ def finish(mark: Mark, result: Any) -> None:
 
 
 def end_group(*, failed: bool) -> None:
-    """Counts the calls of the NCCL group that has just ended on this thread."""
+    """Count the calls of the NCCL group that has just ended on this thread."""
     if not _grouped or scope.group_number():
         return
     for marks in _grouped.pop(threading.get_ident(), ()):
@@ -143,7 +143,7 @@ def end_group(*, failed: bool) -> None:
 
 
 def of_tensor(tensor: Any) -> Place | int:
-    """Returns where work on a tensor runs: the stream that is current on its device."""
+    """Return where work on a tensor runs: the stream that is current on its device."""
     ordinal = tensor.get_device()
     if ordinal < 0:
         return STREAM_UNKNOWN
@@ -151,7 +151,7 @@ def of_tensor(tensor: Any) -> Place | int:
 
 
 def checked(marks: Marks | None, ordinal: int, stream: int) -> Place | int:
-    """Returns a place, unless a graph is captured there and not on the current stream.
+    """Return a place, unless a graph is captured there and not on the current stream.
 
     Whether a call is captured was asked of the stream that is current.
     """
@@ -165,7 +165,7 @@ def checked(marks: Marks | None, ordinal: int, stream: int) -> Place | int:
 
 
 def start_replay(counted: Sequence[tuple[Marks, int]]) -> None:
-    """Notes that a graph is about to be launched, whose calls have been recorded.
+    """Note that a graph is about to be launched, whose calls have been recorded.
 
     Args:
         counted: Markers of each communicator, and how many of its calls the graph holds.
@@ -180,7 +180,7 @@ def start_replay(counted: Sequence[tuple[Marks, int]]) -> None:
 
 
 def finish_replay(counted: Sequence[tuple[Marks, int]]) -> None:
-    """Counts the calls of a graph that has just been launched."""
+    """Count the calls of a graph that has just been launched."""
     try:
         for marks, count in counted:
             marks.end_replay(count)
@@ -189,7 +189,7 @@ def finish_replay(counted: Sequence[tuple[Marks, int]]) -> None:
 
 
 def current_stream(ordinal: int) -> int:
-    """Returns the stream that is current on a device, by its handle."""
+    """Return the stream that is current on a device, by its handle."""
     torch: Any = sys.modules["torch"]
     found: int = torch._C._cuda_getCurrentRawStream(ordinal)
     return found

@@ -155,7 +155,7 @@ def _waited(token: tuple[Posted, Any], _result: Any) -> None:
 
 
 def _group(group: Any) -> Any:
-    """Returns the process group of a name; compiled graphs have nothing else."""
+    """Return the process group of a name; compiled graphs have nothing else."""
     if isinstance(group, str):
         return sys.modules["torch.distributed.distributed_c10d"]._resolve_process_group(group)
     return group

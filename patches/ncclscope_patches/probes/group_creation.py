@@ -30,7 +30,7 @@ _STORE = "store"
 
 
 def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creation | None:
-    """Records that this process begins to create a group.
+    """Record that this process begins to create a group.
 
     Args:
         parent: The group of all ranks; None before there is one.
@@ -61,13 +61,13 @@ def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creatio
 
 
 def end(creation: Creation) -> None:
-    """Notes that a group has been created."""
+    """Note that a group has been created."""
     handle, position = creation
     handle.complete(position)
 
 
 def _meeting(parent: Any, above: Handle) -> str:
-    """Returns what the ranks meet by: a communicator that is split needs all its members."""
+    """Return what the ranks meet by: a communicator that is split needs all its members."""
     assert above.comm is not None
     if getattr(parent, "bound_device_id", None) is not None and above.comm.backend != "gloo":
         return above.comm.backend

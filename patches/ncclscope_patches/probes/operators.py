@@ -22,7 +22,7 @@ _plain_types: dict[type, bool] = {}
 
 
 def guard_operator(patch: Patch, packet: Any, before: Before, after: After | None) -> None:
-    """Guards an operator and its overloads.
+    """Guard an operator and its overloads.
 
     Args:
         patch: Whose barrier to use.
@@ -38,7 +38,7 @@ def guard_operator(patch: Patch, packet: Any, before: Before, after: After | Non
 
 
 def _in_order(before: Before, names: list[str]) -> Before:
-    """Lets a hook have all arguments by position, but for an output that it has no use for."""
+    """Let a hook have all arguments by position, but for an output that it has no use for."""
 
     def ordered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs:
@@ -50,7 +50,7 @@ def _in_order(before: Before, names: list[str]) -> Before:
 
 
 def is_real(tensor: Any) -> bool:
-    """Whether an operator that is called with this tensor now does what it says."""
+    """Return whether an operator that is called with this tensor now does what it says."""
     import torch
 
     kind = type(tensor)

@@ -27,7 +27,7 @@ _noted: tuple[int, Any] = (0, None)
 
 
 def note_redop(options: Any, redop: Any) -> None:
-    """Remembers the reduction that has just been put into an options object.
+    """Remember the reduction that has just been put into an options object.
 
     Taking it out again makes two objects in C++, which costs more than the record does.
     """
@@ -36,7 +36,7 @@ def note_redop(options: Any, redop: Any) -> None:
 
 
 def on_cpu(args: Arguments) -> bool:
-    """Whether the first tensor among the arguments is in host memory."""
+    """Return whether the first tensor among the arguments is in host memory."""
     for argument in args[1:]:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
@@ -177,7 +177,7 @@ def _named(kwargs: Keywords, *names: str) -> Any:
 
 
 def _one(tensors: Any) -> Any:
-    """Returns the tensor of a list of one; lists of several are one for each GPU, long gone."""
+    """Return the tensor of a list of one; lists of several are one for each GPU, long gone."""
     if type(tensors) is list:
         return tensors[0]
     return tensors[0] if isinstance(tensors, tuple) else tensors
@@ -213,7 +213,7 @@ def _root(args: Arguments, kwargs: Keywords, at: int) -> int:
 
 
 def _splits(given: Any, tensor: Any, others: Any) -> tuple[int, ...]:
-    """Returns the splits of one side; where only the other side has any, they are even."""
+    """Return the splits of one side; where only the other side has any, they are even."""
     return tuple(given) if given else (_rows(tensor) // len(others),) * len(others)
 
 
@@ -222,7 +222,7 @@ def _rows(tensor: Any) -> int:
 
 
 def _uneven(tensors: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the first dimensions of tensors that are not all of one shape."""
+    """Return the first dimensions of tensors that are not all of one shape."""
     if not tensors:
         return None
     shape = tensors[0].shape
@@ -232,7 +232,7 @@ def _uneven(tensors: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _joined(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the shape that the tensors have one behind the other."""
+    """Return the shape that the tensors have one behind the other."""
     return (sum(_rows(tensor) for tensor in tensors), *tensors[0].shape[1:])
 
 

@@ -54,11 +54,11 @@ class Patch:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self, module: Any) -> None:
-        """Replaces functions of the target, which has been imported, by :meth:`replace`."""
+        """Replace functions of the target, which has been imported, by :meth:`replace`."""
         raise NotImplementedError
 
     def apply(self) -> None:
-        """Installs the patch where its target has been imported; a second time does nothing."""
+        """Install the patch where its target has been imported; a second time does nothing."""
         module: ModuleType | None = sys.modules.get(self.target)
         if module is None or self._applied:
             return
@@ -84,7 +84,7 @@ class Patch:
                 coverage.probe(f"{self.name}.{function}" if function else self.name, state, why)
 
     def revert(self) -> None:
-        """Puts everything back that was replaced, unless someone else has replaced it since."""
+        """Put everything back that was replaced, unless someone else has replaced it since."""
         if self.active:
             self.note_state(coverage.ENDED, "taken back")
         self.active = False
@@ -99,7 +99,7 @@ class Patch:
                 setattr(owner, name, original)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the probe for the rest of the process, and says so once.
+        """End the probe for the rest of the process, and say so once.
 
         A rank whose probe has ended looks as if it had stopped; a reader must know.
 
@@ -124,7 +124,7 @@ class Patch:
     def replace(
         self, owner: Any, name: str, before: Before | None = None, after: After | None = None
     ) -> bool:
-        """Puts a guarded function in the place of an attribute of a class or module.
+        """Put a guarded function in the place of an attribute of a class or module.
 
         Args:
             owner: Class, module or object that has the function.
@@ -143,11 +143,11 @@ class Patch:
         return self.put(owner, name, self.guard(function, before, after))
 
     def has_replaced(self, function: Any) -> bool:
-        """Whether a function is one that a patch has put there."""
+        """Return whether a function is one that a patch has put there."""
         return hasattr(function, _MARK)
 
     def put(self, owner: Any, name: str, function: Any) -> bool:
-        """Puts a function in the place of an attribute, noting what was there."""
+        """Put a function in the place of an attribute, noting what was there."""
         setattr(function, _MARK, self)
         original = vars(owner).get(name)
         setattr(owner, name, function)
@@ -183,7 +183,7 @@ class Patch:
         before: Before | None = None,
         after: After | None = None,
     ) -> Callable[..., Any]:
-        """Returns the function with something done before it and after it.
+        """Return the function with something done before it and after it.
 
         This is the one place through which a probe's faults would reach the program.
         """
@@ -224,7 +224,7 @@ class Patch:
     def guard_scope(
         self, function: Callable[..., Any], enter: Before, leave: Callable[[Any], None]
     ) -> Callable[..., Any]:
-        """Returns the function with something entered before and left after it.
+        """Return the function with something entered before and left after it.
 
         ``leave`` gets what ``enter`` returned, and is called even when the function raises,
         but not when ``enter`` returned None.

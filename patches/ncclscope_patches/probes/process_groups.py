@@ -31,7 +31,7 @@ _ON_CUDA = frozenset({"nccl", "rccl"})
 
 
 def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
-    """Makes a group known in the ring that has just been made, before anything is posted.
+    """Make a group known in the ring that has just been made, before anything is posted.
 
     Args:
         group: The process group.
@@ -45,7 +45,7 @@ def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
 
 
 def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
-    """Gives a group's communicator the name that its program has for it.
+    """Give a group's communicator the name that its program has for it.
 
     Args:
         group: The process group.
@@ -58,7 +58,7 @@ def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
 
 
 def label_of(group: Any) -> str:
-    """Returns the label of a process group's communicator; empty where there is none."""
+    """Return the label of a process group's communicator; empty where there is none."""
     if not isinstance(group, _torch().ProcessGroup):
         return ""
     comm = handles.of(group).comm
@@ -66,7 +66,7 @@ def label_of(group: Any) -> str:
 
 
 def global_ranks(group: Any) -> list[int]:
-    """Returns the members' global ranks in the group's order; empty when torch has none."""
+    """Return the members' global ranks in the group's order; empty when torch has none."""
     try:
         ranks: dict[int, int] = _torch()._world.pg_group_ranks.get(group, {})
     except TypeError:  # unhashable, so no process group
@@ -106,7 +106,7 @@ def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
 
 
 def _backends(group: Any) -> frozenset[str]:
-    """Returns the backends behind a group, of which there may be one for each device."""
+    """Return the backends behind a group, of which there may be one for each device."""
     config = _torch()._world.pg_backend_config.get(group)
     if not config:
         return frozenset({group.name()})
@@ -125,7 +125,7 @@ def _label(group: Any) -> str:
 
 
 def _port(group: Any) -> int:
-    """Returns the port that all members met at; 0 where they met otherwise."""
+    """Return the port that all members met at; 0 where they met otherwise."""
     if hasattr(group, "get_group_store"):
         try:
             store = group.get_group_store()

@@ -75,7 +75,7 @@ class PyNcclProbe(Patch):
     def _reader_for(
         self, cls: Any, name: str, make: Callable[[Signature], Read]
     ) -> tuple[Patch, Read] | None:
-        """Returns what reads a method's parameters, and the patch that answers for it.
+        """Return what reads a method's parameters, and the patch that answers for it.
 
         None where the method does not exist, or takes something else by now.
         """
@@ -113,7 +113,7 @@ class PyNcclProbe(Patch):
             self.put(cls, "batch_isend_irecv", batch)
 
     def _declare_before_init(self, cls: Any, library: Any) -> None:
-        """Makes the communicator known before NCCL connects, where a rank may hang."""
+        """Make the communicator known before NCCL connects, where a rank may hang."""
 
         def declare(args: tuple[Any, ...], _kwargs: Any) -> None:
             handles.of(args[0])
@@ -183,7 +183,7 @@ class _Wrapped(Patch):
 
 
 def _where(cls: Any, name: str, module: Any) -> Where:
-    """Returns what finds the stream of a call: the one it is given, or vLLM's current one."""
+    """Return what finds the stream of a call: the one it is given, or vLLM's current one."""
     function = getattr(cls, name, None)
     names = Signature(function, name).names if callable(function) else []
     at = names.index("stream") if "stream" in names else len(names)
@@ -204,13 +204,13 @@ def _where(cls: Any, name: str, module: Any) -> Where:
 
 
 def _plain(op: str) -> Read:
-    """A call without parameters."""
+    """Return a call without parameters."""
     parameters = (op,)
     return lambda args, kwargs: parameters
 
 
 def _entering_fold(read: Read) -> Before:
-    """Records a call, and folds those that it is made of into it."""
+    """Record a call, and fold those that it is made of into it."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         comm = args[0]

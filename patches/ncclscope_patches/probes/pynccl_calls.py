@@ -160,7 +160,7 @@ def _recv(signature: Signature) -> Read:
 
 
 def read_scatter(signature: Signature) -> Read:
-    """Returns what takes the parameters of ``scatter`` from its arguments."""
+    """Return what takes the parameters of ``scatter`` from its arguments."""
     out_at, at = signature["output_tensor"], signature["input_tensor"]
     sizes_at, root_at = signature["sizes"], signature["root"]
 

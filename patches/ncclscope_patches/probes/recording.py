@@ -98,11 +98,11 @@ class Handle:
             self.marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
 
     def complete(self, position: int) -> None:
-        """Notes that a call has completed."""
+        """Note that a call has completed."""
         self.ring.advance(position, COMPLETED)
 
     def rename(self, label: str, ranks: Sequence[int] = ()) -> None:
-        """Notes the communicator's name, and its members where they were not known."""
+        """Note the communicator's name, and its members where they were not known."""
         assert self.comm is not None
         self.tracer.relabel(self.comm, label)
         if ranks and not self.comm.ranks:
@@ -138,12 +138,12 @@ class Handles:
         session.on_reset(self.known.clear)
 
     def of(self, thing: Any) -> Handle:
-        """Returns the object's handle, making it at the first time."""
+        """Return the object's handle, making it at the first time."""
         handle = self.known.get(id(thing))
         return self.remember(thing, self._open(thing)) if handle is None else handle
 
     def remember(self, thing: Any, handle: Handle) -> Handle:
-        """Makes this the handle of an object until the object is gone."""
+        """Make this the handle of an object until the object is gone."""
         number = id(thing)
         # Held here, since modules are emptied before the last objects go.
         known, references = self.known, _references
@@ -167,7 +167,7 @@ _references: dict[int, weakref.ref[Any]] = {}
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:
-    """Records one call.
+    """Record one call.
 
     Args:
         handle: Where; not :data:`NOBODY`.
@@ -196,7 +196,7 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
 
 
 def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, bool]:
-    """Makes the template for a kind of call that has not been seen before."""
+    """Make the template for a kind of call that has not been seen before."""
     parameters, _, instruction = key
     fields = dict(zip(_FIELDS, parameters, strict=False))
     op = fields.pop("op")
@@ -251,7 +251,7 @@ _redop_numbers: dict[int, str] = {}
 
 
 def redop_name(redop: Any) -> str:
-    """Returns torch's name for a reduction in lower case: ``sum``, ``avg``, ``premul_sum``.
+    """Return torch's name for a reduction in lower case: ``sum``, ``avg``, ``premul_sum``.
 
     Args:
         redop: A ``ReduceOp``, one of its constants, or a name.

@@ -24,7 +24,7 @@ _CALLER = 2
 
 
 def all_gatherv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[int]) -> Any:
-    """Returns the rows of all members, in the group's order.
+    """Return the rows of all members, in the group's order.
 
     Args:
         group: The torch process group.
@@ -50,7 +50,7 @@ def all_gatherv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[i
 
 
 def reduce_scatterv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[int]) -> Any:
-    """Returns the sum over all members of the rows that are this member's.
+    """Return the sum over all members of the rows that are this member's.
 
     Args:
         group: The torch process group.

@@ -58,7 +58,7 @@ class _Note(Patch):
             self.replace(owner, name, self.begin)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes that the use begins; gets the arguments of that function."""
+        """Note that the use begins; gets the arguments of that function."""
         coverage.unseen(self.kind, self.text)
 
 

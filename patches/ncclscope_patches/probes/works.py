@@ -28,7 +28,7 @@ session.on_reset(pending.clear)
 
 
 def expect(posted: Posted, work: Any) -> None:
-    """Notes what a call returned. None means that it was waited for on the way."""
+    """Note what a call returned. None means that it was waited for on the way."""
     if work is None:
         handle, position, waits = posted
         if waits:
@@ -40,14 +40,14 @@ def expect(posted: Posted, work: Any) -> None:
 
 
 def find(work: Any) -> Posted | None:
-    """Returns the call that a work or a result belongs to."""
+    """Return the call that a work or a result belongs to."""
     entry = pending.get(id(work))
     # The identity may have been given to something new.
     return None if entry is None or entry[0]() is not work else entry[1]
 
 
 def settle(posted: Posted, work: Any) -> None:
-    """Notes that a call has completed."""
+    """Note that a call has completed."""
     handle, position, _ = posted
     handle.complete(position)
     pending.pop(id(work), None)

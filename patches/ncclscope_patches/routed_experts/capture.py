@@ -63,7 +63,7 @@ class CaptureBuffer:
         return self.ids.nbytes + self._extremes.nbytes + self._above.nbytes
 
     def begin(self, rows: int | None = None) -> None:
-        """Begins a step that somebody wants to have captured: nothing is known yet.
+        """Begin a step that somebody wants to have captured: nothing is known yet.
 
         Args:
             rows: How many at the start of the batch will be asked for; None for all.
@@ -72,7 +72,7 @@ class CaptureBuffer:
         self._open = True
 
     def end(self) -> None:
-        """Ends it. Layers that run outside CUDA graphs write nothing until the next one."""
+        """End it. Layers that run outside CUDA graphs write nothing until the next one."""
         self._open = False
 
     @property
@@ -88,7 +88,7 @@ class CaptureBuffer:
         )
 
     def layer(self, number: int) -> LayerCapture:
-        """Returns what one layer writes to.
+        """Return what one layer writes to.
 
         Raises:
             UsageError: The model has no such layer.
@@ -98,7 +98,7 @@ class CaptureBuffer:
         return LayerCapture(self, number)
 
     def write(self, layer: int, topk_ids: torch.Tensor, first: int = 0) -> None:
-        """Stores what a layer's router chose; see :class:`LayerCapture`."""
+        """Store what a layer's router chose; see :class:`LayerCapture`."""
         if not self.writes:
             return
         rows = topk_ids.shape[0]
@@ -113,7 +113,7 @@ class CaptureBuffer:
         self._layers[layer][first : first + rows].copy_(topk_ids)
 
     def narrow(self, rows: slice, ids: torch.Tensor, missing: torch.Tensor) -> None:
-        """Writes some rows of a step in the order and the type that they are handed out in.
+        """Write some rows of a step in the order and the type that they are handed out in.
 
         Args:
             rows: Of the batch.
@@ -132,7 +132,7 @@ class CaptureBuffer:
         missing.logical_or_(self._above[:count])
 
     def _warm_up(self) -> None:
-        """Does once what a layer does: kernels are better not loaded while a graph is captured."""
+        """Do once what a layer does: kernels are better not loaded while a graph is captured."""
         for dtype in (torch.int32, torch.int64):
             self.begin()
             self.write(0, torch.zeros((1, self.shape.top_k), dtype=dtype, device=self.device))
@@ -155,7 +155,7 @@ class LayerCapture:
         self.number = number
 
     def __call__(self, topk_ids: torch.Tensor, first: int = 0) -> None:
-        """Stores what the router chose, inside the forward pass.
+        """Store what the router chose, inside the forward pass.
 
         Args:
             topk_ids: Experts as the model numbers them, ``[rows, top_k]``, of any integer type.

@@ -24,7 +24,7 @@ __all__ = ["StreamReader", "decode_choice"]
 def decode_choice(
     choice: Mapping[str, Any], *, prompt_tokens: int = 0, max_bytes: int = MAX_BYTES
 ) -> RoutedExperts | None:
-    """Reads the routing in one choice of an answer, or of a chunk of a stream.
+    """Read the routing in one choice of an answer, or of a chunk of a stream.
 
     Answers of vLLM's own feature are read as well. They do not say which tokens are missing; none
     is taken to be.
@@ -72,7 +72,7 @@ class StreamReader:
         self._tokens = self._bytes = 0
 
     def add(self, choice: Mapping[str, Any]) -> RoutedExperts | None:
-        """Reads the choice of one chunk.
+        """Read the choice of one chunk.
 
         Returns:
             What this chunk brought; None where it brought nothing.
@@ -96,7 +96,7 @@ class StreamReader:
         return part
 
     def result(self) -> RoutedExperts | None:
-        """Returns all that came so far; None where nothing did."""
+        """Return all that came so far; None where nothing did."""
         if not self._parts:
             return None
         return RoutedExperts(

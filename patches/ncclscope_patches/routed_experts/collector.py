@@ -70,7 +70,7 @@ class Collector:
         return request in self._records
 
     def admit(self, request: str, prompt_tokens: int) -> None:
-        """Begins to collect for a request that opted in.
+        """Begin to collect for a request that opted in.
 
         Raises:
             UsageError: It does so already.
@@ -83,12 +83,12 @@ class Collector:
         )
 
     def renew(self, block_ids: Iterable[int]) -> None:
-        """Says that KV blocks are about to get new content; of all requests, not those alone."""
+        """Say that KV blocks are about to get new content; of all requests, not those alone."""
         if self.store is not None:
             self.store.renew(block_ids)
 
     def attach(self, request: str, block_ids: Iterable[int], *, hits: bool = False) -> None:
-        """Says which KV blocks a request's next tokens are in.
+        """Say which KV blocks a request's next tokens are in.
 
         Args:
             request: Any. Nothing is noted of one that did not opt in.
@@ -101,7 +101,7 @@ class Collector:
             record.attach([page(block) for block in block_ids])
 
     def schedule(self, request: str, position: int, count: int) -> Ticket | None:
-        """Notes where a step's rows will have to go.
+        """Note where a step's rows will have to go.
 
         Args:
             request: Any that is scheduled.
@@ -124,7 +124,7 @@ class Collector:
         accepted: Mapping[str, int] | None = None,
         positions: Mapping[str, int] | None = None,
     ) -> None:
-        """Stores what a step's output carries. Steps are delivered in their order.
+        """Store what a step's output carries. Steps are delivered in their order.
 
         Requests that ended meanwhile may still have tickets: their blocks may be shared.
 
@@ -167,13 +167,13 @@ class Collector:
             )
 
     def preempt(self, request: str) -> None:
-        """Says that a request lost its KV blocks and will be computed again."""
+        """Say that a request lost its KV blocks and will be computed again."""
         record = self._records.get(request)
         if record is not None:
             record.preempt()
 
     def take(self, request: str, generated: int) -> RoutedExperts | None:
-        """Returns what a stream has not sent yet.
+        """Return what a stream has not sent yet.
 
         Args:
             request: Any.
@@ -189,7 +189,7 @@ class Collector:
         return record.take(routed_tokens(record.prompt_tokens, generated) if generated else 0)
 
     def finish(self, request: str, generated: int) -> RoutedExperts | None:
-        """Returns what is known of a request that ended, however it did, and forgets it.
+        """Return what is known of a request that ended, however it did, and forget it.
 
         Args:
             request: Any.
@@ -205,5 +205,5 @@ class Collector:
         return record.rows(0, routed_tokens(record.prompt_tokens, generated))
 
     def abort(self, request: str) -> None:
-        """Forgets a request whose result nobody waits for."""
+        """Forget a request whose result nobody waits for."""
         self._records.pop(request, None)

@@ -45,7 +45,7 @@ class StepDelta:
 
 
 def check_rows(rows: Sequence[RequestRows], limit: int) -> tuple[RequestRows, ...]:
-    """Returns the rows in the order of the batch; a copy that nobody else changes.
+    """Return the rows in the order of the batch; a copy that nobody else changes.
 
     Args:
         rows: Of the requests that opted in.

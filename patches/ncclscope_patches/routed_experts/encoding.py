@@ -50,7 +50,7 @@ _VALUES[_DIGITS] = np.arange(85)
 
 
 def encode_array(ids: Ids, encoding: str = "npy") -> str:
-    """Writes an array of experts as text.
+    """Write an array of experts as text.
 
     Args:
         ids: ``[tokens, layers, top_k]``.
@@ -75,7 +75,7 @@ def encode_array(ids: Ids, encoding: str = "npy") -> str:
 
 
 def decode_array(text: str, encoding: str = "npy", *, max_bytes: int = MAX_BYTES) -> Ids:
-    """Reads what :func:`encode_array`, or vLLM, has written. Nothing in it is ever executed.
+    """Read what :func:`encode_array`, or vLLM, has written. Nothing in it is ever executed.
 
     Args:
         text: It.
@@ -131,7 +131,7 @@ def _decode_compact(text: str, max_bytes: int) -> Ids:
 
 
 def _checked_size(lengths: tuple[int, ...], name: str, max_bytes: int) -> int:
-    """Returns the size in bytes of an array of three dimensions, if there can be such a one."""
+    """Return the size in bytes of an array of three dimensions, if there can be such a one."""
     if len(lengths) != 3 or min(lengths) < 0:
         raise ValueError(f"shape {lengths}")
     if name not in _TYPES:

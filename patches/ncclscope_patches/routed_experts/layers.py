@@ -41,7 +41,7 @@ class RoutedLayers:
     def of(
         cls, module: nn.Module, routes: Callable[[nn.Module], bool], model: str = "target"
     ) -> RoutedLayers:
-        """Finds them in a model.
+        """Find them in a model.
 
         Args:
             module: The model.
@@ -54,7 +54,7 @@ class RoutedLayers:
         return len(self.names)
 
     def number(self, name: str) -> int:
-        """Returns a layer's number, from 0.
+        """Return a layer's number, from 0.
 
         Raises:
             UsageError: It is no layer of this model.
@@ -67,5 +67,5 @@ class RoutedLayers:
     def buffer(
         self, *, top_k: int, experts: int, max_tokens: int, device: torch.device | str = "cpu"
     ) -> CaptureBuffer:
-        """Makes a buffer for exactly these layers."""
+        """Make a buffer for exactly these layers."""
         return CaptureBuffer(RoutingShape(len(self), top_k, experts), max_tokens, device)

@@ -84,7 +84,7 @@ class BatchRows:
 
 
 def recognise(rows: int, batch: BatchRows) -> BatchLayout | None:
-    """Tells the layout by a number of rows, where the model's code does not say it.
+    """Report the layout by a number of rows, where the model's code does not say it.
 
     The answer is the same on all ranks of a replica. Whether it is sequence parallel has to be
     known: three rows may be a replica's only three, or one third of its nine.
@@ -110,7 +110,7 @@ def recognise(rows: int, batch: BatchRows) -> BatchLayout | None:
 def own_rows(
     topk_ids: torch.Tensor, batch: BatchRows, layout: BatchLayout, gather: Gather | None = None
 ) -> torch.Tensor:
-    """Returns the rows of this rank's replica, in the order of its batch.
+    """Return the rows of this rank's replica, in the order of its batch.
 
     Sequence shards are put together by one collective, so all ranks of the replica have to call
     it. It reads nothing from the device, and can be captured in a CUDA graph as far as `gather`
@@ -153,7 +153,7 @@ def capture_own(
     gather: Gather | None = None,
     layout: BatchLayout | None = None,
 ) -> None:
-    """Stores the rows of this rank's replica, for a layer that is given others' as well.
+    """Store the rows of this rank's replica, for a layer that is given others' as well.
 
     In a step that nobody wants it posts no collective. Rows of no known layout are not stored, so
     that their tokens are missing. A CUDA graph keeps the numbers that it was captured with: those
@@ -184,7 +184,7 @@ def _from_shards(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:
 
 
 def _padded(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:
-    """Returns a share as long as the longest one: NCCL gathers equal ones."""
+    """Return a share as long as the longest one: NCCL gathers equal ones."""
     missing = batch.shard - topk_ids.shape[0]
     if missing == 0:
         return topk_ids

@@ -36,7 +36,7 @@ class Ticket:
         self._block_size = block_size
 
     def write(self, position: int, ids: Ids, missing: Mask | None) -> None:
-        """Stores rows from a position of the request on.
+        """Store rows from a position of the request on.
 
         Args:
             position: Of the first.
@@ -86,11 +86,11 @@ class Record:
         self._attempts: list[list[Page]] = [[]]
 
     def attach(self, pages: Iterable[Page]) -> None:
-        """Adds the pages of further blocks, in the order of the request's tokens."""
+        """Add the pages of further blocks, in the order of the request's tokens."""
         self._attempts[-1].extend(pages)
 
     def schedule(self, position: int, count: int) -> Ticket:
-        """Reserves places for the rows of a step.
+        """Reserve places for the rows of a step.
 
         Raises:
             UsageError: The request has no blocks for them.
@@ -107,7 +107,7 @@ class Record:
         return Ticket(self.request, pages, size, position, count)
 
     def preempt(self) -> None:
-        """Begins anew with other blocks; what was captured so far, or is in flight, is kept."""
+        """Begin anew with other blocks; what was captured so far, or is in flight, is kept."""
         *older, pages = self._attempts
         # What an older attempt knows for good is not needed twice, however often this happens.
         kept = [page for number, page in enumerate(pages) if not _whole(older, number)]
@@ -119,7 +119,7 @@ class Record:
             self._attempts = [*older, []]
 
     def rows(self, start: int, end: int) -> RoutedExperts:
-        """Returns the tokens from one position to another.
+        """Return the tokens from one position to another.
 
         Of several attempts the first that captured a token counts: what was generated after it
         was computed with that routing, and it may have been handed out.
@@ -135,13 +135,13 @@ class Record:
         return RoutedExperts(ids, missing, self.prompt_tokens, start)
 
     def take(self, end: int) -> RoutedExperts:
-        """Returns the tokens before a position that have not been handed out."""
+        """Return the tokens before a position that have not been handed out."""
         part = self.rows(self.sent, max(end, self.sent))
         self.sent += part.tokens
         return part
 
     def _whole_pages(self, start: int, end: int) -> list[Ids]:
-        """Returns as many pages as begin at a token, follow each other and are known for good.
+        """Return as many pages as begin at a token, follow each other and are known for good.
 
         Most tokens of most requests are in such pages, and the scheduler is in a hurry.
         """
@@ -164,7 +164,7 @@ class Record:
 
 
 def _whole(attempts: list[list[Page]], number: int) -> Page | None:
-    """Returns a page of which every token was captured, of the first attempt that has one."""
+    """Return a page of which every token was captured, of the first attempt that has one."""
     for pages in attempts:
         if number < len(pages) and pages[number].whole is not None:
             return pages[number]

@@ -34,7 +34,7 @@ class RoutingRequest:
 
     @classmethod
     def parse(cls, extra_args: Mapping[str, Any] | None) -> RoutingRequest:
-        """Reads a request's extra arguments.
+        """Read a request's extra arguments.
 
         Args:
             extra_args: Those; other keys are other people's.

@@ -12,7 +12,7 @@ __all__ = ["RoutedExperts", "routed_tokens"]
 
 
 def routed_tokens(prompt: int, generated: int) -> int:
-    """Returns how many tokens of a request are routed: the last one that it generates is not.
+    """Return how many tokens of a request are routed: the last one that it generates is not.
 
     Args:
         prompt: Tokens of the prompt.
@@ -68,7 +68,7 @@ class RoutedExperts:
         return self.part(self._border, self.tokens)
 
     def part(self, start: int, end: int) -> RoutedExperts:
-        """Returns some of the tokens, counted from the first one here."""
+        """Return some of the tokens, counted from the first one here."""
         return RoutedExperts(
             self.ids[start:end], self.missing[start:end], self.prompt_tokens, self.first + start
         )

@@ -24,7 +24,7 @@ INFO = "routed_experts_info"
 
 
 def choice_fields(result: RoutedExperts | None, encoding: str = "npy") -> dict[str, Any]:
-    """Returns what is to be added to a choice of completions, chat or either's stream.
+    """Return what is to be added to a choice of completions, chat or either's stream.
 
     Args:
         result: Of the whole request, or of the tokens that a chunk of a stream is about.

@@ -56,11 +56,11 @@ class RoutingShape:
         return self.layers * self.top_k * self.dtype.itemsize
 
     def empty(self, tokens: int) -> Ids:
-        """Returns zeros, ``[tokens, layers, top_k]``."""
+        """Return zeros, ``[tokens, layers, top_k]``."""
         return np.zeros((tokens, self.layers, self.top_k), self.dtype)
 
     def check(self, ids: Ids) -> None:
-        """Refuses arrays of another model, or of a type that could not hold its experts.
+        """Refuse arrays of another model, or of a type that could not hold its experts.
 
         Raises:
             UsageError: These are not rows of this shape and type.

@@ -52,7 +52,7 @@ class SharedMemorySpecimen:
         )
 
     def save(self, ids: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Stores a step, on the worker.
+        """Store a step, on the worker.
 
         Args:
             ids: All of the batch, ``(layers, tokens, top_k)``.
@@ -65,12 +65,12 @@ class SharedMemorySpecimen:
             self._ids[where] = rows.astype(self.shape.dtype)
 
     def read(self, slots: Ids) -> Ids:
-        """Returns what is in some slots, for a request that ended, on the scheduler."""
+        """Return what is in some slots, for a request that ended, on the scheduler."""
         with self._locked():
             return np.array(self._ids[slots])
 
     def close(self) -> None:
-        """Gives the segment back."""
+        """Give the segment back."""
         del self._ids
         if self._create:
             self._path.unlink()

@@ -44,7 +44,7 @@ class Page:
         return self._ids if self._captured == (1 << self.size) - 1 else None
 
     def write(self, offset: int, ids: Ids, missing: Mask | None = None) -> None:
-        """Stores tokens from an offset on.
+        """Store tokens from an offset on.
 
         Args:
             offset: Place of the first one in the block.
@@ -63,7 +63,7 @@ class Page:
         self._captured |= bits << offset
 
     def overlay(self, start: int, ids: Ids, missing: Mask) -> None:
-        """Puts its captured tokens, from one on, over others'.
+        """Put its captured tokens, from one on, over others'.
 
         Args:
             start: First token of the page that is wanted.
@@ -106,7 +106,7 @@ class SlotStore:
         return sum(page.nbytes for page in self._pages.values())
 
     def renew(self, block_ids: Iterable[int]) -> None:
-        """Forgets what blocks held: they are about to be given new content.
+        """Forget what blocks held: they are about to be given new content.
 
         To be called for every block that is allocated, whether or not its request opted in and
         whoever fills it; not for those that a request shares because of a prefix-cache hit.
@@ -115,7 +115,7 @@ class SlotStore:
             self._pages.pop(block, None)
 
     def page(self, block_id: int) -> Page:
-        """Returns the page of a block's content, to be filled."""
+        """Return the page of a block's content, to be filled."""
         page = self._pages.get(block_id)
         if page is None:
             page = self._pages[block_id] = Page(self.shape, self.block_size)
@@ -124,11 +124,11 @@ class SlotStore:
         return page
 
     def find(self, block_id: int) -> Page:
-        """Returns the page of a block that others filled; an empty one where it was forgotten."""
+        """Return the page of a block that others filled; an empty one where it was forgotten."""
         page = self._pages.get(block_id)
         # Nobody would write to it, so it is not worth another one's place.
         return Page(self.shape, self.block_size) if page is None else page
 
     def clear(self) -> None:
-        """Forgets all, as a reset of the prefix cache does."""
+        """Forget all, as a reset of the prefix cache does."""
         self._pages.clear()

@@ -38,7 +38,7 @@ class Deployment:
 
 
 def refuse_unsupported(deployment: Deployment) -> None:
-    """Refuses what would give results with holes in them that nobody asked for.
+    """Refuse what would give results with holes in them that nobody asked for.
 
     To be called before anything is allocated.
 

@@ -94,7 +94,7 @@ class Flight:
         return self._place.idle
 
     def take(self) -> StepDelta:
-        """Returns the rows, once; waits for this step's copy and for nothing else.
+        """Return the rows, once; wait for this step's copy and for nothing else.
 
         To be called where the output is wanted, not where steps are launched.
 
@@ -160,7 +160,7 @@ class CopyQueue:
     def start(
         self, rows: Sequence[RequestRows], slot_mapping: torch.Tensor | None = None
     ) -> Flight | None:
-        """Sends a step on its way, right after its forward pass, on the same stream.
+        """Send a step on its way, right after its forward pass, on the same stream.
 
         Args:
             rows: Of the requests that opted in; at least one.
@@ -194,7 +194,7 @@ class CopyQueue:
         return Flight(self.capture.shape, place, tuple(moved), self.model, self._free)
 
     def _vacant(self) -> BufferPlace | None:
-        """Returns a place, without waiting for one."""
+        """Return a place, without waiting for one."""
         for _ in range(len(self._free)):
             place = self._free.popleft()
             if place.idle:
@@ -205,7 +205,7 @@ class CopyQueue:
     def _stage(
         self, place: BufferPlace, at: int, piece: range, slot_mapping: torch.Tensor | None
     ) -> None:
-        """Copies rows on the device, in the order of the main stream."""
+        """Copy rows on the device, in the order of the main stream."""
         here = slice(at, at + len(piece))
         rows = slice(piece.start, piece.stop)
         capture = self.capture
@@ -214,7 +214,7 @@ class CopyQueue:
             place.slots[here].copy_(slot_mapping[rows])
 
     def _copy(self, place: BufferPlace, rows: int) -> None:
-        """Copies what was staged to the host."""
+        """Copy what was staged to the host."""
         if self._stream is None or place.filled is None or place.copied is None:
             for to, of in zip(place.pinned, place.staged, strict=True):
                 to[:rows].copy_(of[:rows])
@@ -240,7 +240,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _pieces(rows: Sequence[RequestRows]) -> list[range]:
-    """Returns the rows as few pieces of the batch, in its order."""
+    """Return the rows as few pieces of the batch, in its order."""
     pieces: list[range] = []
     for own in rows:
         if pieces and pieces[-1].stop == own.first:

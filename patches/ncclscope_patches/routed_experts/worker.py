@@ -60,7 +60,7 @@ class RoutedExpertsWorker:
         return bool(self._rows)
 
     def begin_step(self, rows: Sequence[RequestRows]) -> None:
-        """Begins a step.
+        """Begin a step.
 
         Args:
             rows: Of the requests that opted in; none, mostly. They are copied: the scheduler may
@@ -77,7 +77,7 @@ class RoutedExpertsWorker:
             self.capture.begin(last.first + last.count)
 
     def end_step(self, slot_mapping: torch.Tensor | None = None) -> Flight | None:
-        """Ends it and sends its rows on their way.
+        """End it and send its rows on their way.
 
         Args:
             slot_mapping: KV slot of each row of the batch, where they were asked for.
@@ -92,6 +92,6 @@ class RoutedExpertsWorker:
         return None if self.transfer is None else self.transfer.start(rows, slot_mapping)
 
     def drop_step(self) -> None:
-        """Ends a step that failed."""
+        """End a step that failed."""
         self._rows = ()
         self.capture.end()

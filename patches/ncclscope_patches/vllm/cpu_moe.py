@@ -35,12 +35,12 @@ _hook = ImportHook()
 
 
 def wanted() -> bool:
-    """Whether the environment asks for it."""
+    """Return whether the environment asks for it."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def install() -> None:
-    """Adds what is missing as soon as vLLM has imported it; a second time does nothing."""
+    """Add what is missing as soon as vLLM has imported it; a second time does nothing."""
     _hook.after(_COMMUNICATOR, functools.partial(_extend, _add_rows, _COMMUNICATOR))
     _hook.after(_EXPERTS, functools.partial(_extend, _map_experts, _EXPERTS))
 
@@ -69,7 +69,7 @@ def _are_equal(sizes: Sequence[int]) -> bool:
 def _all_gatherv(
     self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None
 ) -> Any | list[Any]:
-    """Gathers rows, by the branches that vLLM has on GPUs: an all_gather where all are equal."""
+    """Gather rows, by the branches that vLLM has on GPUs: an all_gather where all are equal."""
     if dim != 0:
         raise NotImplementedError("only rows can be gathered")
     tensors = input_ if isinstance(input_, list) else [input_]
@@ -84,7 +84,7 @@ def _all_gatherv(
 
 
 def _reduce_scatterv(self: Any, input_: Any, dim: int = -1, sizes: list[int] | None = None) -> Any:
-    """Sums and scatters, by the branches that vLLM has on GPUs."""
+    """Sum and scatters, by the branches that vLLM has on GPUs."""
     if sizes is None or _are_equal(sizes):
         return self.reduce_scatter(input_, dim)
     dim %= input_.dim()
@@ -121,7 +121,7 @@ def _map_experts(module: Any) -> None:
 
 
 def _parameters(function: Any) -> list[str]:
-    """Returns the names of a method's parameters, without ``self``."""
+    """Return the names of a method's parameters, without ``self``."""
     import inspect
 
     names = list(inspect.signature(function).parameters)[1:]

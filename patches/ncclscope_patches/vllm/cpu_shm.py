@@ -52,7 +52,7 @@ class CpuShmProbe(Patch):
 
 
 def handle_of(number: int) -> Handle:
-    """Returns the handle of a communicator by the number that the operators know it by."""
+    """Return the handle of a communicator by the number that the operators know it by."""
     return _handles.get(number, NOBODY)
 
 

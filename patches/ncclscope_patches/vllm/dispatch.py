@@ -42,7 +42,7 @@ _waiting = False
 
 
 def install() -> None:
-    """Puts the dispatcher in the place of vLLM's as soon as that is imported."""
+    """Put the dispatcher in the place of vLLM's as soon as that is imported."""
     global _waiting
     if not _waiting:
         _waiting = True
@@ -70,7 +70,7 @@ def _replace() -> None:
 
 
 def make_manager(stock: Any, *, check: bool) -> Any:
-    """Returns a class to take the place of vLLM's ``AgRsAll2AllManager``.
+    """Return a class to take the place of vLLM's ``AgRsAll2AllManager``.
 
     Args:
         stock: That class. Who the peers are and how many rows they have is asked of it.
@@ -138,7 +138,7 @@ def make_manager(stock: Any, *, check: bool) -> Any:
         def _examine(
             self, group: Any, name: str, tensors: list[Any], sizes: list[int], rows: int
         ) -> None:
-            """Raises where the sizes do not fit; with the check, on all ranks or on none."""
+            """Raise where the sizes do not fit; with the check, on all ranks or on none."""
             own = group.rank_in_group
             right = len(sizes) == group.world_size and rows == (
                 sum(sizes) if name == "combine" else sizes[own]
@@ -156,7 +156,7 @@ def make_manager(stock: Any, *, check: bool) -> Any:
 
 
 def agree(group: Any, same: str, text: str, right: bool = True) -> None:
-    """Returns on all members of a group when all are about to do the same, else raises on all.
+    """Return on all members of a group when all are about to do the same, else raises on all.
 
     Args:
         group: One of vLLM's coordinators. What is exchanged goes through its group for the host.
@@ -200,7 +200,7 @@ def _all_gather(group: Any, tensor: Any) -> list[Any]:
 
 
 def _padded(tensor: Any, most: int) -> Any:
-    """Returns the tensor with rows added up to ``most``; what is in those never matters."""
+    """Return the tensor with rows added up to ``most``; what is in those never matters."""
     if tensor.shape[0] == most:
         return tensor
     padded = tensor.new_empty((most, *tensor.shape[1:]))
@@ -229,7 +229,7 @@ def _with_padding(tensor: Any, sizes: Sequence[int]) -> Any:
 
 
 def _like_stock(gathered: list[Any], count: int, extra_tensors: list[Any] | None) -> Any:
-    """Returns what the stock method does: the rest as a list, where there was one to begin with."""
+    """Return what the stock method does: the rest as a list, where there was one to begin with."""
     if extra_tensors is None:
         return tuple(gathered[:count])
     return (*gathered[:count], gathered[count:])

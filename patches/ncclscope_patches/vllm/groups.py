@@ -117,7 +117,7 @@ def _name_coordinator(coordinator: Any) -> None:
 
 
 def _fast_communicator(device_communicator: Any) -> Handle:
-    """Returns what vLLM uses in the place of torch.distributed, where it does."""
+    """Return what vLLM uses in the place of torch.distributed, where it does."""
     from ncclscope_patches.probes import pynccl
     from ncclscope_patches.vllm import cpu_shm
 
@@ -148,7 +148,7 @@ def _describe_worker(module: Any) -> None:
 
 
 def _engine_index() -> int | None:
-    """Tells the replicas of a dense model apart, whose ranks all count from 0."""
+    """Report the replicas of a dense model apart, whose ranks all count from 0."""
     config = sys.modules.get("vllm.config")
     current = getattr(config, "get_current_vllm_config_or_none", lambda: None)()
     if current is None:

@@ -29,7 +29,7 @@ _PACKAGE = "vllm.distributed.device_communicators"
 
 
 def _handles(backend: str) -> Handles:
-    """Makes communicators of objects that have their process group as ``group``."""
+    """Make communicators of objects that have their process group as ``group``."""
 
     def open_(kernels: Any) -> Handle:
         tracer = session.current()

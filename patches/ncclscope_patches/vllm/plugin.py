@@ -13,7 +13,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Installs what the environment asks for; else does nothing.
+    """Install what the environment asks for; else does nothing.
 
     ``NCCLSCOPE_DIR`` asks for the probes, ``NCCLSCOPE_VLLM_DISPATCH`` for another dispatcher of
     mixtures of experts, ``NCCLSCOPE_VLLM_CPU_MOE`` for what CPU workers need to have any,

@@ -37,7 +37,7 @@ class VllmQueues(Patch):
 
 
 def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
-    """Notes what an engine asks its workers to do, where it is a method that has a name."""
+    """Note what an engine asks its workers to do, where it is a method that has a name."""
     message = args[1] if len(args) > 1 else kwargs.get("obj")
     if type(message) is tuple and len(message) == 4 and type(message[0]) is str:
         name: str = message[0]

@@ -41,12 +41,12 @@ _waiting = False
 
 
 def wanted() -> bool:
-    """Whether the environment asks for it."""
+    """Return whether the environment asks for it."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def install() -> None:
-    """Adds each part as soon as vLLM has imported what it belongs to; once."""
+    """Add each part as soon as vLLM has imported what it belongs to; once."""
     global _waiting
     if _waiting:
         return

@@ -12,7 +12,7 @@ __all__ = ["deployment_of", "extend_arguments", "places"]
 
 
 def extend_arguments(module: Any) -> None:
-    """Refuses what cannot work where the user's arguments become a configuration."""
+    """Refuse what cannot work where the user's arguments become a configuration."""
     wrap(module.EngineArgs, "create_engine_config", _create_engine_config)
 
 
@@ -23,7 +23,7 @@ def _create_engine_config(usual: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def deployment_of(config: Any) -> Deployment:
-    """Returns what is to be known about a ``VllmConfig`` before anything is started.
+    """Return what is to be known about a ``VllmConfig`` before anything is started.
 
     Raises:
         UsageError: Two features want the same field of the answer.
@@ -52,5 +52,5 @@ def deployment_of(config: Any) -> Deployment:
 
 
 def places(config: Any) -> int:
-    """Returns how many steps may be in flight on a worker."""
+    """Return how many steps may be in flight on a worker."""
     return 3 if config.scheduler_config.async_scheduling else 2

@@ -18,14 +18,14 @@ _DATA = "data: "
 
 
 def extend_completions(module: Any) -> None:
-    """Adds the fields to answers of ``/v1/completions``."""
+    """Add the fields to answers of ``/v1/completions``."""
     serving = module.OpenAIServingCompletion
     wrap(serving, "request_output_to_completion_response", _completion_response)
     wrap(serving, "completion_stream_generator", _completion_stream)
 
 
 def extend_chat(module: Any) -> None:
-    """Adds the fields to answers of ``/v1/chat/completions``."""
+    """Add the fields to answers of ``/v1/chat/completions``."""
     serving = module.OpenAIServingChat
     wrap(serving, "chat_completion_full_generator", _chat_response)
     wrap(serving, "chat_completion_stream_generator", _chat_stream)
@@ -41,7 +41,7 @@ class Pending:
         return bool(self._parts)
 
     def note(self, outputs: Iterable[Any], first_choice: int = 0) -> None:
-        """Takes the parts of some outputs, and vLLM's own field away, which would go along."""
+        """Take the parts of some outputs, and vLLM's own field away, which would go along."""
         for output in outputs:
             part = getattr(output, RESULT, None)
             if part is not None:
@@ -53,21 +53,21 @@ class Pending:
                 self._parts[number] = whole
 
     def replace(self, outputs: Iterable[Any]) -> None:
-        """Takes the parts of outputs that stand for all that came before."""
+        """Take the parts of outputs that stand for all that came before."""
         self._parts.clear()
         self.note(outputs)
 
     def take(self, choice: int) -> RoutedExperts | None:
-        """Returns a choice's part, once."""
+        """Return a choice's part, once."""
         return self._parts.pop(choice, None)
 
     def choices(self) -> list[int]:
-        """Returns the choices that have a part."""
+        """Return the choices that have a part."""
         return sorted(self._parts)
 
 
 def _may_ask(request: Any) -> bool:
-    """Whether a request can have opted in; the streams of all others stay as they are."""
+    """Return whether a request can have opted in; the streams of all others stay as they are."""
     return bool(getattr(request, "vllm_xargs", None))
 
 
@@ -138,7 +138,7 @@ async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[An
 async def _with_fields(
     chunks: Any, pending: Pending, encoding: Callable[[], str]
 ) -> AsyncIterator[str]:
-    """Writes parts into the next chunk that is about their choice."""
+    """Write parts into the next chunk that is about their choice."""
     pattern = ""
     async for text in chunks:
         event = text.startswith(_DATA + "{")
@@ -155,7 +155,7 @@ async def _with_fields(
 
 
 def _remaining(pattern: dict[str, Any], pending: Pending, encoding: str) -> Iterable[str]:
-    """Returns chunks of their own for parts whose output had nothing else to say.
+    """Return chunks of their own for parts whose output had nothing else to say.
 
     Args:
         pattern: The first chunk, which has a choice.

@@ -26,22 +26,22 @@ _SENT = "_ncclscope_routing_sent"
 
 
 def extend_inputs(module: Any) -> None:
-    """Refuses requests whose words about routed experts mean nothing."""
+    """Refuse requests whose words about routed experts mean nothing."""
     wrap(module.InputProcessor, "process_inputs", _process_inputs)
 
 
 def extend_processor(module: Any) -> None:
-    """Puts the parts that the engine sent into the outputs."""
+    """Put the parts that the engine sent into the outputs."""
     wrap(module.RequestState, "_new_completion_output", _new_completion_output)
 
 
 def extend_outputs(module: Any) -> None:
-    """Keeps parts apart from each other's fate where outputs of a stream are merged."""
+    """Keep parts apart from each other's fate where outputs of a stream are merged."""
     wrap(module.RequestOutput, "add", _add)
 
 
 def joined(earlier: RoutedExperts | None, later: RoutedExperts | None) -> RoutedExperts | None:
-    """Puts two parts of a request together that follow each other."""
+    """Put two parts of a request together that follow each other."""
     if earlier is None or later is None:
         return later if earlier is None else earlier
     return RoutedExperts(
@@ -63,7 +63,7 @@ def _process_inputs(
 
 
 def _clients_mistake(message: str) -> Exception:
-    """Returns what vLLM's server answers with status 400."""
+    """Return what vLLM's server answers with status 400."""
     from vllm import exceptions
 
     kind: type[Exception] = getattr(exceptions, "VLLMValidationError", ValueError)

@@ -15,7 +15,7 @@ __all__ = ["pack", "unpack"]
 
 
 def pack(part: RoutedExperts) -> Ids:
-    """Returns ``[tokens, layers + 1, top_k]``, of the type of the routing."""
+    """Return ``[tokens, layers + 1, top_k]``, of the type of the routing."""
     tokens, layers, top_k = part.ids.shape
     packed = np.zeros((tokens, layers + 1, top_k), part.ids.dtype)
     packed[:, :layers] = part.ids
@@ -24,6 +24,6 @@ def pack(part: RoutedExperts) -> Ids:
 
 
 def unpack(packed: Ids, prompt_tokens: int, first: int = 0) -> RoutedExperts:
-    """Reads what :func:`pack` has written, in as many parts as there were."""
+    """Read what :func:`pack` has written, in as many parts as there were."""
     missing = packed[:, -1, 0] != 0
     return RoutedExperts(np.ascontiguousarray(packed[:, :-1]), missing, prompt_tokens, first)

@@ -43,7 +43,7 @@ _LOST = "the routing of a step was not captured"
 
 
 def extend_runner(module: Any) -> None:
-    """Adds the capture to vLLM's model runner, and to its output that is still on its way."""
+    """Add the capture to vLLM's model runner, and to its output that is still on its way."""
     runner = module.GPUModelRunner
     wrap(runner, "load_model", _load_model)
     wrap(runner, "execute_model", _execute_model)
@@ -53,17 +53,17 @@ def extend_runner(module: Any) -> None:
 
 
 def extend_cpu_runner(module: Any) -> None:
-    """Adds the capture where a CPU worker loads its model, which it does its own way."""
+    """Add the capture where a CPU worker loads its model, which it does its own way."""
     wrap(module.CPUModelRunner, "load_model", _load_model)
 
 
 def extend_worker(module: Any) -> None:
-    """Lets the engine ask a worker for the shape of its routing."""
+    """Let the engine ask a worker for the shape of its routing."""
     module.Worker.ncclscope_routing_shape = _routing_shape
 
 
 def opts_in(sampling_params: Any) -> bool:
-    """Whether a request wants its routing. What it says has been checked by the server."""
+    """Return whether a request wants its routing. What it says has been checked by the server."""
     extra = getattr(sampling_params, "extra_args", None)
     if not extra:
         return False
@@ -122,7 +122,7 @@ class RunnerRouting:
         return shape.layers, shape.top_k, shape.experts
 
     def begin(self, scheduled: Any) -> None:
-        """Notes who opted in, and what the step about to be run is made of."""
+        """Note who opted in, and what the step about to be run is made of."""
         self._opted -= scheduled.finished_req_ids
         for new in scheduled.scheduled_new_reqs:
             if opts_in(new.sampling_params):
@@ -130,11 +130,11 @@ class RunnerRouting:
         self._scheduled = scheduled if self._opted else None
 
     def end(self) -> None:
-        """Forgets the step's scheduling; its rows may still be on their way."""
+        """Forget the step's scheduling; its rows may still be on their way."""
         self._scheduled = None
 
     def rows(self, requests: list[str]) -> list[RequestRows]:
-        """Returns the rows of requests that opted in, of the batch as it will be computed.
+        """Return the rows of requests that opted in, of the batch as it will be computed.
 
         Args:
             requests: Ids, in the order of the batch.
@@ -150,23 +150,23 @@ class RunnerRouting:
         return rows
 
     def open(self, requests: list[str]) -> bool:
-        """Begins to capture, right before the forward pass; False where nobody wants it."""
+        """Begin to capture, right before the forward pass; False where nobody wants it."""
         rows = self.rows(requests)
         if rows:
             self.worker.begin_step(rows)
         return bool(rows)
 
     def close(self) -> None:
-        """Sends the step's rows on their way, right after it."""
+        """Send the step's rows on their way, right after it."""
         self._flight = self.worker.end_step()
 
     def take(self) -> Flight | None:
-        """Returns the rows of the step whose output is being made."""
+        """Return the rows of the step whose output is being made."""
         flight, self._flight = self._flight, None
         return flight
 
     def _capture(self, sink: LayerCapture, module: Any, topk_ids: torch.Tensor) -> None:
-        """Stores what a router chose; vLLM calls it inside the forward pass."""
+        """Store what a router chose; vLLM calls it inside the forward pass."""
         if not sink.buffer.writes:
             return
         try:
@@ -181,7 +181,7 @@ class RunnerRouting:
             session.warn_once(_ROUTING, f"routing of a layer was not captured: {error}")
 
     def _batch(self) -> BatchRows | None:
-        """Returns how many rows who has, or None where there is one replica."""
+        """Return how many rows who has, or None where there is one replica."""
         metadata = self._context().dp_metadata
         if metadata is None:
             return None
@@ -200,7 +200,7 @@ class RunnerRouting:
 
 
 def _routing_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the modules that have a router of their own, in the order of the model."""
+    """Yield the modules that have a router of their own, in the order of the model."""
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     seen = set()
@@ -212,12 +212,12 @@ def _routing_modules(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _hides(module: Any) -> bool:
-    """Whether one kernel both chooses the experts and runs them."""
+    """Return whether one kernel both chooses the experts and runs them."""
     return bool(getattr(module, "is_monolithic", False))
 
 
 def _known_layout(module: Any, batch: BatchRows) -> BatchLayout | None:
-    """Returns what the rows of a layer's router are, where vLLM's code says it.
+    """Return what the rows of a layer's router are, where vLLM's code says it.
 
     By their number alone ranks of a replica could come to different answers, and one of them would
     wait in a collective for the others.
@@ -237,7 +237,7 @@ def _tensor_group() -> Any:
 
 
 def _gather(rows: torch.Tensor) -> torch.Tensor:
-    """Puts the rows of all ranks of the replica together.
+    """Put the rows of all ranks of the replica together.
 
     As the floats of the same bits: what vLLM gathers with on the CPU knows no integers.
     """

@@ -27,7 +27,7 @@ _TOGETHER = 64
 
 
 def extend_scheduler(module: Any) -> None:
-    """Adds the collection to vLLM's scheduler; one without a collector goes on as before."""
+    """Add the collection to vLLM's scheduler; one without a collector goes on as before."""
     scheduler = module.Scheduler
     wrap(scheduler, "__init__", _init_scheduler)
     wrap(scheduler, "schedule", _schedule)
@@ -38,13 +38,13 @@ def extend_scheduler(module: Any) -> None:
 
 
 def extend_engine(module: Any) -> None:
-    """Asks the workers of each engine what they capture, once they have loaded the model."""
+    """Ask the workers of each engine what they capture, once they have loaded the model."""
     # The engine's constructor is what loads plugins, so that it is too late to wrap that.
     wrap(module.EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
 
 
 def _is_read_at_once(request: Any) -> bool:
-    """Whether the server may need the routing of a token right with that token.
+    """Return whether the server may need the routing of a token right with that token.
 
     It does for a stream; and where it looks for stop strings, it may end the request at any token.
     """
@@ -53,7 +53,7 @@ def _is_read_at_once(request: Any) -> bool:
 
 
 def collected(scheduler: Any) -> int:
-    """Returns for how many requests a scheduler of vLLM's keeps routing."""
+    """Return for how many requests a scheduler of vLLM's keeps routing."""
     routing: SchedulerRouting | None = getattr(scheduler, _ROUTING, None)
     return 0 if routing is None else len(routing.collector)
 
@@ -86,11 +86,11 @@ class SchedulerRouting:
         return not self._requests
 
     def renew(self, blocks: Iterable[int]) -> None:
-        """Notes that KV blocks get new content, whoever they are for."""
+        """Note that KV blocks get new content, whoever they are for."""
         self.collector.renew(blocks)
 
     def scheduled(self, output: Any) -> None:
-        """Notes who is admitted, who got which blocks, and where a step's rows will go."""
+        """Note who is admitted, who got which blocks, and where a step's rows will go."""
         for request in self._ended:
             self._forget(request)
         self._ended.clear()
@@ -114,7 +114,7 @@ class SchedulerRouting:
             self._in_flight[id(output)] = (output, tickets, cached.resumed_req_ids)
 
     def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
-        """Stores what a step's output brings, before the scheduler looks at it.
+        """Store what a step's output brings, before the scheduler looks at it.
 
         Args:
             output: What was scheduled.
@@ -140,7 +140,7 @@ class SchedulerRouting:
         self.collector.deliver(tickets, delta, accepted, positions)
 
     def answer(self, outputs: dict[int, Any]) -> None:
-        """Adds new tokens' routing to the outputs of requests that opted in."""
+        """Add new tokens' routing to the outputs of requests that opted in."""
         for of_client in outputs.values():
             for output in of_client.outputs:
                 request = self._requests.get(output.request_id)
@@ -156,21 +156,21 @@ class SchedulerRouting:
                     self._forget(output.request_id)
 
     def preempted(self, request: str) -> None:
-        """Notes that a request lost its blocks."""
+        """Note that a request lost its blocks."""
         self.collector.preempt(request)
 
     def ended(self, request: str) -> None:
-        """Notes that a request's blocks are free. Its last output may still be to come."""
+        """Note that a request's blocks are free. Its last output may still be to come."""
         if request in self._requests:
             self._ended.append(request)
 
     def reset(self) -> None:
-        """Forgets the routing of cached blocks."""
+        """Forget the routing of cached blocks."""
         if self.collector.store is not None:
             self.collector.store.clear()
 
     def _is_dropped(self, name: str) -> bool:
-        """Whether the step in flight was of a request whose tokens of then will not count."""
+        """Return whether the step in flight was of a request whose tokens of then will not count."""
         request = self._requests.get(name)
         if request is None:
             return False  # it ended; its blocks may be shared, and what they held was computed
@@ -180,7 +180,7 @@ class SchedulerRouting:
         )
 
     def _attach(self, output: Any, new: list[Any]) -> None:
-        """Tells the collector of blocks. Computed ones first: another's may be shared with them."""
+        """Report the collector of blocks. Computed ones first: another's may be shared with them."""
         size = self.collector.block_size
         store = self.collector.store
         if store is None:
@@ -246,7 +246,7 @@ def _get_new_blocks(usual: Any, routing: SchedulerRouting, *args: Any, **kwargs:
 
 
 def _guarded(self: Any, tell: Callable[[SchedulerRouting], None]) -> None:
-    """Tells the collector. If it fails it is taken away, and no request waits for it."""
+    """Report the collector. If it fails it is taken away, and no request waits for it."""
     routing: SchedulerRouting | None = getattr(self, _ROUTING, None)
     if routing is None:
         return

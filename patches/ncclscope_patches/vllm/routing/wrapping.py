@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 def attempt(what: str, action: Callable[[], _Result]) -> _Result | None:
-    """Does something that must not fail into vLLM.
+    """Do something that must not fail into vLLM.
 
     Args:
         what: What is not done if it fails; said once in the log.

@@ -250,7 +250,7 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
 
 
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
-    """Return whether another `ncclscope run` started these for the same job, as on each of its nodes.
+    """Return whether another `ncclscope run` of the same job started these, as on each node.
 
     They have other ranks of as many, and both were there at the same time. A rank that both have
     is that of another job, or was started anew.

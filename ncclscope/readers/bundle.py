@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 
 
 def is_snapshot(path: Path) -> bool:
-    """Return whether a file is a capture, by its name or, of other JSON files, by its first bytes."""
+    """Return whether a file is a process snapshot, by its name or its first bytes."""
     if path.name == CAPTURE_FILE or path.suffix != ".json":
         return path.name == CAPTURE_FILE
     try:

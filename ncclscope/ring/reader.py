@@ -217,7 +217,7 @@ class RingFile(RingImage):
         return found
 
     def _chunk(self, number: int) -> Records:
-        """Return the whole records among positions ``number * CHUNK`` and the next chunk's first."""
+        """Return the whole records from position ``number * CHUNK`` to the next chunk."""
 
         def read() -> Records:
             start, stop = number * CHUNK, min((number + 1) * CHUNK, self.head)

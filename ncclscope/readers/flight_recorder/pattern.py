@@ -248,7 +248,7 @@ def ending_of(part: bytes, strings: Strings) -> tuple[bool, int, bool]:
 
 
 def _fields(first: str, part: bytes, strings: Strings) -> dict[str, Any]:
-    """Return the values of some fields in a row; it begins with the first value, not with its key."""
+    """Return the values of consecutive fields, from the first value on, not from its key."""
     decoder = Decoder(part, strings)
     value, position = decoder.value(0)
     found = {first: value}

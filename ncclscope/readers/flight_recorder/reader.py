@@ -51,7 +51,7 @@ def is_dump(path: Path) -> bool:
 
 
 def rank_of(path: Path) -> int | None:
-    """Return the rank in a file's name: ``comm_lib_trace_rank_3``, ``_dump_3``, ``fr_rank3.json``."""
+    """Return the rank in a file name: ``comm_lib_trace_rank_3``, ``_dump_3``, ``fr_rank3.json``."""
     stem = _SUFFIX.sub("", path.name)
     found = _RANK.findall(stem) or _NUMBER.findall(stem)
     number = int(found[-1][:9]) if found else -1

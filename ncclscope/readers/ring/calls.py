@@ -82,7 +82,7 @@ def is_signable(ring: RingFile, record: Records) -> bool:
 
 
 def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
-    """Return whether all that a call was signed with is known, given its numbers of dtype and redop."""
+    """Return whether all that a call was signed with is known, given its dtype and redop."""
     complete = (
         call.op != "?" and layout.NO_ROOM not in numbers and _CLIPPED not in (call.shape or ())
     )
@@ -92,7 +92,7 @@ def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
 
 
 def _is_contradicted(call: Call) -> bool:
-    """Return whether the running hash, or the number of elements, shows that a record was altered."""
+    """Return whether the running hash or the element count shows that a record was altered."""
     if call.shape is not None and call.numel and prod(call.shape) != call.numel:
         return True
     return call.sign() != call.signature

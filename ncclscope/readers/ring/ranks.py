@@ -175,7 +175,7 @@ class RingLog:
         return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Return signatures of calls ``start`` to ``stop - 1``, from the hashes at both their ends."""
+        """Return signatures of calls ``start`` to ``stop - 1``, from the hashes at both ends."""
         records = self._records(start, stop)
         signatures = self._signatures(records)
         if self._ring.scale > 1:

@@ -4,6 +4,7 @@
 #   make demo ARGS="--fault skipped_call"  options for the demo
 #   make test ARGS="-k ring -x"            options for pytest
 #   make test JOBS=0                       one test after the other, in one process; make test-vllm VLLM_JOBS=0
+#   make mutation ARGS="--suite all"       options for tests/mutation
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,6 +14,7 @@ VLLM_JOBS ?= 2
 # What the tests of a file share, such as runs of real processes, is set up once and not by each worker. In the order of
 # the files the short ones come last, so that no worker waits long for the other.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+SLOWEST := --durations=10 --durations-min=1
 VENV := .venv
 VLLM_VENV := .venv-vllm
 
@@ -37,12 +39,21 @@ demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARG
 	$(VENV)/bin/ncclscope demo $(ARGS)
 
 .PHONY: test
-test: lint ## Lint, then run the tests that need neither vLLM nor a GPU (ARGS: pytest options)
-	$(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(ARGS)
+test: lint ## Lint, then run the tests for each change, in minutes (ARGS: pytest options)
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) $(ARGS)
+
+.PHONY: test-all
+test-all: lint ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
+	NCCLSCOPE_TESTS=all $(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) \
+	    -m "not vllm and not gpu and not foreign" $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu" $(ARGS)
+
+.PHONY: mutation
+mutation: $(VENV)/.installed ## Change one line at a time and print which changes the tests notice (ARGS: its options)
+	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 .PHONY: test-ray
 test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
@@ -94,6 +105,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
+	touch $@
+
+$(VENV)/.native: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[native]'
 	touch $@
 
 $(VENV)/.foreign: $(VENV)/.installed

@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.skips import SUITE, StrictSkips
+
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
 VARIABLES += ("NCCLSCOPE_GUARD", "NCCL_SCOPE_GUARD")
@@ -30,6 +32,11 @@ hypothesis.settings.register_profile(
     "beside-others", suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None
 )
 hypothesis.settings.load_profile("beside-others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get(SUITE):
+        config.pluginmanager.register(StrictSkips(os.environ[SUITE]))
 
 
 @pytest.fixture(autouse=True)

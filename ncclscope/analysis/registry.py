@@ -45,7 +45,16 @@ def load_analyzers() -> list[Analyzer]:
         AnalyzerError: One cannot be loaded; it names the distribution it came with.
     """
     analyzers: list[Analyzer] = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=_load_order):
+    points = metadata.entry_points(group=GROUP)
+    # Each time that a distribution is asked for its name, it reads its file of metadata.
+    owners = {point.dist: "" for point in points}
+    owners |= {dist: dist.name for dist in owners if dist}
+
+    def load_order(point: metadata.EntryPoint) -> tuple[bool, str]:
+        """Ours first: of findings that nothing else tells apart, the first one is the verdict."""
+        return owners[point.dist] != "ncclscope", point.name
+
+    for point in sorted(points, key=load_order):
         try:
             analyzers.append(point.load()())
         except Exception as error:
@@ -59,11 +68,6 @@ def load_analyzers() -> list[Analyzer]:
             "no analyzer is installed", "install ncclscope with pip rather than copying it"
         )
     return analyzers
-
-
-def _load_order(point: metadata.EntryPoint) -> tuple[bool, str]:
-    """Ours first: of two findings that nothing else tells apart, the first one is the verdict."""
-    return (point.dist.name if point.dist else "") != "ncclscope", point.name
 
 
 def help_text(analyzer: Analyzer) -> str:

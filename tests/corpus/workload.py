@@ -265,8 +265,15 @@ class _Execution:
         """Complete the calls whose members have all come to them."""
         moved = False
         for rank in self._work.everybody:
+            # What waits behind a call that waits waits as well: asking again would take most of
+            # the time. What is completed meanwhile is seen by the next round.
+            held = set()
             for posted in list(self._pending[rank]):
+                stream = posted.post.group if self._work.streams else ""
+                if stream in held:
+                    continue
                 if not self._heads(rank, posted):
+                    held.add(stream)
                     continue
                 others = self._others(rank, posted)
                 if others is None or not _fit([posted, *(other for _, other in others)]):

@@ -154,6 +154,7 @@ class Job:
         size: int = 4,
         **environment: str,
     ) -> None:
+        self.folder = folder
         source = folder / "job.py"
         source.write_text(PROGRAM)
         path = os.pathsep.join(str(ROOT / part) for part in ("", "analyzers", "patches"))
@@ -194,7 +195,7 @@ class Job:
             ended = [rank.poll() for rank in self.ranks]
             assert ended == [None] * len(ended), self.said()
             assert time.monotonic() < deadline, read(program, self.pids)
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def said(self) -> str:
         """What it printed."""

@@ -26,6 +26,7 @@ from typing import Any
 
 from ncclscope import open_run
 from ncclscope.model import Call, Rank, Run
+from tests.support import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 2
@@ -41,8 +42,18 @@ def run_ranks(
     size: int = SIZE,
     environment: Mapping[str, str] | None = None,
     timeout: float = 100.0,
+    interpreters: bool = False,
 ) -> Run:
     """Run a function of a test module on all ranks at once, and read what they recorded.
+
+    Args:
+        file: The test module.
+        function: Its function, which is called with the rank.
+        rings: Directory of the rings.
+        size: Number of ranks.
+        environment: Variables on top of the test's own.
+        timeout: Seconds for each rank.
+        interpreters: Whether each rank is a new interpreter, in which the probes wait for torch.
 
     Raises:
         AssertionError: A rank failed; the message is what it wrote.
@@ -59,6 +70,7 @@ def run_ranks(
                 "NCCLSCOPE_DIR": str(rings),
                 **(environment or {}),
             },
+            interpreter=interpreters,
         )
         for rank in range(size)
     ]
@@ -73,10 +85,16 @@ def run_ranks(
     return open_run(rings)
 
 
-def start(file: str, function: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start one process that runs a function of a test module."""
+def start(
+    file: str, function: str, environment: Mapping[str, str], *, interpreter: bool = False
+) -> subprocess.Popen[str] | fork_server.Popen:
+    """Start one process that runs a function of a test module.
+
+    It is a fork of a process that has imported torch, unless it has to be a new interpreter.
+    """
     path = [str(ROOT), str(ROOT / "patches"), str(ROOT / "analyzers")]
-    return subprocess.Popen(
+    popen: Any = subprocess.Popen if interpreter else fork_server.Popen
+    process: subprocess.Popen[str] | fork_server.Popen = popen(
         [sys.executable, file, function],
         env={
             **os.environ,
@@ -89,6 +107,7 @@ def start(file: str, function: str, environment: Mapping[str, str]) -> subproces
         stderr=subprocess.STDOUT,
         text=True,
     )
+    return process
 
 
 def main(functions: Mapping[str, Callable[[int], None]]) -> None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.attach_programs import Job, job
+from tests.support import fork_server
 from tests.support.programs import ROOT
 
 pytest.importorskip("torch")
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def ncclscope(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(str(ROOT / part) for part in ("", "analyzers", "patches"))
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-m", "ncclscope", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path, "NCCL_RAS_ADDR": "127.0.0.1:1", **environment},
         capture_output=True,
@@ -60,11 +62,17 @@ def wait_for_mismatch(running: Job, odd: tuple[int, ...]) -> None:
     )
 
 
-def test_a_rank_in_another_collective_is_named_from_stacks_alone(tmp_path: Path) -> None:
-    with job("other", tmp_path) as running:
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job whose rank 2 gathers while the others reduce, with a secret in its environment."""
+    folder = tmp_path_factory.mktemp("hung")
+    with job("other", folder, TORCH_NCCL_SECRET_PLACE="/home/alice") as running:
         wait_for_mismatch(running, (2,))
-        document = attach(running)
+        yield running
 
+
+def test_a_rank_in_another_collective_is_named_from_stacks_alone(hung: Job) -> None:
+    document = attach(hung)
     verdict = document["verdict"]
     assert document["status"] == "diverged"
     assert verdict["kind"] == "op_mismatch"
@@ -84,11 +92,9 @@ def test_a_rank_in_another_collective_is_named_from_stacks_alone(tmp_path: Path)
     assert root["ranks"] == root["still"] == [0, 1, 2, 3]
 
 
-def test_a_bundle_is_diagnosed_elsewhere(tmp_path: Path) -> None:
+def test_a_bundle_is_diagnosed_elsewhere(hung: Job, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
-    with job("other", tmp_path) as running:
-        wait_for_mismatch(running, (2,))
-        first = attach(running, "-o", bundle)
+    first = attach(hung, "-o", bundle)
     (bundle / "verdict.json").write_text("{}")  # it is drawn again, not copied
 
     done = ncclscope("diagnose", bundle, "--json")
@@ -102,19 +108,25 @@ def test_a_bundle_is_diagnosed_elsewhere(tmp_path: Path) -> None:
     assert oct(bundle.stat().st_mode)[-3:] == "700"
 
 
-def test_a_redacted_bundle_gives_the_same_verdict(tmp_path: Path) -> None:
+def test_a_redacted_bundle_gives_the_same_verdict(hung: Job, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
-    with job("other", tmp_path, TORCH_NCCL_SECRET_PLACE="/home/alice") as running:
-        wait_for_mismatch(running, (2,))
-        first = attach(running, "--redact", "-o", bundle)
+    first = attach(hung, "--redact", "-o", bundle)
 
     text = "".join(path.read_text() for path in bundle.iterdir() if path.is_file())
-    for secret in (str(tmp_path), "/home/alice", "site-packages", sys.executable, "WORLD_SIZE"):
+    for secret in (
+        str(tmp_path),
+        str(hung.folder),
+        "/home/alice",
+        "site-packages",
+        sys.executable,
+        "WORLD_SIZE",
+    ):
         assert secret not in text, secret
     again = json.loads(ncclscope("diagnose", bundle, "--json").stdout)
     assert again["verdict"]["diverging_ranks"] == first["verdict"]["diverging_ranks"] == [2]
 
 
+@pytest.mark.slow
 def test_two_against_two_are_candidates(tmp_path: Path) -> None:
     with job("halves", tmp_path) as running:
         wait_for_mismatch(running, (2, 3))
@@ -125,6 +137,7 @@ def test_two_against_two_are_candidates(tmp_path: Path) -> None:
     assert verdict["confidence"] == "ambiguous"
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
     with job("asleep", tmp_path) as running:
         running.wait_until(
@@ -143,6 +156,7 @@ def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
     assert document["stacks"]["gap"] >= 10
 
 
+@pytest.mark.slow
 def test_a_slow_job_does_not_hang(tmp_path: Path) -> None:
     with job("slow", tmp_path, size=3) as running:
         running.wait_until(lambda rank, names: names[:1] == ["main" if rank == 1 else "all_reduce"])
@@ -152,6 +166,7 @@ def test_a_slow_job_does_not_hang(tmp_path: Path) -> None:
     assert document["status"] in ("ok", "unknown")
 
 
+@pytest.mark.slow
 def test_a_job_at_rest_is_no_hang_and_a_stopped_rank_that_nobody_waits_for_neither(
     tmp_path: Path,
 ) -> None:
@@ -167,6 +182,7 @@ def test_a_job_at_rest_is_no_hang_and_a_stopped_rank_that_nobody_waits_for_neith
     assert [one["role"] for one in stopped["findings"]] == ["latent"]
 
 
+@pytest.mark.slow
 def test_what_a_rank_waits_for_is_read_off_its_process(tmp_path: Path) -> None:
     places = ["main", "open_fifo", "poll_for_a_file", "ask_a_stopped_server"]
     places += ["enter_a_held_lock", "lock_a_locked_file"]
@@ -179,6 +195,7 @@ def test_what_a_rank_waits_for_is_read_off_its_process(tmp_path: Path) -> None:
     assert found == {0: "collective", 1: "file", 3: "socket", 4: "lock", 5: "lock"}
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_its_data_loader_has_not_joined(tmp_path: Path) -> None:
     with job("batches", tmp_path, size=3) as running:
         running.wait_until(
@@ -195,6 +212,7 @@ def test_a_rank_that_waits_for_its_data_loader_has_not_joined(tmp_path: Path) ->
     assert waits(document)[1] == "data"
 
 
+@pytest.mark.slow
 def test_ranks_in_a_backward_of_ddp_wait_for_the_one_that_has_left_the_loop(
     tmp_path: Path,
 ) -> None:
@@ -210,6 +228,7 @@ def test_ranks_in_a_backward_of_ddp_wait_for_the_one_that_has_left_the_loop(
     assert waits(document) == dict.fromkeys(range(3), "collective")
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_out_a_new_group_is_named(tmp_path: Path) -> None:
     """The others poll a store for it, a hundred times a second."""
     with job("group", tmp_path, size=3) as running:
@@ -222,6 +241,7 @@ def test_a_rank_that_leaves_out_a_new_group_is_named(tmp_path: Path) -> None:
     assert waits(document) == dict.fromkeys(range(3), "collective")
 
 
+@pytest.mark.slow
 def test_a_healthy_loop_is_ok_and_a_stopped_rank_of_it_is_named(tmp_path: Path) -> None:
     with job("healthy", tmp_path) as running:
         running.wait_until(
@@ -243,6 +263,7 @@ def test_a_healthy_loop_is_ok_and_a_stopped_rank_of_it_is_named(tmp_path: Path) 
     assert "stopped" in verdict["summary"]
 
 
+@pytest.mark.slow
 def test_eight_processes_take_less_than_five_seconds(tmp_path: Path) -> None:
     with job("healthy", tmp_path, size=8) as running:
         running.wait_until(lambda rank, names: "main" in names)

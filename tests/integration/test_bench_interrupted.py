@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_written_is_removed(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.bench", "--quick", "--only", "diagnose"]

@@ -231,7 +231,9 @@ def import_first(rank: int) -> None:
 
 
 def test_names_that_were_imported_before_are_traced_too(rings: Path) -> None:
-    process = start(__file__, "import_first", {"LATER": str(rings), "NCCLSCOPE_DIR": ""})
+    process = start(
+        __file__, "import_first", {"LATER": str(rings), "NCCLSCOPE_DIR": ""}, interpreter=True
+    )
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 0, said
 
@@ -263,7 +265,7 @@ def test_nothing_is_patched_when_tracing_is_off(tmp_path: Path, switch: str) -> 
     if switch == "off":
         environment["NCCLSCOPE"] = "0"
 
-    process = start(__file__, "trace_nothing", environment)
+    process = start(__file__, "trace_nothing", environment, interpreter=True)
     said, _ = process.communicate(timeout=100)
 
     assert process.returncode == 0, said

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 
 LAYERS = 61
 
 
 def ncclscope(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-m", "ncclscope", *map(str, arguments)],
         capture_output=True,
         text=True,

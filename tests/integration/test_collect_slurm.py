@@ -171,4 +171,5 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     # Two looks, two seconds apart, lie between the call and the copy: no need to wait for longer.
     verdict = diagnose(run, live_stall_seconds=0.1)
     assert verdict.cause is not None
-    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))
+    # Of two ranks, either may be wrong: a pair has no majority.
+    assert (verdict.cause.kind, verdict.cause.candidate_ranks) == ("not_joined", (0, 1))

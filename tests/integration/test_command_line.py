@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
@@ -16,7 +17,7 @@ NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 
 def ncclscope(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*NCCLSCOPE, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return fork_server.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.fixture

@@ -50,7 +50,17 @@ def _assert_nothing_stays(before: set[str]) -> None:
     assert not left
 
 
-@pytest.mark.parametrize(("fault", "seed"), [(name, seed) for seed, name in enumerate(FAULTS)])
+FAST = ("none", "skipped_call")
+"""The others' runs are judged in test_lab_faults.py, without the command."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [
+        pytest.param(name, seed, marks=() if name in FAST else pytest.mark.slow)
+        for seed, name in enumerate(FAULTS)
+    ],
+)
 def test_the_verdict_names_what_was_planted(fault: str, seed: int, rings: Path) -> None:
     before = _leftovers()
 

@@ -19,6 +19,9 @@ DOCUMENTS = sorted([*_AT_THE_ROOT, *ROOT.glob("docs/*.md")])
 EVERYTHING = [*DOCUMENTS, *sorted(ROOT.glob("examples/**/README.md"))]
 WITH_SESSIONS = [path for path in DOCUMENTS if sessions(path.read_text("utf-8"))]
 
+FAST = ("README.md",)
+"""Those whose commands take a few seconds."""
+
 _PLACEHOLDERS = {"PID": "1", "JOBID": "1", "SECONDS": "1"}
 
 
@@ -32,7 +35,13 @@ def test_the_guides_have_sessions() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("document", WITH_SESSIONS, ids=name)
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(path, id=name(path), marks=() if path.name in FAST else pytest.mark.slow)
+        for path in WITH_SESSIONS
+    ],
+)
 def test_commands_do_what_the_document_says(document: Path, short_path: Path) -> None:
     commands = sessions(document.read_text("utf-8"))
     wrong = differences(Session(short_path).run(commands, 200))

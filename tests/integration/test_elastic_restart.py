@@ -21,6 +21,7 @@ def pids(document: dict[str, Any]) -> frozenset[int]:
     return frozenset(row["pid"] for row in document["table"])
 
 
+@pytest.mark.slow
 def test_a_restart_that_ends_well_is_ok(rings: Path, tmp_path: Path) -> None:
     seen = run_watched(rings, tmp_path, PROGRAM, restarts=1)
 
@@ -39,6 +40,7 @@ def test_a_restart_that_ends_well_is_ok(rings: Path, tmp_path: Path) -> None:
     assert pids(seen.watched[-1]) == last
 
 
+@pytest.mark.slow
 def test_a_hang_after_a_restart_is_told_of_the_last_generation(rings: Path, tmp_path: Path) -> None:
     with start_watched(rings, tmp_path, PROGRAM, "stuck", restarts=1) as running:
         first: frozenset[int] = frozenset()

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "watchdog_restart"
 
 
+@pytest.mark.slow
 def test_it_hangs_and_serves_again(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "run.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

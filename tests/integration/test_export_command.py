@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 from tests.support.export_runs import prepare
 from tests.support.snapshots import DATA
@@ -16,7 +17,7 @@ from tests.support.snapshots import DATA
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ncclscope", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return fork_server.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.fixture

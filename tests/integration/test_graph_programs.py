@@ -6,12 +6,15 @@ replaced by a class with the same methods. What is patched, recorded and conclud
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from ncclscope import diagnose, open_run
-from tests.support.programs import run_program
+from tests.support import fork_server
+from tests.support.programs import ROOT
 
 pytest.importorskip("torch")
 
@@ -78,7 +81,14 @@ else:
 )
 def test_what_the_programs_record(rings: Path, task: str, expected: tuple[str, int] | None) -> None:
     for rank in range(RANKS):
-        done = run_program(PROGRAM, rank, RANKS, task, timeout=120, NCCLSCOPE_DIR=rings)
+        done = fork_server.run(
+            [sys.executable, "-c", PROGRAM, str(rank), str(RANKS), task],
+            env={**os.environ, "NCCLSCOPE_DIR": str(rings)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
 
     verdict = diagnose(open_run(rings))

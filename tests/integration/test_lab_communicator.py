@@ -11,13 +11,14 @@ from pathlib import Path
 
 import ncclscope
 from ncclscope.model import State
+from tests.support import fork_server
 
 SIZES = (2, 3)
 
 
 def test_collectives_are_right_and_recorded_once(tmp_path: Path) -> None:
     ranks = [
-        subprocess.Popen(
+        fork_server.Popen(
             [sys.executable, __file__, str(rank), str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import ncclscope
+from ncclscope.lab import launcher
 from ncclscope.lab.faults import FAULTS
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress
 from ncclscope.model import Call, Rank, Run
+from tests.support import fork_server
 
 # What gloo makes of each: a rank that waits in vain, a process that dies, or wrong data.
 STALLED = (
@@ -79,6 +83,15 @@ class Result:
 
 
 Runner = Callable[[str], Result]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> Iterator[None]:
+    """Have one process import torch for all laboratories; tests of the launcher start their own."""
+    forks = SimpleNamespace(Popen=fork_server.Popen, TimeoutExpired=subprocess.TimeoutExpired)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "subprocess", forks)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,13 @@ def test_each_way_has_an_example() -> None:
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces")
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("command", OURS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=() if "--ssh node-a" in command else pytest.mark.slow)
+        for command in OURS
+    ],
+)
 def test_it_runs_as_it_stands(nodes: Nodes, tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / "hang") if word == "hang/" else word for word in shlex.split(command)]
     done = nodes.run(*words)

@@ -20,6 +20,7 @@ from tests.moe import pool
 from tests.moe.case import LAYOUTS, RANKS, Case, Layout, check_results
 from tests.moe.pool import Ranks, groups_of, layer_on_rank
 from tests.moe.reference import EXPERTS, HIDDEN
+from tests.support.examples import examples
 
 FIXED = ["always", "sentinel"]
 """The strategies that never part."""
@@ -28,7 +29,7 @@ BUSY = ((0, 2), (4, 6, 1), (3,), (5, 7, 0, 2))
 """Every rank's experts have something to do."""
 
 many = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=True,
     database=None,
@@ -94,7 +95,7 @@ def test_what_dispatchers_get_wrong(
     assert all(compare(ranks, Case(layout, strategy, routed, True, bfloat16, True, True)))
 
 
-@settings(many, max_examples=40)
+@settings(many, max_examples=examples(40))
 @given(
     pattern=routing_patterns(ranks=RANKS, experts=EXPERTS, max_tokens=5),
     layout=st.sampled_from(LAYOUTS),

@@ -17,8 +17,6 @@ from ncclscope import diagnose, open_run
 from ncclscope.errors import UsageError
 from ncclscope.launch.processes import run_ranks
 
-pytestmark = pytest.mark.slow
-
 WAITING = """
 import os, signal, sys
 from pathlib import Path
@@ -178,6 +176,7 @@ def test_spawned_ranks_have_a_function_by_its_name(rings: Path) -> None:
     assert (verdict.status, [rank.records for rank in verdict.run.ranks]) == ("ok", [2, 2])
 
 
+@pytest.mark.slow
 def test_spawned_ranks_that_hang_are_killed(rings: Path) -> None:
     outcome = run_ranks(uneven, ranks=2, rings=rings, start_method="spawn", stall_after=1.0)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import psutil
 import pytest
 
+from tests.support import fork_server
+
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timeout(180)
 
 FUNCTIONS = """
 import os
@@ -44,7 +47,14 @@ def skipping(rank):
 
 def run(pytester: pytest.Pytester, tests: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(test_it=FUNCTIONS + tests)
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=100)
+    done = fork_server.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=pytester.path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return pytest.RunResult(done.returncode, done.stdout.split("\n"), done.stderr.split("\n"), 0.0)
 
 
 def test_ranks_that_agree_pass_and_return_what_they_return(pytester: pytest.Pytester) -> None:
@@ -205,6 +215,7 @@ def test_sum(run_ranks, count):
 """
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_are_one_session(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     result = run(pytester, "import time\n" + TWO_PROGRAMS, "--ncclscope-update", "-n2")
@@ -240,6 +251,7 @@ def test_hang(run_ranks):
     assert result.stdout.str().count("DIVERGED · missing call · rank 2") == 1
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_do_not_meet(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     result = run(
@@ -269,6 +281,7 @@ def test_hang(run_ranks, which):
         assert len(list(kept.glob("*.ring"))) == 4
 
 
+@pytest.mark.slow
 def test_rings_that_are_kept_are_those_of_the_last_failure(pytester: pytest.Pytester) -> None:
     source = """
 @pytest.mark.collective_parity(ranks=4, stall_after=1)
@@ -371,6 +384,7 @@ def test_some(run_ranks):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_spawned_ranks_import_the_test(pytester: pytest.Pytester, mode: str) -> None:
     result = run(
@@ -415,8 +429,7 @@ def test_nothing():
 
 
 def test_pytest_starts_without_what_takes_time(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
+    pytester.makepyfile(
         """
 def test_modules():
     import sys
@@ -424,10 +437,8 @@ def test_modules():
     assert "ncclscope.pytest_plugin" in sys.modules
     heavy = {"numpy", "torch", "rich", "pandas", "hypothesis", "ncclscope.model"}
     assert heavy & sys.modules.keys() == set()
-""",
-        "--ncclscope",
-        "-p",
-        "no:hypothesispytest",
+"""
     )
+    result = pytester.runpytest_subprocess("--ncclscope", "-p", "no:hypothesispytest", timeout=100)
 
     result.assert_outcomes(passed=1)

@@ -21,6 +21,7 @@ from ncclscope.model import Run
 from ncclscope.model.device import DeviceProgress
 from ncclscope.readers import open_run
 from ncclscope.render.html.page import render_html
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 from tests.support.dumps import Job, history
 from tests.support.snapshots import DATA
@@ -30,7 +31,9 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202e{{7331*733
 
 def report(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ncclscope", "report", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
+    return fork_server.run(
+        command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd
+    )
 
 
 class Page(html.parser.HTMLParser):

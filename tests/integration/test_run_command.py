@@ -117,6 +117,7 @@ def test_multiprocessing_is_traced(rings: Path, tmp_path: Path, method: str) -> 
         assert [call.shape for call in calls(rank)] == [(5,)]
 
 
+@pytest.mark.slow
 def test_nothing_is_traced_when_it_is_switched_off(rings: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = write(tmp_path, "program.py", MULTIPROCESSING_PROGRAM)

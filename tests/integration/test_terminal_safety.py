@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_command_line import NCCLSCOPE
+from tests.support import fork_server
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r\b"
 """Sets a title, clears the screen, has a control character of eight bits, and writes backwards."""
@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def said(*arguments: str | Path, status: int) -> str:
-    done = subprocess.run(
+    done = fork_server.run(
         [*NCCLSCOPE, *map(str, arguments)],
         capture_output=True,
         env={**os.environ, "COLUMNS": "100"},

@@ -17,6 +17,7 @@ import pytest
 
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
+from tests.support import fork_server
 from tests.support.emulator import Emulator
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
@@ -54,7 +55,7 @@ def wait_for_ok(watch: subprocess.Popen[str]) -> None:
 
 def run_watch(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*NCCLSCOPE, "watch", *map(str, arguments)]
-    return subprocess.run(
+    return fork_server.run(
         command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
     )
 

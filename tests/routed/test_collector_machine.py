@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.routed.engine import BLOCKS, Engine, Request
+from tests.support.examples import examples
 
 TOKENS = st.integers(0, 1)
 """Few, so that requests often begin alike."""
@@ -108,7 +109,11 @@ class SchedulingWithoutBlocks(Scheduling):
 
 
 often = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, database=None
+    max_examples=examples(120),
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
 )
 TestByBlock = Scheduling.TestCase
 TestByBlock.settings = often

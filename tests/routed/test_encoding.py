@@ -28,6 +28,7 @@ from ncclscope_patches.routed_experts import (
 )
 from ncclscope_patches.routed_experts.encoding import ENCODINGS
 from tests.routed.rows import SHAPE, random_routing, rows
+from tests.support.examples import examples
 
 shapes = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
 
@@ -155,7 +156,7 @@ def test_nonsense_is_refused_in_one_line(name: str, text: str) -> None:
 
 
 @given(name=st.sampled_from(ENCODINGS), at=st.integers(0, 400), letter=st.characters())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_letter_that_changed_is_noticed_or_harmless(name: str, at: int, letter: str) -> None:
     text = encode_array(rows(0, 20), name)
     at %= len(text)

@@ -27,6 +27,7 @@ from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
 from tests.moe import pool
 from tests.moe.case import RANKS, Layout
 from tests.moe.pool import Ranks, groups_of
+from tests.support.examples import examples
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=1 << 16)
 PADDING = (1 << 16) - 1
@@ -40,7 +41,7 @@ OWN, CONCATENATED, SHARD, GATHERED = (
 )
 
 many = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=True,
     database=None,

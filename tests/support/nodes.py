@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support import fork_server
 from tests.support.programs import ROOT
 
 SHARED = "/dev/shm/rings"
@@ -146,7 +147,7 @@ class Nodes:
 
 def ncclscope(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line."""
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-m", "ncclscope", *map(str, arguments)],
         env=environment(**{"NCCL_RAS_ADDR": "127.0.0.1:1", **more}),
         capture_output=True,

@@ -21,12 +21,13 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.writer import RingWriter
 from ncclscope.untrusted import MAX_RANKS, open_regular
+from tests.support.examples import examples
 from tests.support.hostile import survive
 from tests.support.programs import run_program
 from tests.support.rings import SMALL, check_log, fill, tracer_in
 
 bounded = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

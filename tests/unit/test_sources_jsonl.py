@@ -19,13 +19,14 @@ from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import P2P_OPS, VECTOR_OPS, extend, sign
 from ncclscope.readers.jsonl import trace as jsonl
 from ncclscope.readers.jsonl.trace import read_trace, write_trace
+from tests.support.examples import examples
 from tests.support.hostile import survive
 from tests.support.rings import check_log, fill, read, tracer_in
 
 HEADER = {"ncclscope_trace": 1, "rank": 2, "world_size": 4, "host": "node-15", "pid": 8802}
 
 bounded = settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

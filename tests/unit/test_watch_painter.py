@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ncclscope.render.tui.keys import Keys
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.spans import Column, Line, cropped, drawn, rule, table, width
+from tests.support.examples import examples
 
 COLUMNS, LINES = 12, 4
 STYLES = ("", "bold", "red", "yellow reverse", "dim")
@@ -36,7 +37,7 @@ def terminal() -> tuple[pyte.Screen, pyte.ByteStream]:
     return screen, pyte.ByteStream(screen)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(pictures, min_size=2, max_size=5))
 def test_changes_lead_to_the_same_screen_as_the_whole_picture(turns: list[list[Line]]) -> None:
     painter = Painter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.precedence import drop_refined
 from ncclscope.analysis.registry import Analyzer
 from ncclscope.model import Communicator, Finding
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 
 ClusterOf = Callable[[int], Cluster]
@@ -74,7 +74,7 @@ def _twice(cluster: Cluster, redop: str) -> None:
 
 def _diagnosed_with(packages: Path, rings: Path) -> dict[str, object]:
     paths = [str(packages), os.environ.get("PYTHONPATH", "")]
-    result = subprocess.run(
+    result = fork_server.run(
         [sys.executable, "-m", "ncclscope", "diagnose", "--json", str(rings)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,

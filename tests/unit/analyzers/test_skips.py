@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ncclscope.analysis.verdict import Verdict
 from ncclscope.tracing import scope
 from tests.support.cluster import Cluster
+from tests.support.examples import examples
 
 ClusterOf = Callable[[int], Cluster]
 Program = list[tuple[str, str]]  # communicator and call site
@@ -296,7 +297,7 @@ PROGRAMS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(program=PROGRAMS, lags=st.lists(st.integers(0, 6), min_size=4, max_size=4))
 def test_ranks_of_one_program_differ_nowhere_however_far_they_are(
     fresh: ClusterOf, program: Program, lags: list[int]
@@ -309,7 +310,7 @@ def test_ranks_of_one_program_differ_nowhere_however_far_they_are(
     assert cluster.verdict(quiet=0.1).status == "ok"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(program=PROGRAMS, place=st.integers(0, 39), odd=st.integers(0, 3))
 def test_whoever_skips_a_call_is_the_only_one_blamed(
     fresh: ClusterOf, program: Program, place: int, odd: int

@@ -84,7 +84,7 @@ format: $(VENV)/.installed ## Rewrite the sources in the project's format
 
 .PHONY: bench
 bench: $(VENV)/.installed ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
-	$(VENV)/bin/python -m tests.bench $(ARGS)
+	$(VENV)/bin/python -m benchmarks.runners $(ARGS)
 
 .PHONY: compare
 compare: $(VENV)/.installed ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from benchmarks.runners.dumps import pickled
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
-from tests.bench.dumps import pickled
 from tests.comparison.scenarios import Truth
 from tests.integration.flight_recorder_programs import JSON, KILLED, LOST
 from tests.integration.flight_recorder_truths import FAULTS, HEALTHY, play

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runners.dumps import pickled
 from ncclscope import diagnose, open_run
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
-from tests.bench.dumps import pickled
 from tests.comparison import fr_trace
 from tests.corpus.build import build
 from tests.corpus.judgement import Judged, judge, judge_torch

@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runners.dumps import pickled
 from ncclscope.model import CREATION_SUFFIX
 from ncclscope.readers import open_run
 from ncclscope.readers.jsonl import write_trace
 from ncclscope.ring import writer as ring_writer
 from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.bench.dumps import pickled
 from tests.corpus.workload import BEGAN_NS, SENDS, History, Post, Posted, Workload
 
 __all__ = ["DUMPS", "FORMATS", "PREFIX", "RECORDS", "write"]

@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_written_is_removed(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "tests.bench", "--quick", "--only", "diagnose"]
+    command = [sys.executable, "-m", "benchmarks.runners", "--quick", "--only", "diagnose"]
     with subprocess.Popen(
         [*command, "--dir", str(tmp_path)],
         stderr=subprocess.PIPE,

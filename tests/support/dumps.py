@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runners.dumps import pickled
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.readers import open_run
-from tests.bench.dumps import pickled
 
 __all__ = ["Job", "history"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.bench import nodes
-from tests.bench.rings import DIVERGING
+from benchmarks.runners import nodes
+from benchmarks.runners.rings import DIVERGING
 
 
 def test_nodes_and_those_that_say_the_same(rings: Path) -> None:

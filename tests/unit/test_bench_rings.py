@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.runners.reads import joined, read_ranges
+from benchmarks.runners.rings import DIVERGING, make_rings
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers import open_run
 from ncclscope.ring.reader import RingFile
-from tests.bench.reads import joined, read_ranges
-from tests.bench.rings import DIVERGING, make_rings
 
 RANKS, CAPACITY = 18, 40_000
 

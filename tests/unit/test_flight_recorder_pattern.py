@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.runners.dumps import job_dump, pickled
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import State
 from ncclscope.readers.budget import Budget
@@ -15,7 +16,6 @@ from ncclscope.readers.flight_recorder.dump import Dump
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.readers.flight_recorder.log import find_sites
 from ncclscope.readers.flight_recorder.reader import _quickly, _whole
-from tests.bench.dumps import job_dump, pickled
 
 
 def entries_of(dump: Dump) -> list[tuple[Any, ...]]:

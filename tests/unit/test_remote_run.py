@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.runners.rings import DIVERGING, make_rings
 from ncclscope import Run, Tracer, diagnose, open_run
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
 from ncclscope.ring import layout
-from tests.bench.rings import DIVERGING, make_rings
 from tests.support.remote_nodes import HereAsker
 from tests.support.rings import fill, tracer_in
 from tests.unit.host_device import HostDevice, post

@@ -2,7 +2,7 @@
 
 A step of an engine passes through several of these, and what it has computed in between has
 used the caches: each function and each object on the way then costs microseconds (``python -m
-tests.bench --only cold``). So what :meth:`Patch.guard_scope`, :meth:`Slot.begin` and
+benchmarks.runners --only cold``). So what :meth:`Patch.guard_scope`, :meth:`Slot.begin` and
 :meth:`Slot.end` do stands in one function here.
 """
 

@@ -1,4 +1,4 @@
-"""What routed experts cost a real vLLM engine: ``python -m tests.bench.routing``.
+"""What routed experts cost a real vLLM engine: ``python -m benchmarks.runners.routing``.
 
 One engine on the CPU, in this process, serves the same requests again and again, in turns
 
@@ -233,7 +233,7 @@ def _nothing() -> Iterator[None]:
 
 def main() -> None:
     """Measures all modes in turns, and prints medians."""
-    parser = argparse.ArgumentParser(prog="tests.bench.routing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.runners.routing", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)

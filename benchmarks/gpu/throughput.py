@@ -1,4 +1,4 @@
-"""Throughput of one vLLM deployment in several variants: ``python -m tests.gpu.throughput``.
+"""Throughput of one vLLM deployment in several variants: ``python -m benchmarks.gpu.throughput``.
 
 All variants are up at once on the same devices and one at a time is loaded, in an order that
 changes from round to round: what the machine does besides meets all of them alike. Ratios are
@@ -279,7 +279,7 @@ def spread(values: Iterable[float]) -> tuple[float, float, float]:
 def main() -> int:
     """Starts, measures, prints; returns 1 where answers or verdicts are not what they should be."""
     parser = argparse.ArgumentParser(
-        prog="tests.gpu.throughput",
+        prog="benchmarks.gpu.throughput",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

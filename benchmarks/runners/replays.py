@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.runners.timing import Loop, Sample, in_turns
 from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
-from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["ONE", "captured", "measure"]
 
@@ -85,7 +85,7 @@ def _replays(graph: TracedGraph) -> Loop:
 
 def _probed(stack: ExitStack, recorded: TracedGraph | None) -> Loop:
     """Replays by way of torch's method, which does nothing else here."""
-    module: Any = ModuleType("tests.bench.stand_in")
+    module: Any = ModuleType("benchmarks.runners.stand_in")
     module.CUDAGraph = type("CUDAGraph", (), {"replay": lambda self: None})
     probe = CudaGraphProbe()
     probe.active = True

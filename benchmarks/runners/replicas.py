@@ -1,9 +1,8 @@
 """Nodes of a job that is too large to be made: each says what one that exists says, as itself.
 
-The job is that of :mod:`tests.bench.rings`: each node is a replica of eight ranks with a tensor
-parallel group of its own, a member of eight data parallel groups, and of the world. What a node
-says differs in its ranks, its own group's name, and the members of groups.
-"""
+The job is that of :mod:`benchmarks.runners.rings`: each node is a replica of eight ranks with a
+tensor parallel group of its own, a member of eight data parallel groups, and of the world. What a
+node says differs in its ranks, its own group's name, and the members of groups.
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.runners.timing import Rounds
 from ncclscope.readers import open_run
-from tests.bench.timing import Rounds
 
 __all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure", "started", "turns"]
 
@@ -85,7 +85,7 @@ def started(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
     inherited = {name: value for name, value in os.environ.items() if "NCCL" not in name}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.program", str(store), str(rank)],
+            [sys.executable, "-m", "benchmarks.runners.program", str(store), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""What vLLM's pull request 44601 does on GPUs: ``python -m tests.gpu.extra_dummy_run [--runs N]``.
+"""vLLM pull request 44601 on GPUs: ``python -m benchmarks.gpu.extra_dummy_run [--runs N]``.
 
 Two replicas of one rank that share their experts; all requests go to the first. A hang is looked
 at while it lasts, and again after SIGKILL. On CPUs examples/case_43547 does the same, and more.
@@ -52,7 +52,7 @@ def run(number: int) -> bool:
 
 def main() -> int:
     """Runs and counts."""
-    parser = argparse.ArgumentParser(prog="tests.gpu.extra_dummy_run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu.extra_dummy_run", description=__doc__)
     parser.add_argument("--runs", type=int, default=1)
     arguments = parser.parse_args()
     hung = sum(run(number) for number in range(1, arguments.runs + 1))

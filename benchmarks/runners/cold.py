@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.runners.replays import captured
 from ncclscope.tracing import session
 from ncclscope_patches.probes.c10d import C10dProbe
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
 from ncclscope_patches.vllm.queues import VllmQueues
 from ncclscope_patches.vllm.steps import VllmSteps
-from tests.bench.replays import captured
 
 __all__ = ["Cost", "measure"]
 
@@ -133,7 +133,7 @@ def _probed(stack: ExitStack) -> Mapping[str, tuple[Any, Call]]:
 
 def _stand_in(stack: ExitStack, probe: Any, name: str, *methods: str) -> tuple[Any, Any]:
     """Installs a probe on a class whose methods do nothing."""
-    module: Any = ModuleType("tests.bench.stand_in")
+    module: Any = ModuleType("benchmarks.runners.stand_in")
 
     def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
         return None

@@ -19,15 +19,15 @@ from typing import IO
 
 import numpy as np
 
+from benchmarks.runners.rings import make_rings
 from ncclscope.resources import economy
 from ncclscope.ring.image import RECORD_DTYPE, RingImage
-from tests.bench.rings import make_rings
 
 __all__ = ["CAPACITY", "PER_NODE", "NodeCost", "make_nodes", "measure"]
 
 CAPACITY = 2048
 PER_NODE = 8
-_MODULE = "tests.bench.nodes"
+_MODULE = "benchmarks.runners.nodes"
 _NOISE_NS = 2_000_000
 _FRAME = struct.Struct("<IBId")
 """Node, what is asked for, bytes, and seconds that the node took."""
@@ -97,10 +97,10 @@ def measure(directory: Path, ranks: int = 0) -> NodeCost:
 
 def centre(directory: str, ranks: str) -> None:
     """Asks the nodes, diagnoses and prints the cost."""
+    from benchmarks.runners.diagnosis import most_memory
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.remote.fleet import Fleet
     from ncclscope.remote.run import open_remote_run
-    from tests.bench.diagnosis import most_memory
 
     with economy(), _nodes(directory, ranks) as asker:
         before = most_memory()
@@ -174,8 +174,8 @@ def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
 
 def serve(directory: str, ranks: str) -> None:
     """Serves all nodes until nobody asks any more."""
+    from benchmarks.runners.replicas import Replica
     from ncclscope.remote.node_server import NodeServer
-    from tests.bench.replicas import Replica
 
     places = sorted(Path(directory).iterdir())
     depots: dict[int, NodeServer | Replica] = {}

@@ -1,4 +1,4 @@
-"""What it takes to diagnose many rings, in a process of its own: for ``tests.bench``."""
+"""What it takes to diagnose many rings, in a process of its own: for ``benchmarks.runners``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small all-reduces in a loop, as nccl-tests makes them: ``python -m tests.gpu.small_all_reduces``.
+"""Small all-reduces in a loop, like nccl-tests: ``python -m benchmarks.gpu.small_all_reduces``.
 
 Through torch.distributed and, where vLLM is installed, through its pynccl; recorded and not in
 turns, within the same processes, and once more with the calls counted by the GPU. Shown are
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.all_reduce_programs import ON_GPUS, Times, measure
 from ncclscope import open_run
 from ncclscope.launch.processes import run_ranks
-from tests.gpu.all_reduce_programs import ON_GPUS, Times, measure
 from tests.gpu.deployment import in_shared_memory
 
 RANKS = min(4, torch.cuda.device_count()) if ON_GPUS else 2
@@ -44,7 +44,7 @@ def rows(mode: str, found: dict[str, dict[str, Times]]) -> Iterator[dict[str, An
 
 def main() -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="tests.gpu.small_all_reduces", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu.small_all_reduces", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--count", type=int, default=200, help="calls a round")
     parser.add_argument("--json", type=Path, metavar="FILE")

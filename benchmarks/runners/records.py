@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.runners.timing import Loop, Sample, in_turns
 from ncclscope.model.signature import sign
 from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.c10d import C10dProbe
 from ncclscope_patches.probes.pynccl import PyNcclProbe
-from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["bytes_of_a_line", "bytes_of_a_record", "measure"]
 
@@ -166,7 +166,7 @@ class _Communicator:
 
 
 class _StandInProbe(PyNcclProbe):
-    target = "tests.bench.stand_in"
+    target = "benchmarks.runners.stand_in"
 
 
 def _module() -> Any:

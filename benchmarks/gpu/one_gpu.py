@@ -1,6 +1,6 @@
 """Ordinary programs with a mistake, four NCCL ranks on one GPU, and what is said of each.
 
-    python -m tests.gpu.one_gpu --nccl /tmp/libnccl.so.2 --keep DIR [NAME ...]
+    python -m benchmarks.gpu.one_gpu --nccl /tmp/libnccl.so.2 --keep DIR [NAME ...]
 
 Prints a row for each program: the mistake, the verdict with ranks and confidence as `attach`,
 `watch` and `diagnose` give it, how good that is, what NCCL's RAS says, and the calls that are

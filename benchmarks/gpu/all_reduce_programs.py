@@ -1,4 +1,4 @@
-"""What the ranks of tests/gpu/small_all_reduces.py do."""
+"""What the ranks of benchmarks/gpu/small_all_reduces.py do."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.runners import gloo
+from benchmarks.runners.timing import Loop, Rounds, in_turns
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.bench import gloo
-from tests.bench.timing import Loop, Rounds, in_turns
 
 __all__ = ["DETAIL", "GUARD", "PEERS", "measure", "measure_programs"]
 

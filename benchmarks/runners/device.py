@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runners.timing import Loop, Sample, in_turns
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Launcher
 from ncclscope.tracing.device.markers import DeviceMarks, Marks
@@ -18,7 +19,6 @@ from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import Handle, Handles
-from tests.bench.timing import Loop, Sample, in_turns
 
 __all__ = ["RECORDED", "measure"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from benchmarks.runners.timing import Rounds
 from ncclscope.launch.processes import run_ranks
-from tests.bench.timing import Rounds
 
 __all__ = ["RANKS", "STRATEGIES", "measure"]
 

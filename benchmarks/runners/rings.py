@@ -19,10 +19,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.runners.reads import Range, read_ranges
 from ncclscope.ring import layout
 from ncclscope.ring.layout import Geometry
 from ncclscope.tracing.tracer import Comm, Tracer
-from tests.bench.reads import Range, read_ranges
 
 __all__ = ["CAPACITY", "DIVERGING", "make_rings"]
 

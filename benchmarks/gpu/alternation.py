@@ -1,7 +1,7 @@
-"""What something costs a step of vLLM's: ``python -m tests.gpu.alternation WHAT``.
+"""What something costs a step of vLLM's: ``python -m benchmarks.gpu.alternation WHAT``.
 
 One server does it for some steps and not for the next, over and over, under a steady load: see
-tests/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
+benchmarks/gpu/alternating. (``asking`` for routed experts is switched by the load.) ``progress`` is
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them, in
 ``beside`` none has to. What differs between two servers that are otherwise
@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.throughput import ASKED, counted, requests
 from tests.gpu.deployment import Shape, add_options, in_shared_memory, on_gpus, options
-from tests.gpu.throughput import ASKED, counted, requests
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -193,7 +193,7 @@ def make_server(
 def main() -> int:
     """Starts a server, loads it, and compares its steps."""
     parser = argparse.ArgumentParser(
-        prog="tests.gpu.alternation",
+        prog="benchmarks.gpu.alternation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Four vLLM servers that share their experts on one GPU, and what is said of them.
 
-    python -m tests.gpu.four_servers --nccl /tmp/libnccl.so.2 --keep DIR [PART ...]
+    python -m benchmarks.gpu.four_servers --nccl /tmp/libnccl.so.2 --keep DIR [PART ...]
 
 Each server is a process tree of its own, as under an external load balancer: DP=4, one rank each.
 A part starts the servers anew and ends in a hang: `skip` and `swap` are mistakes of rank 1. Before

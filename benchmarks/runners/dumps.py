@@ -1,6 +1,6 @@
 """Flight Recorder dumps of a large job, for ncclscope and for torch's own analyzer.
 
-``python -m tests.bench.dumps [--ranks 64 256] [--entries 2000] [--no-torch]`` prints the
+``python -m benchmarks.runners.dumps [--ranks 64 256] [--entries 2000] [--no-torch]`` prints the
 processor time and the memory of each, measured in turns on the same files.
 """
 
@@ -188,7 +188,7 @@ def cost(command: list[str]) -> tuple[float, int]:
 
 def main() -> None:
     """Measures what was asked for, in a directory that is removed afterwards."""
-    parser = argparse.ArgumentParser(prog="tests.bench.dumps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.runners.dumps", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--entries", type=int, default=2000)
     parser.add_argument("--no-torch", action="store_true", help="ncclscope alone")

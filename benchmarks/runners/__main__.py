@@ -1,4 +1,4 @@
-"""Measures and prints one table: ``python -m tests.bench [--quick]``."""
+"""Measures and prints one table: ``python -m benchmarks.runners [--quick]``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ from typing import NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import device, diagnosis, dispatch, gloo, guard, nodes, replays, rings, watching
-from tests.bench.timing import Rounds, Sample
+from benchmarks.runners import (
+    device,
+    diagnosis,
+    dispatch,
+    gloo,
+    guard,
+    nodes,
+    replays,
+    rings,
+    watching,
+)
+from benchmarks.runners.timing import Rounds, Sample
 
 RING_BYTES = 7_700_000
 RECORD_BYTES = 96
@@ -85,7 +95,7 @@ QUICK = Effort(
 
 def main() -> None:
     """Measures what was asked for, in a directory that is removed afterwards."""
-    parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.runners", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than half a minute")
     parser.add_argument(
         "--only",
@@ -128,7 +138,7 @@ def add_records(table: Table, directory: Path, effort: Effort) -> None:
     """Adds what one call costs the program that makes it."""
     os.environ["NCCLSCOPE_DIR"] = str(directory / "probes")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
-    from tests.bench import records  # reads the environment, as torch does
+    from benchmarks.runners import records  # reads the environment, as torch does
 
     say("one record")
     found, size = records.measure(directory, rounds=effort.rounds, count=effort.count)
@@ -152,7 +162,7 @@ def add_cold(table: Table, directory: Path, effort: Effort) -> None:
     """Adds what probes cost a program that has used the caches between its calls."""
     os.environ["NCCLSCOPE_DIR"] = str(directory / "cold")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
-    from tests.bench import cold  # reads the environment, as torch does
+    from benchmarks.runners import cold  # reads the environment, as torch does
 
     say("probes with cold caches")
     add_header(table, "a probe adds, ns, medians", "hot", "cold", "of the call, cold")

@@ -1,4 +1,4 @@
-"""What the launcher hands down to the processes it starts."""
+"""Assignment that the launcher passes to the processes it starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Assignment"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """One run and where its files are.
+    """One run and its files.
 
     Attributes:
-        program: What is run.
-        directory: Where the rings go.
-        workplace: Temporary directory of the run, which is gone afterwards.
-        capacity: Records a ring keeps.
-        nonce: What distinguishes this run from all others.
+        program: Program to run.
+        directory: Directory of the rings.
+        workplace: Temporary directory, removed after the run.
+        capacity: Records per ring.
+        nonce: Random text that distinguishes this run from all others.
     """
 
     program: Program
@@ -31,25 +31,25 @@ class Assignment:
 
     @property
     def board(self) -> Path:
-        """The shared numbers."""
+        """File of the shared progress counters."""
         return self.workplace / "progress"
 
     @property
     def rendezvous(self) -> Path:
-        """Where the ranks find each other."""
+        """File of the rendezvous of the ranks."""
         return self.workplace / "rendezvous"
 
     @property
     def log(self) -> Path:
-        """What the processes print."""
+        """File of the output of all processes."""
         return self.workplace / "log"
 
     def error_file(self, rank: int) -> Path:
-        """Why a rank could not start, in one line."""
+        """Return the file with the reason, in one line, why a rank could not start."""
         return self.workplace / f"error-{rank}"
 
     def to_json(self) -> str:
-        """Returns the assignment as one line of text."""
+        """Return the assignment as one line of text."""
         return json.dumps(
             {
                 "program": self.program.to_dict(),
@@ -62,7 +62,7 @@ class Assignment:
 
     @classmethod
     def from_json(cls, text: str) -> Assignment:
-        """Reads what :meth:`to_json` wrote."""
+        """Return the assignment that :meth:`to_json` has written."""
         fields = json.loads(text)
         return cls(
             program=Program(**fields["program"]),

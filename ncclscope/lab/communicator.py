@@ -1,8 +1,7 @@
 """Collectives of one group, recorded once per logical call.
 
-The shape is that of a device communicator in an inference engine: the host posts, results
-are there once the stream has come to them, and variable-size collectives are made of one
-rooted collective per member.
+It works like a device communicator of an inference engine. The host posts, results are valid once
+the stream has run, and variable-size collectives consist of one rooted collective per member.
 """
 
 from __future__ import annotations
@@ -29,7 +28,13 @@ __all__ = ["LabCommunicator", "communicator_key"]
 
 
 def communicator_key(nonce: str, label: str, ranks: Sequence[int]) -> str:
-    """Returns what the members of a group share, and no other group of any run has."""
+    """Return the key of a group, the same on its members and different from all other groups.
+
+    Args:
+        nonce: Random text of the run.
+        label: Label of the communicator.
+        ranks: Global ranks of the members.
+    """
     text = f"{nonce}/{label}/{','.join(map(str, ranks))}"
     return f"lab:{blake2b(text.encode(), digest_size=8).hexdigest()}"
 
@@ -37,18 +42,18 @@ def communicator_key(nonce: str, label: str, ranks: Sequence[int]) -> str:
 class LabCommunicator:
     """One group of ranks.
 
-    A group of one posts and records nothing: its results are its inputs.
+    A group of one rank posts and records nothing: its results are its inputs.
 
     Args:
         tracer: Records the calls.
-        stream: Runs them.
-        progress: Counts them.
-        group: The process group; None where it has only one member.
-        label: Name for a person, such as ``tp:0``.
+        stream: Runs the calls.
+        progress: Counts the calls.
+        group: The process group; None for a single member.
+        label: Label such as ``tp:0``.
         ranks: Global ranks of the members.
         rank: Own global rank.
-        nonce: What distinguishes this run from all others.
-        backend: Of the process group.
+        nonce: Random text of the run.
+        backend: Backend of the process group.
     """
 
     def __init__(
@@ -78,13 +83,13 @@ class LabCommunicator:
             self._comm = tracer.communicator(key, label, ranks, backend)
 
     def all_reduce(self, tensor: torch.Tensor, redop: str = "sum") -> torch.Tensor:
-        """Reduces in place."""
+        """Reduce ``tensor`` in place."""
         if self.size > 1:
             self._post(_all_reduce, "all_reduce", tensor, tensor, redop, redop=redop)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenates tensors of equal size."""
+        """Concatenate tensors ``[n, ...]`` of all members to ``[size * n, ...]``."""
         if self.size == 1:
             return tensor
         output = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
@@ -92,7 +97,7 @@ class LabCommunicator:
         return output
 
     def all_gatherv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Concatenates tensors of which each member has another number of rows."""
+        """Concatenate tensors ``[sizes[i], ...]`` of members ``i`` to ``[sum(sizes), ...]``."""
         if self.size == 1:
             return tensor
         output = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
@@ -101,7 +106,7 @@ class LabCommunicator:
         return output
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums, and leaves each member an equal share of the rows."""
+        """Sum tensors ``[n, ...]``; return each member's ``n / size`` rows."""
         if self.size == 1:
             return tensor
         output = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
@@ -111,7 +116,7 @@ class LabCommunicator:
         return output
 
     def reduce_scatterv(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Sums, and leaves each member its own number of rows."""
+        """Sum tensors ``[sum(sizes), ...]``; return each member's ``sizes[i]`` rows."""
         if self.size == 1:
             return tensor
         output = tensor.new_empty((sizes[self.rank], *tensor.shape[1:]))
@@ -120,31 +125,31 @@ class LabCommunicator:
         return output
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
-        """Copies the tensor of one member, a rank of this communicator, to all."""
+        """Copy the tensor of ``root``, a rank of this communicator, to all members."""
         if self.size > 1:
             self._post(_broadcast, "broadcast", tensor, tensor, root, root=root)
         return tensor
 
     def barrier(self) -> None:
-        """Waits for all members, when the stream comes to it."""
+        """Wait for all members, when the stream reaches it."""
         if self.size > 1:
             self._post(_barrier, "barrier", None)
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
-        """Sends a tensor to one member, a rank of this communicator."""
+        """Send a tensor to ``peer``, a rank of this communicator."""
         self._post(_send, "send", tensor, tensor, peer, peer=peer)
 
     def recv(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-        """Fills a tensor with what one member sends, a rank of this communicator."""
+        """Receive into a tensor from ``peer``, a rank of this communicator."""
         self._post(_recv, "recv", tensor, tensor, peer, peer=peer)
         return tensor
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
-        """Calls inside the block are recorded as captured, and not carried out.
+        """Record the calls inside the block as captured; do not run them.
 
-        That is what becomes of a call while a CUDA graph is captured; there is no graph here,
-        on no backend, and nothing is ever replayed.
+        This is what happens to a call during the capture of a CUDA graph. There is no graph here,
+        and nothing is ever replayed.
         """
         self._captures = True
         try:
@@ -154,10 +159,10 @@ class LabCommunicator:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Calls inside the block are carried out at its end, in an order of their own.
+        """Post the calls inside the block at its end, sorted by size.
 
-        That is what ncclGroupStart and ncclGroupEnd do: NCCL sorts what was posted between
-        them by size, so that the order of posting does not count.
+        This is what ncclGroupStart and ncclGroupEnd do: NCCL sorts the calls between them by size,
+        so that their order does not matter.
         """
         self._batch = []
         scope.enter_group()
@@ -180,7 +185,7 @@ class LabCommunicator:
         if tensor is not None:
             parameters["shape"] = tensor.shape
             parameters["dtype"] = str(tensor.dtype).removeprefix("torch.")
-        # The line of interest is the one that called the method which called this one.
+        # The call site is the caller of the collective method that called this one.
         found = callsite.locate(sys._getframe(2))
         site = callsite.describe(found[2], found[1]) if found else None
         position = self._tracer.record(
@@ -230,7 +235,7 @@ def _reduce_scatterv(
     import torch
     import torch.distributed as dist
 
-    # A copy, since gloo uses the tensor of whoever is not the root as working space.
+    # Copy: gloo overwrites the tensors of ranks other than the root.
     parts = torch.split(tensor.clone(), list(sizes))
     for root, part in zip(comm.ranks, parts, strict=True):
         dist.reduce(part, dst=root, group=comm._group)

@@ -1,11 +1,11 @@
 """The engine of one rank: a step loop over mixture-of-experts layers.
 
-Its arithmetic is chosen so that the right result is known: every row of a replica holds one
-small number, each reduction multiplies it by the size of the group, and a division takes
-that back. Rows that come out different show that a collective mixed up data although it
-completed.
+The right result of its arithmetic is known: every row of a replica holds one
+small number, each reduction multiplies it by the size of the group, and a
+division takes that back. Wrong rows show that a collective mixed up data although
+it completed.
 
-Every place at which a rank could leave the common sequence is a method of
+Every place at which a rank could diverge is a method of
 :class:`~ncclscope.lab.faults.base.Fault`; the healthy ones call back into this class.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Conduct", "Engine"]
 
 _LOGITS = 8
-"""Width of what the ranks exchange for sampling."""
+"""Columns of the tensor that the ranks gather for sampling."""
 
 
 class Conduct(Protocol):
@@ -93,7 +93,7 @@ class Engine:
         self._planted = planted
 
     def run(self) -> None:
-        """Runs all steps.
+        """Run all steps.
 
         Raises:
             RuntimeError: A collective failed.
@@ -130,50 +130,50 @@ class Engine:
     def tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, value: float = 0
     ) -> torch.Tensor:
-        """Returns a new tensor on the device, filled with one value."""
+        """Return a new tensor of ``shape`` on the device, filled with ``value``."""
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
     # --- the healthy sequence ----------------------------------------------------------------
 
     def coordinate(self) -> list[int]:
-        """Agrees with the other replicas on the rows of each."""
+        """Exchange the number of rows with the other replicas; return all of them."""
         if self.dp.size == 1:
             return [self.rows]
         counts = self.tensor((self.program.dp,))
         counts[self.dp_rank] = self.rows
         self.dp.all_reduce(counts)
-        # The one result that the host needs before it can post anything else.
+        # The host needs this result before it can post the next call.
         self.stream.synchronize()
         return [int(count) for count in counts.tolist()]
 
     def share_schedule(self, root: int = 0) -> None:
-        """Gives the replica's first rank's schedule to the others."""
+        """Broadcast the schedule of the replica's first rank to the others."""
         self.tp.broadcast(self.tensor((self.rows,)), root)
 
     def reduce_attention(self, hidden: torch.Tensor) -> None:
-        """Adds up what the ranks' attention heads contribute."""
+        """Sum the contributions of the ranks' attention heads, in place."""
         self.tp.all_reduce(hidden)
         self.stream.launch(hidden.div_, self.tp.size)
 
     def dispatch(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Gathers the tokens of all replicas, for this rank's experts."""
+        """Gather the rows ``[sum(sizes), hidden]`` of all replicas for this rank's experts."""
         return self.dp.all_gatherv(hidden, self.sizes)
 
     def combine(self, gathered: torch.Tensor) -> torch.Tensor:
-        """Takes back the replica's own tokens, summed over all experts."""
+        """Return the replica's own rows ``[rows, hidden]``, summed over all experts."""
         hidden = self.dp.reduce_scatterv(gathered, self.sizes)
         self.stream.launch(hidden.div_, self.dp.size)
         return hidden
 
     def reduce_experts(self, hidden: torch.Tensor) -> None:
-        """Adds up what the ranks' shards of the experts contribute."""
+        """Sum the contributions of the ranks' expert shards, in place."""
         self.tp.all_reduce(hidden)
         self.stream.launch(hidden.div_, self.tp.size)
 
     def gather_logits(self) -> None:
-        """Collects what sampling needs."""
+        """Gather the logits for sampling."""
         self.tp.all_gather(self.tensor((self.rows, _LOGITS), torch.float32))
 
     def count_load(self) -> None:
-        """Adds up how many tokens each expert was given."""
+        """Sum the number of tokens of each expert over all ranks."""
         self.world.all_reduce(self.tensor((self.program.experts,)))

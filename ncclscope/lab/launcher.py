@@ -1,4 +1,4 @@
-"""Opens a laboratory: starts the ranks, watches them, ends them."""
+"""Launcher of a laboratory: starts the ranks, watches them, ends them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Laboratory", "Outcome"]
 Outcome = Literal["running", "finished", "stalled", "failed"]
 
 DEFAULT_CAPACITY = 16_384
-"""Records a ring keeps: any run fits, and so do eight rings on a small /dev/shm."""
+"""Records per ring: enough for any run, and eight rings fit into a small /dev/shm."""
 
 _POLL_SECONDS = 0.1
 _START_SECONDS = 120.0
@@ -40,7 +40,7 @@ _END_SECONDS = 10.0
 
 
 class Laboratory:
-    """One run of a program, as a context manager that leaves nothing but the rings.
+    """Context manager for one run of a program, which leaves nothing but the rings.
 
     Use it like this::
 
@@ -51,16 +51,15 @@ class Laboratory:
         print(laboratory.outcome)
 
     Args:
-        program: What to run.
-        directory: Where the rings go.
-        capacity: Records a ring keeps.
+        program: Program to run.
+        directory: Directory of the rings.
+        capacity: Records per ring.
 
     Attributes:
-        outcome: How the run ended, as far as :meth:`watch` has seen: ``finished`` when every
-            rank came to its end, ``failed`` when a process died, ``stalled`` when nothing
-            moves any more.
+        outcome: Outcome so far, set by :meth:`watch`: ``running``, ``finished`` if every rank has
+            finished, ``failed`` if a process died, ``stalled`` if no rank moves.
         pids: Process ids by rank, once the ranks exist.
-        statuses: Exit statuses of the ranks that have ended; a signal is negative.
+        statuses: Exit statuses of the ranks that have ended, by rank; negative for a signal.
 
     Raises:
         LaboratoryError: On entering, or from :meth:`watch`: the ranks could not be run.
@@ -120,12 +119,11 @@ class Laboratory:
     def watch(
         self, stall_after: float = 3.0, interval: float = _POLL_SECONDS
     ) -> Iterator[Progress]:
-        """Yields how far the ranks are, until they have ended or nothing moves any more.
+        """Yield the progress of the ranks until they have ended or stalled.
 
         Args:
-            stall_after: Seconds without any progress on any rank that count as a stall, and
-                that the rings will show.
-            interval: Seconds between two looks.
+            stall_after: Report a stall after this many seconds without progress on any rank.
+            interval: Seconds between two samples.
 
         Raises:
             LaboratoryError: A rank could not be started, or ended with an error of its own.
@@ -133,7 +131,7 @@ class Laboratory:
         last = self.progress()
         moved = time.monotonic()
         while self.outcome == "running" and not self._killed:
-            self._listen(interval)
+            self._receive(interval)
             progress = self.progress()
             now = time.monotonic()
             if progress.ranks != last.ranks:
@@ -145,24 +143,24 @@ class Laboratory:
             yield progress
 
     def progress(self) -> Progress:
-        """Returns how far the ranks are."""
+        """Return the progress of all ranks."""
         return Progress(time.monotonic() - self._begun, self._board.read())
 
     def kill(self) -> None:
-        """Ends every process with SIGKILL and waits until they are gone."""
+        """Kill every process with SIGKILL, and wait until they are gone."""
         self._killed = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         try:
             self._server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            # Its children have asked the kernel to be killed along with it.
+            # The kernel kills its children along with it.
             self._server.kill()
             self._server.wait()
         self._control.close()
 
-    def _listen(self, seconds: float) -> None:
-        """Waits a moment, or until the fork server has something to say."""
+    def _receive(self, seconds: float) -> None:
+        """Receive messages of the fork server, waiting at most ``seconds``."""
         ready, _, _ = select.select([self._control], [], [], seconds)
         if not ready:
             return
@@ -178,7 +176,7 @@ class Laboratory:
                 self.statuses[message["rank"]] = message["status"]
 
     def _check(self, progress: Progress) -> None:
-        """Looks for what no fault does.
+        """Check for errors that no fault causes.
 
         Raises:
             LaboratoryError: A rank could not start, or ended with an error of its own.
@@ -194,8 +192,8 @@ class Laboratory:
     def _judge(self, quiet: float, stall_after: float) -> Outcome:
         if len(self.statuses) == self.program.world_size:
             return "failed" if any(self.statuses.values()) else "finished"
-        # The last sign of life that a ring keeps can be a beat old when its process is killed;
-        # a beat more, and the records themselves show the whole pause.
+        # A ring's heartbeat can be this old when its process is killed; after one more, the records
+        # themselves show the whole pause.
         if quiet <= stall_after + BEAT_SECONDS:
             return "running"
         return "failed" if any(self.statuses.values()) else "stalled"
@@ -203,7 +201,13 @@ class Laboratory:
     def _failure(
         self, what: str, rank: int | None = None, status: int | None = None
     ) -> LaboratoryError:
-        """Returns an error with the reason that the process left behind, if it did."""
+        """Return an error, with the reason that the process has written, if any.
+
+        Args:
+            what: What failed.
+            rank: Global rank of the process; None for the fork server.
+            status: Exit status of the process; negative for a signal.
+        """
         reason = ""
         if rank is not None and self._assignment.error_file(rank).exists():
             reason = self._assignment.error_file(rank).read_text().strip()

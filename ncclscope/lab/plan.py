@@ -1,4 +1,4 @@
-"""What the laboratory runs: its sizes, and the fault that is planted."""
+"""Program of a laboratory run: its sizes and its fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Program(Sizes):
 
     @property
     def planted_fault(self) -> Fault:
-        """What goes wrong."""
+        """The fault to inject."""
         return fault_named(self.fault)
 
     @property
@@ -33,9 +33,9 @@ class Program(Sizes):
         return self.planted_fault.idle
 
     def planted(self) -> dict[str, Any]:
-        """Return what goes wrong, in the terms of the verdict."""
+        """Return the fault in the terms of a verdict."""
         return self.planted_fault.planted(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments that make this program again."""
+        """Return the constructor's arguments."""
         return asdict(self)

@@ -1,7 +1,7 @@
-"""How far each rank has come, in a few numbers that all processes share.
+"""Progress of each rank, in counters that all processes share.
 
-The launcher looks here and not into the rings, so that it notices a stall by other means
-than those it is about to demonstrate.
+The launcher reads these and not the rings, so that it detects a stall independently of the records
+that it is about to demonstrate.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _PHASE, _STEP, _POSTED, _COMPLETED, _WRONG = range(_FIELDS)
 
 
 class Phase(enum.IntEnum):
-    """What a rank process is at."""
+    """State of a rank process."""
 
     STARTING = 0
     RUNNING = 1
     BROKEN = 2
-    """A collective raised an error, and the rank stays where it is."""
+    """A collective raised an error; the rank sleeps."""
     FINISHED = 3
 
 
 @dataclass(frozen=True)
 class RankProgress:
-    """One rank's numbers.
+    """Progress of one rank.
 
     Attributes:
-        phase: What the process is at.
-        step: Step it is in, from 1; 0 before the first.
-        posted: Collectives its host has posted.
-        completed: Those of them that have completed.
-        wrong_since: First step with a wrong result; 0 when all were right.
+        phase: State of the process.
+        step: Current step, from 1; 0 before the first.
+        posted: Number of posted collectives.
+        completed: Number of completed collectives.
+        wrong_since: First step with a wrong result; 0 if all were right.
     """
 
     phase: Phase
@@ -49,11 +49,11 @@ class RankProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """All ranks' numbers at one moment.
+    """Progress of all ranks at one moment.
 
     Attributes:
-        elapsed: Seconds since the laboratory was opened.
-        ranks: By global rank.
+        elapsed: Seconds since the start of the laboratory.
+        ranks: Progress by global rank.
     """
 
     elapsed: float
@@ -61,17 +61,17 @@ class Progress:
 
     @property
     def ready(self) -> int:
-        """Ranks that have joined their groups and begun."""
+        """Number of ranks that have joined their groups and started."""
         return sum(rank.phase is not Phase.STARTING for rank in self.ranks)
 
     @property
     def step(self) -> int:
-        """Step of the rank that is farthest."""
+        """Step of the farthest rank."""
         return max(rank.step for rank in self.ranks)
 
     @property
     def slowest(self) -> int:
-        """Step of the rank that is least far."""
+        """Step of the slowest rank."""
         return min(rank.step for rank in self.ranks)
 
     @property
@@ -81,10 +81,10 @@ class Progress:
 
 
 class ProgressBoard:
-    """The shared numbers, five for each rank.
+    """Shared counters, five 64-bit integers per rank.
 
     Args:
-        path: The file; made with zeros by :meth:`create`.
+        path: File of the counters; :meth:`create` makes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,16 +97,16 @@ class ProgressBoard:
 
     @classmethod
     def create(cls, path: Path, ranks: int) -> ProgressBoard:
-        """Makes the file for so many ranks."""
+        """Create the file for ``ranks`` ranks, all counters 0."""
         path.write_bytes(bytes(8 * _FIELDS * ranks))
         return cls(path)
 
     def entry(self, rank: int) -> ProgressEntry:
-        """Returns the numbers of one rank, to write them."""
+        """Return the counters of one rank, for writing."""
         return ProgressEntry(self._numbers[rank * _FIELDS : (rank + 1) * _FIELDS])
 
     def read(self) -> tuple[RankProgress, ...]:
-        """Returns the numbers of all ranks."""
+        """Return the progress of all ranks."""
         rows = (
             self._numbers[start : start + _FIELDS].tolist()
             for start in range(0, len(self._numbers), _FIELDS)
@@ -114,34 +114,34 @@ class ProgressBoard:
         return tuple(RankProgress(Phase(row[_PHASE]), *row[_STEP:]) for row in rows)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._numbers.release()
         self._map.close()
 
 
 class ProgressEntry:
-    """One rank's numbers; each is written by one thread only."""
+    """Counters of one rank; each has a single writing thread."""
 
     def __init__(self, numbers: memoryview[int]) -> None:
         self._numbers = numbers
 
     def enter(self, phase: Phase) -> None:
-        """Notes what the process is at now."""
+        """Set the state of the process."""
         self._numbers[_PHASE] = phase
 
     def begin(self, step: int) -> None:
-        """Notes that a step begins."""
+        """Set the current step."""
         self._numbers[_STEP] = step
 
     def post(self) -> None:
-        """Counts a collective that is posted."""
+        """Count a posted collective."""
         self._numbers[_POSTED] += 1
 
     def complete(self) -> None:
-        """Counts a collective that has completed."""
+        """Count a completed collective."""
         self._numbers[_COMPLETED] += 1
 
     def note_wrong(self, step: int) -> None:
-        """Notes that a step's result was wrong."""
+        """Record the first step with a wrong result."""
         if not self._numbers[_WRONG]:
             self._numbers[_WRONG] = step

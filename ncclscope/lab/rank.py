@@ -1,4 +1,4 @@
-"""What a rank process does from fork to exit."""
+"""Main function of a rank process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from ncclscope.tracing.tracer import Tracer
 __all__ = ["run_rank"]
 
 _TIMEOUT = datetime.timedelta(minutes=30)
-"""Of the process groups: a hang stays one for as long as anybody looks at it."""
+"""Timeout of the process groups: long enough to examine a hang."""
 
 
 def run_rank(argument: str, rank: int) -> int:
-    """Run one rank, and return the status its process ends with.
+    """Run one rank, and return its exit status.
 
-    A process whose collective fails does not end: on NCCL it would wait for ever, while gloo
-    raises as soon as a connection is lost. It stays where it is, its connections open, so that
-    a hang looks the same on both and one broken connection does not bring down the others.
+    A process whose collective fails does not end. On NCCL it would wait for ever, while gloo raises
+    as soon as a connection is lost. The process sleeps with open connections, so that a hang looks
+    the same on both, and one broken connection does not stop the other ranks.
+
+    Args:
+        argument: The assignment as JSON.
+        rank: Own global rank.
     """
     assignment = Assignment.from_json(argument)
     board = ProgressBoard(assignment.board)
@@ -41,8 +45,8 @@ def run_rank(argument: str, rank: int) -> int:
         progress.enter(Phase.RUNNING)
         _run(engine, tracer, progress)
     except Exception as error:
-        told = isinstance(error, NcclscopeError)
-        text = str(error) if told else f"{type(error).__name__}: {error}"
+        is_ours = isinstance(error, NcclscopeError)
+        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
         assignment.error_file(rank).write_text(f"{text.splitlines()[0]}\n")
         traceback.print_exc()
         return 1
@@ -78,7 +82,7 @@ def _open_tracer(assignment: Assignment, rank: int) -> Tracer:
 
 
 def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: ProgressEntry) -> Engine:
-    """Enters the process groups and returns the engine that uses them."""
+    """Join the process groups, and return the engine that uses them."""
     program = assignment.program
     device = _device(program.backend, program.world_size, rank)
     stream: Stream = (HostStream if device.type == "cpu" else CudaStream)(tracer, progress)
@@ -92,7 +96,7 @@ def _join(assignment: Assignment, rank: int, tracer: Tracer, progress: ProgressE
     )
 
     def communicator(label: str, families: list[tuple[int, ...]]) -> LabCommunicator:
-        """Makes the groups of one kind, as every rank has to, and returns the own one."""
+        """Create all groups of one kind, as each rank must, and return this rank's group."""
         own = next(ranks for ranks in families if rank in ranks)
         groups = {
             ranks: dist.new_group(list(ranks), timeout=_TIMEOUT)

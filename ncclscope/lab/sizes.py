@@ -1,4 +1,4 @@
-"""How large the laboratory's run is, and what each step of it works on."""
+"""Sizes of a laboratory run, and the tokens of each step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["BACKENDS", "Sizes"]
 BACKENDS = ("gloo", "nccl")
 
 _IDLE_SHARE = 1 / 8
-"""How often a replica has nothing to do and runs a dummy batch beside the others."""
+"""Share of steps in which a replica is idle and runs a dummy batch."""
 
 _FAULT_STEPS = range(5, 13)
-"""Late enough for a common history, early enough for a demonstration."""
+"""Steps of the fault: late enough for a common history, early enough for a demonstration."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Sizes:
         steps: Steps after which the run ends, counted from 1.
         hidden: Width of the hidden state.
         experts: Width of a row of routing metadata.
-        max_tokens: Most tokens a replica is given in one step.
-        seed: Where token counts and the place of the fault come from.
+        max_tokens: Most tokens of a replica in one step.
+        seed: Seed of token counts, and of rank, step and layer of the fault.
         fault: One of :func:`ncclscope.lab.faults.fault_names`.
-        fault_rank: Global rank it happens to; from the seed where -1.
-        fault_step: Step it happens in; from the seed where -1.
-        fault_layer: Layer it happens in; from the seed where -1.
-        backend: ``gloo``, or ``nccl`` with one GPU a rank.
+        fault_rank: Global rank of the fault; -1 to draw it from the seed.
+        fault_step: Step of the fault; -1 to draw it from the seed.
+        fault_layer: Layer of the fault; -1 to draw it from the seed.
+        backend: ``gloo``, or ``nccl`` with one GPU per rank.
 
     Raises:
-        LaboratoryError: There is no such program.
+        LaboratoryError: A size is out of range.
     """
 
     tp: int = 4
@@ -84,19 +84,19 @@ class Sizes:
         return self.tp * self.dp
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Returns the data-parallel and the tensor-parallel rank of a global rank."""
+        """Return the data-parallel and the tensor-parallel rank of a global rank."""
         return divmod(rank, self.tp)
 
     def replica(self, dp_rank: int) -> tuple[int, ...]:
-        """Returns the global ranks that hold one replica together."""
+        """Return the global ranks of one replica."""
         return tuple(range(dp_rank * self.tp, (dp_rank + 1) * self.tp))
 
     def counterparts(self, tp_rank: int) -> tuple[int, ...]:
-        """Returns the global ranks with the same place in each replica."""
+        """Return the global ranks with the same tensor-parallel rank."""
         return tuple(range(tp_rank, self.world_size, self.tp))
 
     def communicator(self, kind: str, rank: int) -> dict[str, Any]:
-        """Returns one communicator of a rank as a verdict describes it.
+        """Return one communicator of a rank as a verdict describes it.
 
         Args:
             kind: ``tp``, ``dp`` or ``world``.
@@ -110,17 +110,17 @@ class Sizes:
         return {"label": "world", "ranks": list(range(self.world_size))}
 
     def tokens(self, step: int, dp_rank: int) -> int:
-        """Returns the tokens that a replica is given in a step; with 0 it is idle."""
+        """Return the number of tokens of a replica in a step; 0 if it is idle."""
         dice = random.Random(f"{self.seed}/{step}/{dp_rank}")
         idle = dice.random() < _IDLE_SHARE
         tokens = dice.randint(2, self.max_tokens)
         if step == self.fault_step:
-            # A fault needs the batch that it is about, whatever the dice say.
+            # A fault needs its kind of batch, whatever was drawn.
             idle = self.fault_is_idle and dp_rank == self.place(self.fault_rank)[0]
         return 0 if idle else tokens
 
     def rows(self, step: int, dp_rank: int) -> int:
-        """Returns the rows of the batch: an idle replica runs a dummy token."""
+        """Return the rows of the batch: an idle replica runs a dummy token."""
         return max(self.tokens(step, dp_rank), 1)
 
     def _check_sizes(self) -> None:

@@ -1,10 +1,9 @@
-"""Work in order beside the host, as on a CUDA stream.
+"""Streams that run work asynchronously and in order, as CUDA streams do.
 
-A host posts far more than has been done, and what it has posted runs strictly one after the
-other, over all communicators. Both matter: the calls that follow a mismatch stand in the
-records although they never run, and a collective that waits keeps those of all other
-communicators waiting. gloo by itself has neither, since each of its groups has its own
-threads; so its collectives run on one thread here.
+A host runs ahead of the device, and its calls run strictly one after the other, over all
+communicators. Both matter: the records hold calls after a mismatch that never run, and a waiting
+collective blocks those of all other communicators. gloo has neither, since each of its groups has
+its own threads. So one thread here runs all its collectives.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _POLL_SECONDS = 0.0005
 
 
 class Stream(abc.ABC):
-    """Runs what is posted, in order, and keeps the records' states.
+    """Runs posted work in order, and updates the state of its records.
 
     Args:
-        tracer: Has the records.
-        progress: Counts what has completed.
+        tracer: Holds the records.
+        progress: Counts completed collectives.
     """
 
     def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
@@ -46,20 +45,20 @@ class Stream(abc.ABC):
     def launch(
         self, work: Callable[..., Any], *arguments: Any, position: int | None = None
     ) -> None:
-        """Posts work.
+        """Post work.
 
         Args:
-            work: Called with the arguments when its turn comes.
-            arguments: For ``work``.
-            position: The record, when the work is a collective.
+            work: Function to call.
+            arguments: Arguments of ``work``.
+            position: Position of its record, for a collective.
         """
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Waits until all posted work is done.
+        """Wait until all posted work is done.
 
         Raises:
-            RuntimeError: What the backend raised; nothing has run since.
+            RuntimeError: The backend raised it; no further work has run since.
         """
 
     def _completed(self, position: int) -> None:
@@ -68,7 +67,7 @@ class Stream(abc.ABC):
 
 
 class HostStream(Stream):
-    """A thread that runs the work."""
+    """Stream on a host thread."""
 
     def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
         super().__init__(tracer, progress)
@@ -89,8 +88,7 @@ class HostStream(Stream):
             raise self._error
 
     def _run(self) -> None:
-        # Everything here is recorded where it was posted; a probe that is active as well
-        # must not record it a second time.
+        # The calls are recorded when they are posted; an active probe must not record them again.
         with scope.folded():
             while True:
                 self._posted.get()()
@@ -112,7 +110,7 @@ class HostStream(Stream):
 
 
 class CudaStream(Stream):
-    """The device's current stream, with an event after each collective."""
+    """Current stream of the device, with an event after each collective."""
 
     def __init__(self, tracer: Tracer, progress: ProgressEntry) -> None:
         super().__init__(tracer, progress)
@@ -136,7 +134,7 @@ class CudaStream(Stream):
             time.sleep(_POLL_SECONDS)
 
     def _collect(self) -> bool:
-        """Notes what has completed; returns whether anything is left."""
+        """Mark completed collectives; return whether any are pending."""
         while self._pending and self._pending[0][0].query():  # type: ignore[no-untyped-call]
             self._completed(self._pending.popleft()[1])
         return bool(self._pending)

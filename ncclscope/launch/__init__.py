@@ -1,1 +1,1 @@
-"""Starts functions and programs as ranks: for pytest, the demonstration, and tests."""
+"""Start functions and programs as ranks: for pytest, the demonstration, and tests."""

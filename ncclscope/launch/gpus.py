@@ -11,10 +11,10 @@ SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def enough(gpus: int, ranks: int) -> bool:
-    """Return whether so many GPUs suffice for so many ranks on NCCL."""
+    """Return whether ``gpus`` GPUs suffice for ``ranks`` ranks on NCCL."""
     return gpus >= ranks or (gpus > 0 and os.environ.get(SHARED) == "1")
 
 
 def device_of(rank: int, gpus: int) -> int:
-    """Return the index of the GPU that a rank of this host uses; ranks take turns on few."""
+    """Return the index of a rank's GPU, of ``gpus`` on this host; ranks may share one."""
     return rank % gpus

@@ -1,14 +1,12 @@
-"""Runs a function as so many ranks, in real processes, and says how that ended.
+"""Run a function as several ranks, in real processes, and report the outcome.
 
-The processes are forked, so the function may be anything: a closure, a lambda, what a
-strategy has drawn; or they are new interpreters, as NCCL needs. They are watched by what their
-rings record, and ended with SIGKILL when that stands still; whatever happens, none is left
-behind.
+The processes are forked, so the function may be a closure, a lambda, or drawn by a strategy; or
+they are new interpreters, as NCCL needs. The launcher watches their rings and kills them with
+SIGKILL when no ring grows any more. No process is ever left behind.
 
-What ranks return may be anything, too, so it is pickled. It comes through a file that has no
-name and that only the rank's process has been given: whoever writes there is the test's own
-code, running as the user who runs the test. Nothing else is ever unpickled, and all other talk
-with the ranks is lines of JSON.
+The results of ranks are pickled, because they may be any value. They come through a nameless file
+that only the rank's process holds, so only the test's own code writes there. Nothing else is
+unpickled, and all other messages of the ranks are lines of JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ START_METHODS = ("fork", "spawn")
 STALL_SECONDS = 10.0
 TIMEOUT_SECONDS = 120.0
 _GRACE_SECONDS = 1.0
-"""After one rank has raised, for the others to come to where they wait for it."""
+"""Seconds after one rank has raised, for the others to reach the call in which they wait."""
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
 _END_POLL_SECONDS = 0.005
@@ -50,13 +48,13 @@ _END_POLL_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that did not come to its end.
+    """A rank that did not finish.
 
     Attributes:
-        rank: Which.
-        error: The exception in a line, or how the process ended.
-        trace: Where it was raised; empty for a process that just ended.
-        when: Order among the ranks.
+        rank: Number of the rank.
+        error: The exception in one line, or how the process ended.
+        trace: Traceback; empty for a process that ended without an exception.
+        when: Time of the failure in seconds, of a monotonic clock.
     """
 
     rank: int
@@ -67,18 +65,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended.
+    """Outcome of a run.
 
     Attributes:
-        ending: ``finished`` when every rank returned, ``failed`` when one raised or died,
-            or only some skipped the test, ``skipped`` when all did, ``stalled`` when nothing
-            was recorded any more, ``timeout``.
-        results: What the ranks returned, where all did.
-        failures: Processes that just ended, then exceptions, each in the order they happened.
-        output: What each rank wrote to its standard output and error.
+        ending: ``finished`` if every rank returned, ``failed`` if one raised or died, or only
+            some skipped the test, ``skipped`` if all did, ``stalled`` if no call was recorded any
+            more, ``timeout``.
+        results: Results of the ranks, if all returned.
+        failures: Processes that ended, then exceptions, each in order of time.
+        output: By rank, its standard output and error.
         waiting: Ranks that had not returned.
-        skipped: Ranks that skipped the test, and why.
-        seconds: How long it took.
+        skipped: By rank that skipped the test, the reason.
+        seconds: Duration in seconds.
     """
 
     ending: str
@@ -101,23 +99,22 @@ def run_ranks(
     timeout: float = TIMEOUT_SECONDS,
     keywords: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Calls ``function(rank, *arguments)`` in so many processes that share a process group.
+    """Call ``function(rank, *arguments)`` in ``ranks`` processes that share a process group.
 
     Args:
-        function: What each rank does. The default process group is there when it begins.
-        *arguments: Handed on.
-        ranks: How many processes.
-        rings: Where their rings go; None to record nothing, and to see no stall.
-        backend: Of the process group.
-        start_method: ``fork``, or ``spawn``, which needs a function that can be imported and
-            takes the seconds that importing torch takes; None for spawn with NCCL, else fork.
-        stall_after: Seconds without anything being recorded, on any rank, that count as a
-            hang. The rings will show as many.
-        timeout: Seconds after which the processes are ended whatever they do.
-        keywords: Handed on, too.
+        function: Function of each rank; the default process group exists when it starts.
+        *arguments: Positional arguments of the function.
+        ranks: Number of processes.
+        rings: Directory of their rings; None to record nothing, and to detect no stall.
+        backend: Backend of the process group.
+        start_method: ``fork``, or ``spawn``, which needs an importable function and imports torch
+            again, for seconds; None for spawn with NCCL, otherwise fork.
+        stall_after: Report a hang after this many seconds without a recorded call on any rank.
+        timeout: Kill the processes after this many seconds.
+        keywords: Keyword arguments of the function.
 
     Raises:
-        UsageError: It cannot be done in this process.
+        UsageError: This process cannot run the ranks.
     """
     method = start_method or ("spawn" if backend == "nccl" else "fork")
     _prepare(ranks, backend, method)
@@ -143,7 +140,7 @@ def _prepare(ranks: int, backend: str, method: str) -> None:
     if method not in START_METHODS:
         raise UsageError(f"start_method={method!r}", f"give one of {', '.join(START_METHODS)}")
     try:
-        # Here and not in each child: it takes a second, and a fork takes none.
+        # Import it once, before the fork: each import takes a second.
         import torch.distributed as dist
     except ImportError:
         raise UsageError(
@@ -177,11 +174,11 @@ def _check_gpus(ranks: int, method: str) -> None:
 
 
 class _Processes:
-    """The ranks of one job, while they run.
+    """Running ranks of one job.
 
     Args:
         job: The job.
-        files: Closes what is open in the end.
+        files: Closes sockets and files at the end.
     """
 
     def __init__(self, job: Job, files: contextlib.ExitStack) -> None:
@@ -198,7 +195,7 @@ class _Processes:
         self.begun = time.monotonic()
 
     def start(self, method: str) -> None:
-        """Starts the ranks."""
+        """Start the ranks."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -223,7 +220,7 @@ class _Processes:
 
     def _fork(self, place: RankPlace) -> int:
         with warnings.catch_warnings():
-            # Of threads that do not come along. The child starts its own.
+            # It warns of threads that the fork does not copy. The child starts its own.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -237,14 +234,19 @@ class _Processes:
         return [rank for rank in self.pids if rank not in over]
 
     def watch(self, stall_after: float, timeout: float) -> str:
-        """Waits until all ranks have returned, or will not; returns which."""
+        """Wait until all ranks have returned, hang or fail; return the ending.
+
+        Args:
+            stall_after: Report a stall after this many seconds without a recorded call.
+            timeout: Give up after this many seconds.
+        """
         moved, heads = self.begun, self._heads()
-        # The last sign of life in a ring can be a beat old when its process is killed.
+        # A ring's heartbeat can be this old when its process is killed.
         patience = stall_after + BEAT_SECONDS
         while self.waiting:
-            heard = self._listen()
+            received = self._receive()
             now, before, heads = time.monotonic(), heads, self._heads()
-            if heard or heads != before:
+            if received or heads != before:
                 moved = now
             quiet = now - moved
             if self.failures and quiet > _GRACE_SECONDS:
@@ -259,23 +261,23 @@ class _Processes:
         return "failed" if self.failures or self.skipped else "finished"
 
     def _heads(self) -> Mapping[str, int]:
-        """Returns how many calls each ring holds."""
+        """Return the number of records of each ring, by file name."""
         from ncclscope.ring import layout
         from ncclscope.ring.reader import RingFile
 
         heads = {}
         for path in self.job.rings.glob(f"*{layout.SUFFIX}") if self.job.rings else ():
-            with contextlib.suppress(OSError, DamagedFileError):  # it is just being made
+            with contextlib.suppress(OSError, DamagedFileError):  # it is being created
                 ring = RingFile(path)
                 heads[path.name] = ring.head
                 ring.close()
         return heads
 
-    def _listen(self) -> bool:
-        """Takes what ranks have to say; returns whether any had."""
+    def _receive(self) -> bool:
+        """Receive messages of ranks; return whether there were any."""
         open_ones = {self.controls[rank]: rank for rank in self.waiting}
-        # Asked before it is listened, so that what a process said last is heard first. That it
-        # lets go of its socket would not do: what it has forked may hold it, too.
+        # Check for ended processes first, so that their last message is read before. A closed
+        # socket is no proof of the end: a child of the rank may hold it open, too.
         over = [rank for rank in open_ones.values() if self._end(rank) is not None]
         ready, _, _ = select.select(list(open_ones), [], [], _POLL_SECONDS)
         for control in ready:
@@ -307,13 +309,13 @@ class _Processes:
             self.failures.append(failure)
 
     def _end(self, rank: int) -> str | None:
-        """Says how a process has ended; None where it has not."""
-        # It is not reaped here, so that nobody else can have its number before the end.
+        """Return how a process has ended; None while it runs."""
+        # Do not reap it yet, so that its process id is not reused.
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         try:
             found = os.waitid(os.P_PID, self.pids[rank], flags)
         except ChildProcessError:
-            return "its process was waited for by somebody else"
+            return "another part of the program has reaped its process"
         if found is None:
             return None
         if found.si_code == os.CLD_EXITED:
@@ -321,20 +323,20 @@ class _Processes:
         return f"its process was killed by {signal.Signals(found.si_status).name}"
 
     def _ended(self, rank: int) -> str:
-        """Waits for a process that has let go of its socket, and says how it ended."""
+        """Wait for a process that has closed its socket, and return how it ended."""
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline:
             text = self._end(rank)
             if text is not None:
                 return text
             time.sleep(_POLL_SECONDS)
-        return "its process stopped talking"
+        return "its process closed its connection"
 
     def end(self) -> None:
-        """Kills what has not returned, then lets the others end in order.
+        """Kill the ranks that have not returned, then let the others exit.
 
-        Their rings then say that they did: a rank that left its peers waiting is not one that
-        is busy somewhere.
+        The rings of the others then record an orderly end, so that a rank which left its peers
+        waiting is not taken for one that is busy elsewhere.
         """
         for rank in self.waiting:
             self._kill(rank)
@@ -352,22 +354,22 @@ class _Processes:
                 os.waitpid(pid, 0)
 
     def _kill(self, rank: int) -> None:
-        """Kills a process and what it has started."""
+        """Kill a process and its children."""
         pid = self.pids[rank]
-        # Its group is there as long as the process has not been waited for.
+        # The process group exists until the process is reaped.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
     def outcome(self, ending: str) -> Outcome:
-        """Returns how it ended."""
+        """Return the outcome of the run."""
         results = self._results() if ending == "finished" else []
         return Outcome(
             ending="failed" if ending == "finished" and self.failures else ending,
             results=results,
-            # A process that just ended is noticed later than it happens: its peers' exceptions,
-            # which follow from it, may have arrived before.
+            # The end of a process is noticed late: exceptions of its peers, which follow from it,
+            # may have arrived before.
             failures=sorted(self.failures, key=lambda failure: (bool(failure.trace), failure.when)),
             output={
                 rank: path.read_text(errors="replace")
@@ -386,17 +388,17 @@ class _Processes:
             try:
                 results.append(pickle.load(file))
             except Exception as error:
-                text = f"what it returned cannot be taken over: {type(error).__name__}: {error}"
+                text = f"its result cannot be unpickled: {type(error).__name__}: {error}"
                 self.failures.append(Failure(rank, text, when=time.monotonic()))
         return results if not self.failures else []
 
 
 def rings_directory() -> Path:
-    """Makes a place for rings in memory, where there is such a place."""
+    """Create a temporary directory for rings, in shared memory if the machine has it."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="ncclscope-test-", dir=memory))
 
 
 def remove(directory: Path) -> None:
-    """Removes a place for rings."""
+    """Remove a directory of rings."""
     shutil.rmtree(directory, ignore_errors=True)

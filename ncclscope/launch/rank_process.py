@@ -1,4 +1,4 @@
-"""One rank of a function under test, from the beginning of its process to its end."""
+"""Process of one rank of a function under test, from start to exit."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ __all__ = ["Job", "RankPlace", "be_rank"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = datetime.timedelta(hours=1)
-"""Of the process group: a hang is noticed by whoever watches, and looks the same until then."""
+"""Timeout of the process group: longer than any stall that the launcher detects."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks are to do.
+    """A function and how to run it.
 
     Attributes:
-        function: Is called in each process with its rank and the arguments.
-        arguments: By position.
-        keywords: By name.
-        ranks: How many processes.
-        backend: Of the process group.
-        workplace: For output and the ranks' meeting.
-        rings: Where rings go; None where nothing is to be recorded.
+        function: Function to call in each process, with its rank and the arguments.
+        arguments: Positional arguments.
+        keywords: Keyword arguments.
+        ranks: Number of processes.
+        backend: Backend of the process group.
+        workplace: Directory for output and the rendezvous of the ranks.
+        rings: Directory of the rings; None to record nothing.
     """
 
     function: Callable[..., Any]
@@ -51,19 +51,19 @@ class Job:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def output(self, rank: int) -> Path:
-        """Where a rank's standard output and error go."""
+        """Return the file of a rank's standard output and error."""
         return self.workplace / f"rank-{rank}.out"
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Which rank a process is, and how it reaches the test run.
+    """Rank of a process, and its connection to the test run.
 
     Attributes:
-        rank: The rank.
+        rank: Number of the rank.
         parent: Process id of the test run.
         control: Socket for lines of JSON.
-        result: Descriptor of a file without a name, for what the function returns.
+        result: Descriptor of a nameless file for the function's result.
     """
 
     rank: int
@@ -73,12 +73,12 @@ class RankPlace:
 
 
 def be_rank(job: Job, place: RankPlace, load: Callable[[], Job] | None = None) -> NoReturn:
-    """Runs the function in a process that has just begun, and ends that process.
+    """Run the function in a new process, and end that process.
 
     Args:
-        job: What to do.
-        place: Where.
-        load: Returns the job with its function, where that has to be imported first.
+        job: The function and how to run it.
+        place: Rank and connection of this process.
+        load: Returns the job with its function, if it must be imported first.
     """
     rank, control = place.rank, place.control
     status = 1
@@ -89,19 +89,19 @@ def be_rank(job: Job, place: RankPlace, load: Callable[[], Job] | None = None) -
             if load is not None:
                 job = load()
             _join(job, rank)
-            _tell(control, {"joined": True})
+            _send(control, {"joined": True})
             result = job.function(rank, *job.arguments, **job.keywords)
             _finish(job)
             with open(place.result, "wb", closefd=False) as file:
                 pickle.dump(result, file)
-            _tell(control, {"done": True})
+            _send(control, {"done": True})
             status = 0
         except BaseException as error:
             reason = _skip_reason(error)
             status = int(reason is None)
-            _tell(control, _failure(error) if reason is None else {"skipped": reason})
-        # The others may still be in a call that this one has left, with or without an error. On
-        # gloo they would stop with an error of their own if it closed its connections.
+            _send(control, _failure(error) if reason is None else {"skipped": reason})
+        # The others may still be in a call that this rank has left. On gloo they would raise if
+        # this process closed its connections.
         control.recv(1)
         if status == 0 and job.rings is not None:
             _close()
@@ -112,12 +112,12 @@ def be_rank(job: Job, place: RankPlace, load: Callable[[], Job] | None = None) -
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        # What the test run has registered for its end is none of this process's business.
+        # Skip the exit handlers that the test run has registered.
         os._exit(status)
 
 
 def _settle(job: Job, rank: int, parent: int) -> None:
-    """Makes the process one of its own, which ends when the test run does."""
+    """Detach the process from the test run, and end it when the test run ends."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -134,7 +134,7 @@ def _settle(job: Job, rank: int, parent: int) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.ranks), OMP_NUM_THREADS="1"
     )
-    # All ranks are here, and a container's host name often leads nowhere.
+    # All ranks are on this host, and a container's host name often cannot be resolved.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name in ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR"):
         os.environ.pop(name, None)
@@ -149,14 +149,14 @@ def _trace(job: Job) -> None:
         from ncclscope.tracing.bootstrap import install_patches
 
         install_patches()
-        session.current()  # so that a rank which posts nothing leaves a ring, too
+        session.current()  # so that a rank which posts nothing has a ring, too
 
 
 def _join(job: Job, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
-    # As in torch's own data loaders: OpenMP's threads did not come along.
+    # As torch's data loaders do: a fork does not copy OpenMP's threads.
     torch.set_num_threads(1)
     if job.backend == "nccl":
         torch.cuda.set_device(device_of(rank, torch.cuda.device_count()))
@@ -170,7 +170,7 @@ def _join(job: Job, rank: int) -> None:
 
 
 def _finish(job: Job) -> None:
-    """Waits for what has been posted: on a GPU, a call that returns has not happened yet."""
+    """Wait for posted calls: on a GPU, a call returns before it has run."""
     if job.backend == "nccl":
         import torch
 
@@ -186,7 +186,7 @@ def _close() -> None:
 
 
 def _skip_reason(error: BaseException) -> str | None:
-    """Returns why a rank skips its test; None where it does not."""
+    """Return the reason why a rank skips its test; None if it does not."""
     pytest, unittest = sys.modules.get("pytest"), sys.modules.get("unittest")
     kinds: list[type[BaseException]] = []
     if pytest is not None:
@@ -197,7 +197,7 @@ def _skip_reason(error: BaseException) -> str | None:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """Returns what is told of an exception: only frames of the function and below."""
+    """Return the message about an exception, with the frames of the function and below."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -209,5 +209,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _tell(control: socket.socket, message: Mapping[str, Any]) -> None:
+def _send(control: socket.socket, message: Mapping[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")

@@ -1,8 +1,8 @@
-"""Starts a rank as a new interpreter, where a fork of the test run will not do.
+"""Start a rank as a new interpreter, for test runs that cannot be forked.
 
 A process that has used CUDA cannot be forked, and neither can some libraries' threads. A new
-interpreter knows nothing of the test run but what can be handed over: a function by its name,
-arguments by value. Both go through a file without a name that only the two processes hold.
+interpreter receives the function by its name and the arguments by value, through a nameless file
+that only the two processes hold.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ be_spawned(json.loads(sys.argv[2]))
 
 
 def pack(job: Job, file: IO[bytes]) -> None:
-    """Writes the job's function and arguments, for :func:`spawn`.
+    """Write the job's function and arguments to ``file``, for :func:`spawn`.
 
     Raises:
-        UsageError: They cannot be handed to another process.
+        UsageError: They cannot be pickled.
     """
     check_name(job.function)
     try:
         pickle.dump((job.function, job.arguments, job.keywords), file)
     except Exception as error:
         raise UsageError(
-            f"what run_ranks is given cannot be sent to a new process: {error}",
+            f"the arguments of run_ranks cannot be sent to a new process: {error}",
             "give plain values, or use start_method='fork'",
         ) from None
     file.flush()
 
 
 def check_name(function: Callable[..., Any]) -> None:
-    """Checks that a new process can import a function.
+    """Check that a new process can import a function.
 
     Raises:
         UsageError: It is a lambda, a closure, or of a program that is not a module.
@@ -69,10 +69,16 @@ def check_name(function: Callable[..., Any]) -> None:
 
 
 def spawn(job: Job, place: RankPlace, packed: IO[bytes]) -> int:
-    """Starts a rank; returns its process id."""
+    """Start a rank; return its process id.
+
+    Args:
+        job: The function and how to run it.
+        place: Rank and connection of the new process.
+        packed: File that :func:`pack` has written.
+    """
     module = job.function.__module__
     path = getattr(sys.modules[module], "__file__", None)
-    # Numbers above all that are in use, so that none is overwritten before it is copied.
+    # Use higher numbers than all open descriptors, so that no copy overwrites another.
     held = [place.control.fileno(), place.result, packed.fileno()]
     numbers = [max(held) + 1 + index for index in range(len(held))]
     order = {
@@ -98,7 +104,7 @@ def spawn(job: Job, place: RankPlace, packed: IO[bytes]) -> int:
 
 
 def be_spawned(order: dict[str, Any]) -> NoReturn:
-    """Runs a rank in the new interpreter."""
+    """Run a rank in the new interpreter."""
     control, result, packed = order["descriptors"]
     place = RankPlace(order["rank"], order["parent"], socket.socket(fileno=control), result)
     job = Job(
@@ -112,9 +118,9 @@ def be_spawned(order: dict[str, Any]) -> NoReturn:
 
     def load() -> Job:
         _import(order["module"], order["path"])
-        # The ranks share the file's offset, so each reads for itself, from the beginning.
+        # The ranks share the file's offset, so each reads at an explicit one.
         content = os.pread(packed, os.fstat(packed).st_size, 0)
-        # From the test run that started this process, through a file nobody else can open.
+        # It comes from the test run that started this process, in a file that nobody else can open.
         function, arguments, keywords = pickle.loads(content)
         return replace(job, function=function, arguments=arguments, keywords=keywords)
 
@@ -122,11 +128,11 @@ def be_spawned(order: dict[str, Any]) -> NoReturn:
 
 
 def _nothing(rank: int) -> None:
-    """Stands for the function until it has been imported."""
+    """Placeholder for the function until it is imported."""
 
 
 def _import(name: str, path: str | None) -> None:
-    """Imports a module; from its file where it is not on the path, as with pytest's importlib."""
+    """Import a module, from its file if it is not on the path, as pytest's importlib mode does."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

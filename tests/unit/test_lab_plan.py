@@ -247,7 +247,7 @@ def test_a_fault_of_another_package_is_found(
     ("folder", "entry", "message"),
     [
         ("other_gone", "other = other_nowhere:Other", "cannot be loaded"),
-        ("other_misnamed", "another = other_misnamed:Other", "of that name, was expected"),
+        ("other_misnamed", "another = other_misnamed:Other", "with that name"),
         ("other_none", "other = pathlib:Path", "a class derived from Fault"),
     ],
 )

@@ -1,8 +1,8 @@
-"""What can go wrong, by name.
+"""Faults by name.
 
-A fault is one class derived from :class:`~ncclscope.lab.faults.base.Fault` that overrides
-the places at which one rank behaves differently at one step. Those of other packages are found
-by entry point, in the group ``ncclscope.faults``, under the fault's name (docs/extending.md).
+A fault is a class derived from :class:`~ncclscope.lab.faults.base.Fault`. It overrides the methods
+in which one rank behaves differently at one step. Faults of other packages are found by entry
+point, in the group ``ncclscope.faults``, under the fault's name (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ FAULTS: dict[str, Fault] = {
         Fault(),
     )
 }
-"""Ours, by name; the first is the one a demonstration shows."""
+"""Faults of this package by name; ``ncclscope demo`` shows the first one by default."""
 
 
 def fault_names() -> list[str]:
-    """Returns the names of all faults, ours first; loads none of the others."""
+    """Return the names of all faults, ours first, without loading those of other packages."""
     return list(dict.fromkeys((*FAULTS, *sorted(metadata.entry_points(group=GROUP).names))))
 
 
 @cache
 def fault_named(name: str) -> Fault:
-    """Returns a fault.
+    """Return the fault of a name.
 
     Raises:
-        LaboratoryError: There is none of that name, or it cannot be loaded.
+        LaboratoryError: No fault has this name, or it cannot be loaded.
     """
     if name in FAULTS:
         return FAULTS[name]
@@ -92,8 +92,7 @@ def _load(point: metadata.EntryPoint) -> Fault:
         ) from error
     if not isinstance(fault, Fault) or fault.name != point.name:
         raise LaboratoryError(
-            f"fault {point.name} of {owner} is none: a class derived from Fault, of that name, "
-            f"was expected",
+            f"fault {point.name} of {owner} is not a class derived from Fault with that name",
             f"update or remove {owner}",
         )
     return fault

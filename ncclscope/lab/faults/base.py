@@ -1,4 +1,4 @@
-"""The places at which a rank can leave the common sequence."""
+"""Base class of faults: the places at which a rank can diverge."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Fault"]
 class Fault:
     """Nothing goes wrong.
 
-    Derived classes override the methods at which they deviate. The engine calls those of
-    the planted fault on one rank in one step, and the healthy ones here everywhere else.
+    Derived classes override the methods in which they deviate. The engine calls those of the fault
+    on one rank in one step, and the healthy ones of this class everywhere else.
 
     Attributes:
-        name: As it is given on the command line.
-        kind: What a verdict calls it; None when there is nothing to call.
+        name: Name on the command line.
+        kind: Kind of the verdict; None if there is no finding.
         idle: Whether the replica of the diverging rank has no tokens in that step.
-        least_tp: Ranks of a replica that it takes.
-        least_dp: Replicas that it takes.
+        least_tp: Least number of ranks per replica.
+        least_dp: Least number of replicas.
     """
 
     name: ClassVar[str] = "none"
@@ -37,23 +37,23 @@ class Fault:
     least_dp: ClassVar[int] = 1
 
     def usual(self) -> Fault:
-        """Returns how all ranks behave where this fault does not happen.
+        """Return the behaviour of all ranks where this fault does not happen.
 
-        Faults of calls that the common sequence does not have add those here, for every rank
-        and every step.
+        A fault in a call that the engine does not post adds the call here, for every rank and
+        every step.
         """
         return Fault()
 
     @property
     def help(self) -> str:
-        """One line for a list of choices."""
+        """First line of the docstring, for a list of choices."""
         return (type(self).__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
     def check(self, program: Sizes) -> None:
-        """Looks whether the fault can happen in a program.
+        """Check that the fault can happen in a program.
 
         Raises:
-            LaboratoryError: It cannot.
+            LaboratoryError: The program is too small.
         """
         for size, least in (("tp", self.least_tp), ("dp", self.least_dp)):
             if getattr(program, size) < least:
@@ -63,45 +63,45 @@ class Fault:
                 )
 
     def planted(self, program: Sizes) -> dict[str, Any]:
-        """Returns what goes wrong in a program, in the terms of the verdict."""
+        """Return the fault in the terms of a verdict."""
         return {
             "fault": self.name,
             "kind": self.kind,
-            "summary": "every rank keeps to the common sequence",
+            "summary": "no rank diverges",
             "diverging_ranks": [],
             "comm": None,
             "odd": None,
             "peers": None,
         }
 
-    # --- the places ----------------------------------------------------------------------------
+    # --- places where a rank can diverge -------------------------------------------------------
 
     def coordinate(self, engine: Engine) -> list[int]:
-        """Agrees on the rows of each replica."""
+        """Exchange the number of rows of each replica."""
         return engine.coordinate()
 
     def share_schedule(self, engine: Engine) -> None:
-        """Broadcasts the schedule within the replica."""
+        """Broadcast the schedule within the replica."""
         engine.share_schedule()
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
-        """Reduces after attention."""
+        """Reduce after attention."""
         engine.reduce_attention(hidden)
 
     def dispatch(self, engine: Engine, hidden: torch.Tensor, layer: int) -> torch.Tensor:
-        """Sends tokens to the experts."""
+        """Send tokens to the experts."""
         return engine.dispatch(hidden)
 
     def combine(self, engine: Engine, gathered: torch.Tensor, layer: int) -> torch.Tensor:
-        """Takes tokens back from the experts."""
+        """Return tokens from the experts."""
         return engine.combine(gathered)
 
     def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
-        """Reduces after the experts."""
+        """Reduce after the experts."""
         engine.reduce_experts(hidden)
 
     def finish(self, engine: Engine) -> None:
-        """Samples, and counts the experts' load."""
+        """Sample, and counts the experts' load."""
         engine.gather_logits()
         engine.count_load()
 
@@ -117,17 +117,17 @@ def describe(
     diverging: bool = True,
     **more: Any,
 ) -> dict[str, Any]:
-    """Returns the description of a fault that diverges on one communicator.
+    """Return the description of a fault on one communicator, in the terms of a verdict.
 
     Args:
         fault: The fault.
-        program: Where it is planted.
+        program: Program with the fault.
         comm: Kind of the communicator: ``tp``, ``dp`` or ``world``.
-        summary: What the rank does, after "rank 3 in step 5 ".
-        odd: Parameters of what the diverging rank posts; None when it posts nothing.
-        peers: Parameters of what the others post.
-        diverging: Whether the rank leaves the common sequence.
-        more: What only this fault has.
+        summary: Behaviour of the rank, after "rank 3 in step 5 ".
+        odd: Parameters of the call of the diverging rank; None for no call.
+        peers: Parameters of the call of the others; None for no call.
+        diverging: Whether the rank diverges.
+        more: Further keys of this fault.
     """
     rank = program.fault_rank
     return {
@@ -144,7 +144,7 @@ def describe(
 
 
 def require_ranks(fault: Fault, program: Sizes, least: int) -> None:
-    """Looks whether a program has so many ranks.
+    """Check that a program has at least ``least`` ranks.
 
     Raises:
         LaboratoryError: It has fewer.
@@ -157,7 +157,7 @@ def require_ranks(fault: Fault, program: Sizes, least: int) -> None:
 
 
 def hidden_reduction(program: Sizes) -> dict[str, Any]:
-    """Returns the parameters of the all_reduce that most faults are about."""
+    """Return the parameters of the all_reduce that most faults change."""
     return {
         "op": "all_reduce",
         "shape": [fault_rows(program), program.hidden],
@@ -167,5 +167,5 @@ def hidden_reduction(program: Sizes) -> dict[str, Any]:
 
 
 def fault_rows(program: Sizes) -> int:
-    """Returns the rows of the diverging rank's batch."""
+    """Return the number of rows in the diverging rank's batch."""
     return program.rows(program.fault_step, program.place(program.fault_rank)[0])

@@ -1,4 +1,4 @@
-"""A call is captured into a CUDA graph where the peers carry it out."""
+"""Fault: a call is captured into a CUDA graph, and the peers run it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CapturedCall"]
 
 
 class CapturedCall(Fault):
-    """The rank captures one call, as for a CUDA graph; its peers carry it out and wait.
+    """The rank captures one call, as for a CUDA graph; its peers run it and wait.
 
-    Real are the processes, the record, and what a capture does to the peers: the rank posts
-    the call and goes on, it is not carried out, and they wait for it. Stood in for is CUDA:
-    there is no graph, and the laboratory itself marks the call and leaves it undone.
+    The processes, the record and the effect on the peers are real: the rank records the call and
+    goes on, the call does not run, and they wait for it. CUDA is simulated: there is no graph, and
+    the laboratory itself marks the call as captured and does not run it.
     """
 
     name: ClassVar[str] = "captured_call"
@@ -39,7 +39,7 @@ class CapturedCall(Fault):
             self,
             program,
             "world",
-            "captures the all_reduce on world at its end, which its peers carry out",
+            "captures the all_reduce on world at its end, which its peers run",
             odd={**call, "state": "scheduled"},
             peers=call,
         )

@@ -1,4 +1,4 @@
-"""The replicas' agreement on their batches."""
+"""Fault in the exchange of batch sizes between replicas."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ZeroTokenSkip"]
 
 
 class ZeroTokenSkip(Fault):
-    """A rank without tokens skips the agreement with the other replicas.
+    """A rank without tokens skips the exchange of batch sizes with the other replicas.
 
-    It runs its dummy batch all the same, with the rows it would have learnt, so that the
-    one call is all that is missing.
+    It still runs its dummy batch, with the sizes that the exchange would have returned, so that
+    only this one call is missing.
     """
 
     name: ClassVar[str] = "zero_token_skip"

@@ -1,4 +1,4 @@
-"""One call fewer, one call more."""
+"""Faults in the number of calls: one fewer, one more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["AddedCall", "SkippedCall"]
 class SkippedCall(Fault):
     """The rank skips one all_reduce of its replica and goes on.
 
-    The calls that follow look the same and complete with the wrong partner; only the last
-    ones of the step find none.
+    The calls that follow look the same and complete with the wrong partner; only the last ones of
+    the step have none.
     """
 
     name: ClassVar[str] = "skipped_call"
@@ -43,7 +43,7 @@ class SkippedCall(Fault):
 
 
 class AddedCall(Fault):
-    """The rank posts one all_reduce more than its peers."""
+    """The rank posts one all_reduce that its peers do not post."""
 
     name: ClassVar[str] = "extra_call"
     kind: ClassVar[str | None] = "extra_call"
@@ -54,7 +54,7 @@ class AddedCall(Fault):
             self,
             program,
             "tp",
-            f"posts an all_reduce too many on tp:0 in layer {program.fault_layer}",
+            f"posts an additional all_reduce on tp:0 in layer {program.fault_layer}",
             odd=hidden_reduction(program),
             peers=None,
             extent=1,

@@ -1,4 +1,4 @@
-"""The expert dispatch takes another path on one rank."""
+"""Fault: the expert dispatch takes another path on one rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["DivergentDispatch"]
 class DivergentDispatch(Fault):
     """The dispatch gathers only routing metadata, on the wrong communicator.
 
-    This is the hang reported of vLLM's allgather_reducescatter backend: in up to 17 layers
-    of one step the rank believes its experts have nothing to do, skips the bulk all_gatherv
-    among the replicas and posts an all_gatherv of metadata among its tensor-parallel peers,
-    who are in the all_reduce that follows. The combine is posted as ever, so that the two
-    communicators' counts are off by the same number.
+    This is the hang reported for vLLM's allgather_reducescatter backend. In up to 17 layers of one
+    step the rank assumes that its experts have no tokens. It skips the all_gatherv of tokens among
+    the replicas, and posts an all_gatherv of metadata among its tensor-parallel peers, which are in
+    the next all_reduce. It still posts the combine, so that the counts of the two communicators
+    differ by the same number.
     """
 
     name: ClassVar[str] = "divergent_dispatch"
@@ -33,7 +33,7 @@ class DivergentDispatch(Fault):
     longest: ClassVar[int] = 17
 
     def layers(self, program: Sizes) -> range:
-        """Returns the layers in which the rank takes the other path."""
+        """Return the layers in which the rank takes the other path."""
         extent = min(self.longest, program.layers)
         first = program.fault_layer % (program.layers - extent + 1)
         return range(first, first + extent)

@@ -1,4 +1,4 @@
-"""The calls of one NCCL group are posted in another order."""
+"""Fault: the calls of one NCCL group are posted in another order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ReorderedGroup"]
 
 
 class _GroupedLoad(Fault):
-    """All ranks add up load, rows and layers in one group, at the end of each step."""
+    """All ranks sum load, rows and layers in one group, at the end of each step."""
 
     def finish(self, engine: Engine) -> None:
         engine.gather_logits()
@@ -23,16 +23,15 @@ class _GroupedLoad(Fault):
                 engine.world.all_reduce(engine.tensor((size,)))
 
     def sizes(self, program: Sizes) -> list[int]:
-        """Returns the elements of each all_reduce of the group, in order of posting."""
+        """Return the elements of each all_reduce of the group, in order of posting."""
         return [program.experts, program.world_size, 1]
 
 
 class ReorderedGroup(_GroupedLoad):
     """The rank reverses the calls inside one group: latent, the run ends in order.
 
-    Groups are the laboratory's on every backend: calls posted between ncclGroupStart and
-    ncclGroupEnd are a batch here, carried out at its end and sorted by size, as NCCL does it.
-    What is recorded is what a group of NCCL would leave.
+    The laboratory simulates groups on every backend: it batches the calls inside a group and runs
+    them at its end, sorted by size, as NCCL does. The records are those of a real NCCL group.
     """
 
     name: ClassVar[str] = "reordered_group"
@@ -47,15 +46,15 @@ class ReorderedGroup(_GroupedLoad):
 
     def planted(self, program: Sizes) -> dict[str, Any]:
         call = {"op": "all_reduce", "dtype": "int32", "redop": "sum"}
-        usual = super().sizes(program)
+        peers = super().sizes(program)
         return describe(
             self,
             program,
             "world",
-            f"posts the {len(usual)} all_reduce of a group on world in the opposite order",
+            f"posts the {len(peers)} all_reduce of a group on world in the opposite order",
             odd={**call, "shape": [self.sizes(program)[0]]},
-            peers={**call, "shape": [usual[0]]},
-            extent=len(usual),
+            peers={**call, "shape": [peers[0]]},
+            extent=len(peers),
         )
 
     def sizes(self, program: Sizes) -> list[int]:

@@ -1,4 +1,4 @@
-"""The network of one rank delivers nothing any more."""
+"""Fault: the network of one rank delivers no packets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["SilentLink"]
 
 _SO_ATTACH_FILTER = 26
 _RETURN_CONSTANT = 0x06
-"""BPF: take so many bytes of the packet."""
+"""BPF instruction: accept a constant number of bytes of the packet."""
 
 
 class SilentLink(Fault):
-    """No packet reaches the rank any more: all are in the same call, and it does not end.
+    """No packet reaches the rank: all are in the same call, and it does not complete.
 
-    The kernel drops what arrives on the rank's connections, by a filter on its sockets that
-    takes nothing, and leaves the connections open. All processes live on, each has posted the
-    same all_reduce, and none completes it. No rank diverges.
+    A filter on the rank's sockets makes the kernel drop all packets that arrive. The connections
+    stay open. All processes live, each has posted the same all_reduce, and none completes it. No
+    rank diverges.
     """
 
     name: ClassVar[str] = "silent_link"
@@ -50,7 +50,7 @@ class SilentLink(Fault):
             self,
             program,
             "tp",
-            "receives no packet any more; its replica waits in the all_reduce of layer "
+            "receives no more packets; its replica waits in the all_reduce of layer "
             f"{program.fault_layer}, which all have posted",
             odd=None,
             peers=hidden_reduction(program),
@@ -59,7 +59,7 @@ class SilentLink(Fault):
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
         if layer == engine.program.fault_layer:
-            # What was posted completes first, so that it is always this call that does not.
+            # Complete all earlier calls, so that this call is always the one that hangs.
             engine.stream.synchronize()
             for connection in _connections():
                 _drop_all(connection)
@@ -67,7 +67,7 @@ class SilentLink(Fault):
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Yields a copy of each TCP connection of this process."""
+    """Yield a duplicate of each TCP connection of this process."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -89,7 +89,7 @@ def _is_connected(found: socket.socket) -> bool:
 
 
 def _drop_all(connection: socket.socket) -> None:
-    """Has the kernel drop all that arrives on a connection; its peer gets no answer."""
+    """Make the kernel drop all packets that arrive on a connection, without an answer."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN_CONSTANT, 0, 0, 0))
     filters = struct.pack("HP", 1, ctypes.addressof(program))
     connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filters)

@@ -1,4 +1,4 @@
-"""Two communicators are entered in the opposite order."""
+"""Fault: two communicators are entered in the opposite order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["OrderSwap"]
 class OrderSwap(Fault):
     """The rank enters the world before its replica; its peers do the opposite.
 
-    Each communicator by itself has the same sequence on all ranks. The rank waits for its
-    peers in the one, and they wait for it in the other.
+    Each communicator has the same sequence on all ranks. The rank waits for its peers in one, and
+    they wait for it in the other.
     """
 
     name: ClassVar[str] = "order_swap"

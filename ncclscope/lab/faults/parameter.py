@@ -1,4 +1,4 @@
-"""The right call at the right time, with one parameter that the peers do not have."""
+"""Faults in one parameter of a call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["WrongDtype", "WrongOp", "WrongRedop", "WrongRoot", "WrongSize"]
 
 
 class _WrongReduction(Fault):
-    """Base of those that replace the all_reduce after the experts of one layer.
+    """Base class of faults that replace the all_reduce after the experts of one layer.
 
     Attributes:
-        changed: Parameters in which the replacement differs.
+        changed: Parameters that differ in the replacement.
     """
 
     least_tp: ClassVar[int] = 2
     changed: ClassVar[dict[str, Any]]
 
     def odd(self, program: Sizes) -> dict[str, Any]:
-        """Returns the parameters of the replacement."""
+        """Return the parameters of the replacement."""
         return {**hidden_reduction(program), **self.changed}
 
     def planted(self, program: Sizes) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class _WrongReduction(Fault):
             engine.reduce_experts(hidden)
 
     def deviate(self, engine: Engine, hidden: torch.Tensor) -> None:
-        """Posts the replacement."""
+        """Post the replacement."""
         raise NotImplementedError
 
 
@@ -70,9 +70,9 @@ class WrongOp(_WrongReduction):
 
 
 class WrongSize(_WrongReduction):
-    """The rank posts an all_reduce of one row less.
+    """The rank posts an all_reduce with one row fewer.
 
-    gloo ends the process that receives more than it has room for, which is this rank.
+    gloo ends the process that receives more data than fits its tensor, which is this rank.
     """
 
     name: ClassVar[str] = "wrong_size"
@@ -87,9 +87,9 @@ class WrongSize(_WrongReduction):
 
 
 class WrongDtype(_WrongReduction):
-    """The rank posts an all_reduce of another element type of the same width.
+    """The rank posts an all_reduce with another element type of the same width.
 
-    Neither gloo nor NCCL notices: the call completes, and the sums are garbage.
+    Neither gloo nor NCCL detects it: the call completes with wrong sums.
     """
 
     name: ClassVar[str] = "wrong_dtype"
@@ -105,7 +105,7 @@ class WrongDtype(_WrongReduction):
 class WrongRedop(_WrongReduction):
     """The rank takes the maximum where its peers take the sum.
 
-    Neither gloo nor NCCL notices: the call completes with a mixture of both.
+    Neither gloo nor NCCL detects it: the call completes with a mixture of both.
     """
 
     name: ClassVar[str] = "wrong_redop"
@@ -119,7 +119,7 @@ class WrongRedop(_WrongReduction):
 class WrongRoot(Fault):
     """The rank expects a broadcast from another root than its peers.
 
-    Depending on its place in the tree of the broadcast, ranks wait for it or all complete.
+    Depending on its position in the broadcast tree, ranks wait for it or all complete.
     """
 
     name: ClassVar[str] = "wrong_root"
@@ -127,7 +127,7 @@ class WrongRoot(Fault):
     least_tp: ClassVar[int] = 2
 
     def root(self, program: Sizes) -> int:
-        """Returns the root that the rank believes in: not itself, where there is a choice."""
+        """Return the wrong root: not the rank itself, if the replica has a third rank."""
         tp_rank = program.place(program.fault_rank)[1]
         return 2 if tp_rank == 1 and program.tp > 2 else 1
 

@@ -1,4 +1,4 @@
-"""The rank is somewhere else, or nowhere."""
+"""Faults in which the rank is elsewhere, or gone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["FrozenRank", "KilledRank", "SleepingRank"]
 
 
 class _Absence(Fault):
-    """Base of those in which a rank stops before the attention of one layer."""
+    """Base class of faults in which a rank stops before the attention of one layer."""
 
     verb: ClassVar[str]
 
     def planted(self, program: Sizes) -> dict[str, Any]:
-        # Alone in its replica, the rank is missed by its counterparts first.
+        # If it is alone in its replica, its counterparts in other replicas wait first.
         comm = "tp" if program.tp > 1 else "dp"
         peers = hidden_reduction(program) if program.tp > 1 else {"op": "all_gatherv"}
         summary = f"{self.verb} before it joins the {peers['op']} of layer {program.fault_layer}"
@@ -33,13 +33,13 @@ class _Absence(Fault):
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
         if layer == engine.program.fault_layer:
-            # What was posted completes first, so that it always stops at the same call.
+            # Complete all earlier calls, so that the rank always stops at the same one.
             engine.stream.synchronize()
             self.leave()
         engine.reduce_attention(hidden)
 
     def leave(self) -> None:
-        """Does not return."""
+        """Leave the program; never return."""
         raise NotImplementedError
 
 
@@ -69,8 +69,8 @@ class KilledRank(_Absence):
 class FrozenRank(Fault):
     """The rank is stopped by SIGSTOP inside an all_reduce that all have posted.
 
-    As a debugger, a frozen container or a stuck kernel does it: the process is there, its
-    connections are open, and nothing in it runs any more, not even what shows its life.
+    A debugger, a frozen container or a stuck kernel has the same effect: the process exists, its
+    connections are open, and nothing in it runs, not even its heartbeat.
     """
 
     name: ClassVar[str] = "frozen_rank"
@@ -93,7 +93,7 @@ class FrozenRank(Fault):
             engine.reduce_attention(hidden)
             return
         engine.stream.synchronize()
-        # The stream stops the process when the host has posted the call, and before it runs.
+        # The stream stops the process after the host has posted the call and before it runs.
         posted = threading.Event()
         engine.stream.launch(posted.wait)
         engine.stream.launch(_stop)
@@ -103,7 +103,7 @@ class FrozenRank(Fault):
 
 
 def _stop() -> None:
-    """Stops the process before this thread takes another step.
+    """Stop the process before this thread takes another step.
 
     A signal sent to the process could be taken by another thread, a moment later.
     """

@@ -1,4 +1,4 @@
-"""The sizes list of a v-collective is not that of the peers."""
+"""Fault in the sizes of a v-collective."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["StaleSizes"]
 class StaleSizes(Fault):
     """The rank believes that another replica has one row fewer, and gathers accordingly.
 
-    It posts every all_gatherv and reduce_scatterv of the step with a sizes list that is not
-    its peers'. gloo ends the process that receives more than it has room for, which is this
-    rank, in the first of them; NCCL waits for ever.
+    It posts every all_gatherv and reduce_scatterv of the step with other sizes than its peers. gloo
+    ends this rank in the first of them, since it receives more data than fits its tensor; NCCL
+    waits for ever.
     """
 
     name: ClassVar[str] = "stale_sizes"
@@ -43,7 +43,7 @@ class StaleSizes(Fault):
         )
 
     def believed(self, sizes: list[int], replica: int) -> list[int]:
-        """Returns the sizes as the rank has them, one row less of the replica after its own."""
+        """Return the wrong sizes: one row fewer for the replica after the rank's own."""
         other = (replica + 1) % len(sizes)
         return [rows - (index == other) for index, rows in enumerate(sizes)]
 

@@ -1,4 +1,4 @@
-"""A send that nobody receives."""
+"""Fault: a send that no rank receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["WrongPeer"]
 
 
 class _Ring(Fault):
-    """Each rank hands something to the next one, at the end of each step."""
+    """Each rank sends a tensor to the next one, at the end of each step."""
 
     distance: ClassVar[int] = 1
 
@@ -23,7 +23,7 @@ class _Ring(Fault):
         sent = engine.tensor((engine.program.hidden,), value=rank)
         room = engine.tensor((engine.program.hidden,))
         receiver = (rank + self.distance) % world.size
-        # Every other rank receives first: a ring of ranks that all send waits for ever.
+        # Every second rank receives first: a ring of ranks that all send would deadlock.
         if rank % 2:
             world.recv(room, (rank - 1) % world.size)
         world.send(sent, receiver)
@@ -33,9 +33,9 @@ class _Ring(Fault):
 
 
 class WrongPeer(_Ring):
-    """The rank sends to the rank after the next one, which expects nothing from it.
+    """The rank sends to the rank after the next one, which does not receive from it.
 
-    Neither this send nor the receive of the rank that it was meant for ever completes.
+    Neither this send nor the receive of the right rank completes.
     """
 
     name: ClassVar[str] = "wrong_peer"

@@ -1,12 +1,12 @@
-"""Fails a test whose ranks stop agreeing, with the verdict as the failure's text.
+"""pytest plugin that fails a test whose ranks diverge, with the verdict as the failure's text.
 
     @pytest.mark.collective_parity(ranks=4, baseline="dispatch.lock")
     def test_dispatch(run_ranks):
         run_ranks(dispatch, [3, 0, 1, 2])        # dispatch(rank, [3, 0, 1, 2]) in 4 processes
 
-``pytest --ncclscope`` records and compares what the processes post. Without it they run all
-the same, and nothing is recorded. Nothing that takes time is imported before a test asks for
-it: pytest loads this module in every project of the environment.
+``pytest --ncclscope`` records and compares the calls of the processes. Without it they run all the
+same, untraced. This module imports nothing slow at the top: pytest loads it in every project of the
+environment.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _FILE_NAME = re.compile(r"[^\w.-]+")
 
 
 class _Session:
-    """What one run of pytest has done with ranks.
+    """State of one pytest session.
 
     Attributes:
-        item: The test that runs now.
-        summary: One line on its failure.
-        runs: Functions that were run under tracing.
-        stored: Baselines that were to be stored, and for which test.
-        written: Those of them that have changed.
-        conflicts: Baselines that two workers stored for different programs.
+        item: Running test.
+        summary: Summary of its failure in one line.
+        runs: Number of functions that were run under tracing.
+        stored: By path of a baseline to store, the test.
+        written: Paths of those that have changed.
+        conflicts: Messages on baselines that two workers stored with different calls.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ _SESSION = pytest.StashKey[_Session]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds our options."""
+    """Add the plugin's options."""
     group = parser.getgroup("ncclscope", "parity of collectives across ranks")
     group.addoption(
         "--ncclscope",
         action="store_true",
-        help="record the collectives of the fixture run_ranks and fail where ranks disagree",
+        help="record the collectives of the fixture run_ranks and fail if ranks disagree",
     )
     group.addoption(
         "--ncclscope-update",
@@ -74,13 +74,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ncclscope-dir",
         type=Path,
         metavar="DIR",
-        help="keep the rings of failed tests here, for `ncclscope diagnose`",
+        help="keep the rings of failed tests in DIR, for `ncclscope diagnose`",
     )
     parser.addini("ncclscope", "the same as --ncclscope", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known, whether or not we are on."""
+    """Register the marker, whether or not tracing is on."""
     config.addinivalue_line("markers", _USAGE)
     config.stash[_SESSION] = _Session()
 
@@ -92,7 +92,7 @@ def _enabled(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Remembers which test runs."""
+    """Remember the running test."""
     session = item.config.stash[_SESSION]
     session.item = item
     session.summary = ""
@@ -103,7 +103,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuses a marker that would do nothing."""
+    """Fail a test whose marker has no effect."""
     if (
         _enabled(item.config)
         and item.get_closest_marker(MARKER) is not None
@@ -118,10 +118,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds hypothesis's example, and keeps the summary at the end to one line a test.
+    """Add hypothesis's example to the report, and shorten the summary to one line per test.
 
-    A failure without a traceback would leave the example out, and where the variable CI is set
-    pytest repeats the whole of a message, here a screen, in its summary.
+    A failure without a traceback would lack the example, and if CI is set, pytest repeats the whole
+    message, here a screen, in its summary.
     """
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
@@ -132,7 +132,7 @@ def pytest_runtest_makereport(
     ):
         return report
     notes = "\n".join(getattr(error, "__notes__", ()))
-    # Not by isinstance: the classes have no public names.
+    # Not by isinstance: the classes are not public.
     add: Callable[[str, str], None] | None = getattr(report.longrepr, "addsection", None)
     if notes and add is not None:
         add("Example", notes)
@@ -148,11 +148,11 @@ def run_ranks(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
     """Run a function as several ranks, in real processes that share a process group.
 
     run_ranks(function, *arguments, **keywords) calls function(rank, *arguments, **keywords) in
-    each process and returns what they returned. The marker collective_parity says how many.
+    each process and returns their results. The marker collective_parity sets the number of ranks.
     """
 
-    # A session's fixture, since what it does depends on nothing but the running test: with one
-    # of a function's scope hypothesis would, rightly, ask whether examples share its state.
+    # A session fixture, since its only state is the running test: for a function fixture
+    # hypothesis would warn that examples share its state.
     def run(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         __tracebackhide__ = True
         return _run(pytestconfig, function, arguments, keywords)
@@ -173,7 +173,7 @@ def _run(
     session = config.stash[_SESSION]
     item = session.item
     if item is None:
-        pytest.fail("run_ranks can be called in a test only", pytrace=False)
+        pytest.fail("run_ranks can only be called in a test", pytrace=False)
     reason: str | None = None
     try:
         trial = _trial(config, item, _settings(item))
@@ -187,7 +187,7 @@ def _run(
     else:
         _note(session, item, trial)
         return results
-    # Outside, or the failure would be shown twice, once for each exception.
+    # Outside of the except block, or pytest would show both exceptions.
     if reason is not None:
         pytest.skip(reason)
     pytest.fail(complaint, pytrace=False)
@@ -203,7 +203,7 @@ def _settings(item: pytest.Item) -> Settings:
     try:
         return Settings(*marker.args, **marker.kwargs)
     except TypeError:
-        raise UsageError(f"{MARKER} does not take that", f"it is {_USAGE}") from None
+        raise UsageError(f"{MARKER} has wrong arguments", f"it is {_USAGE}") from None
 
 
 def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Trial:
@@ -228,7 +228,7 @@ def _trial(config: pytest.Config, item: pytest.Item, settings: Settings) -> Tria
 
 
 def _note(session: _Session, item: pytest.Item, trial: Trial) -> None:
-    """Notes what was stored, and that two programs cannot have one baseline."""
+    """Record the stored baseline; fail the test if another program has stored the same file."""
     report = trial.report
     if report is None:
         return
@@ -251,7 +251,7 @@ def _two_programs(path: str, test: str) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Sends what a worker of pytest-xdist has done to who speaks for all of them."""
+    """Send the state of a pytest-xdist worker to the controller."""
     own = session.config.stash[_SESSION]
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
@@ -266,7 +266,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes what a worker has done; no worker can see that another has stored the same file."""
+    """Merge the state of a worker, and find baselines that two workers have stored."""
     session = node.config.stash[_SESSION]
     done = getattr(node, "workeroutput", {}).get(MARKER, {})
     session.runs += done.get("runs", 0)
@@ -281,7 +281,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Says how much was compared, and what was stored."""
+    """Print the number of compared runs, and the stored baselines."""
     session = config.stash[_SESSION]
     if not session.runs:
         return

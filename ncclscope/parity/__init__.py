@@ -1,1 +1,1 @@
-"""Is a program's sequence of collectives the same: on another rank, in another run, as stored?"""
+"""Comparison of call sequences: between ranks, between runs, and with a stored baseline."""

@@ -1,8 +1,7 @@
-"""What has to be taken out of one sequence, and put in, to get another; as diff(1) finds it.
+"""Deletions and insertions that turn one sequence into another, as diff(1) finds them.
 
-Myers' algorithm, on what equal beginnings and ends leave over. Unlike
-``analysis.sequences.edits``, which asks how one rank that still runs came off another's
-track, both sequences are complete here, and what one has beyond the other's end counts.
+Myers' algorithm, without the equal beginnings and ends. Both sequences are complete here, and calls
+beyond the end of the other count; ``analysis.sequences.edits`` compares ranks that still run.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import numpy as np
 __all__ = ["Change", "changes"]
 
 MOST = 256
-"""Edits that are weighed against each other at a time.
+"""Most edits that one search considers.
 
-Two sequences with nothing in common would take the product of their lengths. Where one such
-stretch is not enough, the way that got furthest is taken and the search begins anew.
+Two sequences with nothing in common would cost the product of their lengths. Beyond this number
+the furthest path is taken, and the search starts again from its end.
 """
 
 
 class Change(NamedTuple):
-    """``a[a_start:a_stop]`` gives way to ``b[b_start:b_stop]``; one of them may be empty."""
+    """Replacement of ``a[a_start:a_stop]`` by ``b[b_start:b_stop]``; one of them may be empty."""
 
     a_start: int
     a_stop: int
@@ -32,7 +31,7 @@ class Change(NamedTuple):
 
 
 def changes(a: Sequence[int], b: Sequence[int]) -> list[Change]:
-    """Returns the changes that turn ``a`` into ``b``, in order, none when they are equal."""
+    """Return the changes that turn ``a`` into ``b``, in order, none when they are equal."""
     head, tail = _ends(a, b)
     own, other = a[head : len(a) - tail], b[head : len(b) - tail]
     found = [Change(*(place + head for place in change)) for change in _search(own, other)]
@@ -40,14 +39,14 @@ def changes(a: Sequence[int], b: Sequence[int]) -> list[Change]:
 
 
 def _ends(a: Sequence[int], b: Sequence[int]) -> tuple[int, int]:
-    """Returns how many items the sequences have in common at their beginnings and ends."""
+    """Return how many items the sequences have in common at their beginnings and ends."""
     shorter = min(len(a), len(b))
     if not shorter:
         return 0, 0
     own, other = np.array(a, np.int64), np.array(b, np.int64)
     unlike = np.flatnonzero(own[:shorter] != other[:shorter])
     head = int(unlike[0]) if len(unlike) else shorter
-    # What is equal from the beginning is not counted from the end again.
+    # Do not count equal items at the beginning again from the end.
     rest = shorter - head
     unlike = np.flatnonzero(own[len(own) - rest :][::-1] != other[len(other) - rest :][::-1])
     return head, int(unlike[0]) if len(unlike) else rest
@@ -64,19 +63,19 @@ def _joined(found: Sequence[Change]) -> list[Change]:
 
 
 def _slid(a: Sequence[int], b: Sequence[int], found: Sequence[Change]) -> list[Change]:
-    """Moves what can stand in several places to the last of them.
+    """Move each change to the last of its possible positions.
 
-    Of three equal calls any may be the one that is new. That it is always the same one keeps
-    a change that is made in each of 61 layers the same 61 times.
+    Of three equal calls any may be the inserted one. Choosing always the last makes a change in
+    each of 61 layers the same 61 times.
     """
     slid: list[Change] = []
     end_a, end_b = len(a), len(b)
     for change in reversed(found):
         a_start, a_stop, b_start, b_stop = change
         while a_stop < end_a and b_stop < end_b:
-            put = a_start == a_stop and b[b_start] == b[b_stop]
-            taken = b_start == b_stop and a[a_start] == a[a_stop]
-            if not (put or taken):
+            inserted = a_start == a_stop and b[b_start] == b[b_stop]
+            deleted = b_start == b_stop and a[a_start] == a[a_stop]
+            if not (inserted or deleted):
                 break
             a_start, a_stop, b_start, b_stop = a_start + 1, a_stop + 1, b_start + 1, b_stop + 1
         slid.append(Change(a_start, a_stop, b_start, b_stop))
@@ -103,7 +102,7 @@ _NOWHERE = -1 << 62
 def _shortest(
     a: Sequence[int], b: Sequence[int], x0: int, y0: int
 ) -> tuple[Point, list[tuple[Point, Point]]]:
-    """Returns the point that was reached, and the single edits on the shortest way to it."""
+    """Return the point that the search reached from (x0, y0), and the edits on the way."""
     n, m = len(a) - x0, len(b) - y0
     furthest: dict[int, int] = {}
     rounds: list[dict[int, int]] = []
@@ -126,13 +125,13 @@ def _shortest(
 
 
 def _step(furthest: dict[int, int], diagonal: int, cost: int) -> tuple[int, int]:
-    """Returns where one more edit leads on a diagonal, and from which diagonal it comes."""
+    """Return the x that one more edit reaches on a diagonal, and the diagonal it comes from."""
     if not cost:
         return 0, 0
-    taken = furthest.get(diagonal - 1, _NOWHERE) + 1
-    put = furthest.get(diagonal + 1, _NOWHERE)
-    # Of two equal ways the one that takes out first, as diff prints it.
-    return (put, diagonal + 1) if put > taken else (taken, diagonal - 1)
+    deleted = furthest.get(diagonal - 1, _NOWHERE) + 1
+    inserted = furthest.get(diagonal + 1, _NOWHERE)
+    # Of two equal paths prefer the one that deletes first, as diff prints it.
+    return (inserted, diagonal + 1) if inserted > deleted else (deleted, diagonal - 1)
 
 
 def _way_back(

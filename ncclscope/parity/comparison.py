@@ -1,4 +1,4 @@
-"""Compares two ranks, or two runs rank by rank, call by call on each communicator."""
+"""Comparison of two ranks, or of two runs rank by rank, call by call on each communicator."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from ncclscope.progress import steps
 __all__ = ["ACROSS", "CommDifference", "RankPair", "Side", "compare_ranks", "compare_runs"]
 
 ACROSS = "all communicators"
-"""Role of the calls on all of them, in the order of posting."""
+"""Role of the comparison of all calls in the order of posting."""
 
 _BEFORE = {
     True: ", and they were the same",
-    False: "; their running hash says that they differ",
+    False: "; their running hashes differ",
     None: " and are not compared",
 }
-_UNSEEN = (
-    "sizes of uneven collectives have been overwritten; their running hash says that they differ"
-)
+_UNSEEN = "sizes of uneven collectives have been overwritten; their running hashes differ"
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,11 @@ class Side:
     """One side of a comparison.
 
     Attributes:
-        comm: The communicator; None where this side has none of that role.
-        calls: Those that are compared.
-        lines: The same, as numbers of the vocabulary.
+        comm: The communicator; None if this side has none of that role.
+        calls: Compared calls.
+        lines: The same calls, as numbers of the vocabulary.
         first: Sequence number of the first of them.
-        total: Calls made on the communicator, kept or not.
+        total: Calls posted on the communicator, kept or overwritten.
     """
 
     comm: Communicator | None
@@ -52,15 +50,15 @@ class Side:
 
 @dataclass(frozen=True)
 class CommDifference:
-    """What one communicator's calls are on both sides.
+    """Comparison of one communicator's calls on both sides.
 
     Attributes:
-        role: The part that the communicator plays, such as ``tp``.
+        role: Role of the communicator, such as ``tp``.
         a: One side.
-        b: The other.
-        changes: What turns the one into the other, by place in :attr:`Side.calls`.
-        notes: What could not be compared, for a person.
-        same: Whether nothing differs, kept or not.
+        b: The other side.
+        changes: Changes that turn ``a`` into ``b``, by index in :attr:`Side.calls`.
+        notes: Sentences on calls that could not be compared.
+        same: Whether all calls agree, kept or overwritten.
     """
 
     role: str
@@ -72,16 +70,16 @@ class CommDifference:
 
     @property
     def deleted(self) -> int:
-        """Calls that only the first side has."""
+        """Count the calls that only the first side has."""
         return sum(change.a_stop - change.a_start for change in self.changes)
 
     @property
     def inserted(self) -> int:
-        """Calls that only the second side has."""
+        """Count the calls that only the second side has."""
         return sum(change.b_stop - change.b_start for change in self.changes)
 
     def to_dict(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Returns the difference for JSON."""
+        """Return the comparison for JSON; ``texts`` are those of the vocabulary."""
         return {
             "role": self.role,
             "same": self.same,
@@ -118,12 +116,12 @@ def _side_dict(side: Side) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RankPair:
-    """One rank on both sides.
+    """Comparison of one rank on both sides.
 
     Attributes:
-        a: The rank on the one side; None where it is only on the other.
+        a: The rank on one side; None if only the other side has it.
         b: The rank on the other side.
-        differences: Per communicator, whether or not they differ.
+        differences: Comparisons, one per communicator, equal ones included.
     """
 
     a: Rank | None
@@ -137,7 +135,7 @@ class RankPair:
         return both and all(difference.same for difference in self.differences)
 
     def pattern(self) -> tuple[object, ...]:
-        """What two pairs have in common that differ in the same way."""
+        """Return a key that is equal for pairs with the same differences."""
         return (
             self.a is None,
             self.b is None,
@@ -148,7 +146,7 @@ class RankPair:
         )
 
     def to_dict(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Returns the pair for JSON."""
+        """Return the pair for JSON; ``texts`` are those of the vocabulary."""
         return {
             "a": None if self.a is None else _rank_dict(self.a),
             "b": None if self.b is None else _rank_dict(self.b),
@@ -169,13 +167,13 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
 
 
 def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> list[RankPair]:
-    """Compares each rank of a run with the rank of the same number in another.
+    """Compare each rank of a run with the same rank of another run.
 
     Args:
         a: One run.
-        b: The other, of the same program.
-        words: Takes up the calls' spellings.
-        shapes: Whether sizes count.
+        b: Another run of the same program.
+        words: Vocabulary that collects the spelled calls.
+        shapes: Whether to compare tensor sizes.
     """
     ours, theirs = a.by_rank, b.by_rank
     pairs = []
@@ -191,15 +189,14 @@ def compare_runs(a: Run, b: Run, words: Vocabulary, *, shapes: bool = True) -> l
 def compare_ranks(
     a: Rank, b: Rank, words: Vocabulary, *, shapes: bool = True, p2p: bool = True
 ) -> RankPair:
-    """Compares what two ranks posted.
+    """Compare the calls of two ranks.
 
     Args:
         a: One rank.
-        b: The other.
-        words: Takes up the calls' spellings.
-        shapes: Whether sizes count.
-        p2p: Whether sends and receives are compared: between two ranks of one run they are
-            meant to differ.
+        b: The other rank.
+        words: Vocabulary that collects the spelled calls.
+        shapes: Whether to compare tensor sizes.
+        p2p: Whether to compare sends and receives; those of two ranks of one run differ.
     """
     ours, theirs = CallStream(a, p2p=p2p), CallStream(b, p2p=p2p)
     comparison = _Comparison(ours, theirs, words, shapes)
@@ -209,15 +206,15 @@ def compare_ranks(
         if p2p:
             found += comparison.messages(role, one, other)
     if not any(difference.notes for difference in found):
-        # Which of a thousand equal calls is missing, only the calls between them tell.
+        # Only the order of all calls shows which of a thousand equal calls is missing.
         found += comparison.order()
     return RankPair(a, b, tuple(found))
 
 
 def _paired(a: CallStream, b: CallStream) -> list[tuple[str, str | None, str | None]]:
-    """Returns roles with the key that a communicator of that role has on each side.
+    """Return roles with the key of the communicator on each side, or None.
 
-    Two ranks of one run share communicators, by key. Otherwise the part they play counts.
+    Communicators are paired by key, as ranks of one run share them, and otherwise by role.
     """
     pairs: list[tuple[str, str | None, str | None]] = []
     left = {role: key for key, role in b.roles.names.items() if key not in a.roles.names}
@@ -234,7 +231,7 @@ def _paired(a: CallStream, b: CallStream) -> list[tuple[str, str | None, str | N
 
 
 class _Comparison:
-    """Two streams, and the words that both are spelled in."""
+    """Comparison of two streams, with a common vocabulary."""
 
     def __init__(self, a: CallStream, b: CallStream, words: Vocabulary, shapes: bool) -> None:
         self.a = a
@@ -243,7 +240,13 @@ class _Comparison:
         self.shapes = shapes
 
     def collectives(self, role: str, ours: str | None, theirs: str | None) -> CommDifference:
-        """Compares two communicators' common sequences."""
+        """Compare the collectives of two communicators.
+
+        Args:
+            role: Role of the communicators.
+            ours: Key of the communicator of ``a``; None if it has none.
+            theirs: Key of the communicator of ``b``; None if it has none.
+        """
         one, other = _log(self.a.rank, ours), _log(self.b.rank, theirs)
         if one is None or other is None:
             sides = [
@@ -257,7 +260,7 @@ class _Comparison:
         if not (one.anchored and other.anchored):
             aligned = align_windows({0: one, 1: other})
             one, other = aligned[0], aligned[1]
-            notes.append("only the last calls are kept: compared from where both have begun")
+            notes.append("only the last calls are kept: compared from the first common one")
         first = max(one.first, other.first)
         same_before: bool | None = True
         if first > 1 and one.anchored and other.anchored:
@@ -271,7 +274,13 @@ class _Comparison:
         return found
 
     def messages(self, role: str, ours: str | None, theirs: str | None) -> list[CommDifference]:
-        """Compares sends and receives, where there are any."""
+        """Compare sends and receives; return nothing if there are none.
+
+        Args:
+            role: Role of the communicators.
+            ours: Key of the communicator of ``a``; None if it has none.
+            theirs: Key of the communicator of ``b``; None if it has none.
+        """
         sides = []
         for stream, key in ((self.a, ours), (self.b, theirs)):
             calls = stream.rank.p2p.get(key, ()) if key is not None else ()
@@ -283,7 +292,7 @@ class _Comparison:
         return [_difference(f"{role} send/recv", sides[0], sides[1], [])]
 
     def order(self) -> list[CommDifference]:
-        """Compares all calls in the order of posting, where there are several communicators."""
+        """Compare all calls in the order of posting, if there are several communicators."""
         sides = []
         for stream in (self.a, self.b):
             if len(stream.roles.names) < 2:
@@ -313,7 +322,7 @@ def _log(rank: Rank, key: str | None) -> CallLog | None:
 
 
 def _differ_unseen(one: CallLog, other: CallLog, streams: Sequence[CallStream]) -> bool:
-    """Whether calls that look alike differ in sizes which are not kept as long as the calls."""
+    """Return whether equal calls differ in sizes that have been overwritten."""
     keys = {one.communicator.key, other.communicator.key}
     gone = any(
         kind.op in VECTOR_OPS and kind.sizes is None and kind.comm in keys
@@ -324,7 +333,7 @@ def _differ_unseen(one: CallLog, other: CallLog, streams: Sequence[CallStream]) 
 
 
 def _same_before(one: CallLog, other: CallLog, first: int) -> bool | None:
-    """Whether the overwritten beginnings agree; None where no running hash tells."""
+    """Return whether the calls before ``first`` agree; None without running hashes."""
     if not (one.rooted and other.rooted) or min(one.calls, other.calls) < first - 1:
         return None
     return one.fingerprint(first - 1) == other.fingerprint(first - 1)

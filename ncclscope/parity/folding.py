@@ -1,9 +1,8 @@
-"""Loops, found again in what they posted.
+"""Loop detection in call sequences.
 
-A model of 61 layers posts the same calls 61 times. On a screen and in a file that a person
-reviews this is one line and a number. Nothing is known of the program's source here: what
-repeats in a row is a loop, the shortest period first, and loops of loops follow from looking
-again at what is left.
+A model of 61 layers posts the same calls 61 times; screens and baselines show one line and a
+number. The program's source is not used: calls that repeat in a row are a loop, the shortest period
+first. Nested loops are found by searching again in the result.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from numpy.typing import NDArray
 __all__ = ["Loop", "Node", "fold", "length", "unfold"]
 
 LONGEST = 2048
-"""Lines of a loop's body, after what is in it has been folded."""
+"""Most lines in a loop's body, after inner loops have been collapsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Something that is posted several times in a row.
+    """Calls that repeat in a row.
 
     Attributes:
-        count: How many times.
-        body: What is posted each time.
+        count: Number of repetitions.
+        body: Calls and loops of one repetition.
     """
 
     count: int
@@ -34,19 +33,20 @@ class Loop:
 
 
 Node = int | Loop
-"""A call, by a number that stands for all calls that are spelled like it, or a loop."""
+"""A loop, or the number of a call; equal spellings have equal numbers."""
 
 Numbers = NDArray[np.int64]
+"""Numbers of calls, 0 or more, and of loops, negative; shape ``[n]``."""
 
 
 def fold(calls: Sequence[int]) -> tuple[Node, ...]:
-    """Folds what repeats.
+    """Replace repeated calls by loops.
 
     Args:
-        calls: Each call by its number, all of them 0 or more.
+        calls: Numbers of the calls, 0 or more.
 
     Returns:
-        The same calls, as :func:`unfold` shows. Equal input gives equal output.
+        Calls and loops that :func:`unfold` expands to the input. Equal inputs give equal outputs.
     """
     numbers = np.array(calls, np.int64)
     nodes: dict[int, Node] = {}
@@ -67,7 +67,7 @@ def fold(calls: Sequence[int]) -> tuple[Node, ...]:
             parts += [numbers[done:start], np.array([number], np.int64)]
             done = start + copies * period
         numbers = np.concatenate([*parts, numbers[done:]])
-        period = 1  # what was a long period may be a short one now
+        period = 1  # a long period may be a short one now
     return tuple(_node(int(number), nodes) for number in numbers)
 
 
@@ -76,7 +76,7 @@ def _node(number: int, nodes: dict[int, Node]) -> Node:
 
 
 def _pieces(numbers: Numbers, period: int) -> Iterator[tuple[int, int]]:
-    """Yields where something of this length is repeated at once, and how many times."""
+    """Yield start and count of repetitions with this period."""
     equal = numbers[period:] == numbers[:-period]
     if np.count_nonzero(equal) < period:
         return
@@ -91,7 +91,7 @@ def _pieces(numbers: Numbers, period: int) -> Iterator[tuple[int, int]]:
 
 
 def unfold(nodes: Iterable[Node]) -> Iterator[int]:
-    """Yields every call of a folded sequence."""
+    """Yield every call, with loops expanded."""
     for node in nodes:
         if isinstance(node, Loop):
             for _ in range(node.count):
@@ -101,5 +101,5 @@ def unfold(nodes: Iterable[Node]) -> Iterator[int]:
 
 
 def length(nodes: Iterable[Node]) -> int:
-    """Returns how many calls a folded sequence stands for."""
+    """Return the number of calls, with loops expanded."""
     return sum(node.count * length(node.body) if isinstance(node, Loop) else 1 for node in nodes)

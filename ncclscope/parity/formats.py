@@ -1,4 +1,4 @@
-"""What build servers read: JUnit XML, and GitHub's annotations."""
+"""Formats for build servers: JUnit XML, and GitHub's annotations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def junit(report: Report, verdict_screen: str, baseline_screen: str) -> str:
-    """Returns JUnit XML: one case for the ranks' agreement, one for the baseline."""
+    """Return JUnit XML: one test case for the ranks' agreement, one for the baseline.
+
+    Args:
+        report: Result of the check.
+        verdict_screen: Verdict as plain text.
+        baseline_screen: Comparison with the baseline as plain text.
+    """
     suite = ElementTree.Element("testsuite", name="ncclscope check")
     _case(suite, "ranks agree", not report.agree, _headline(report), verdict_screen)
     if report.baseline is not None:
@@ -46,7 +52,7 @@ def _case(
 
 
 def github(report: Report) -> str:
-    """Returns GitHub's workflow commands, one for each failure; empty when there is none."""
+    """Return GitHub's workflow commands, one line per failure; empty without failures."""
     lines = []
     if not report.agree:
         cause = report.verdict.cause
@@ -79,7 +85,7 @@ def _baseline_line(report: Report) -> str:
 
 
 def _first_change(mismatch: Mismatch, texts: Sequence[str]) -> str:
-    """Says what is stored where the first change is, and what is posted there now."""
+    """Return a sentence with the stored and the posted call of the first change."""
     if not mismatch.changes:
         return ""
     change = mismatch.changes[0]

@@ -1,7 +1,7 @@
-"""Two sequences and what changes between them, as the lines of a unified diff, loops folded.
+"""Lines of a unified diff of two sequences, with repeats as loops.
 
-What is folded is the diff itself, not the sequences: where a call has changed in each of 61
-layers, that is one loop with one line taken out and one put in.
+Loops are found in the diff itself, not in the sequences: a call that changed in each of 61 layers
+is one loop, with one line deleted and one inserted.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from ncclscope.parity.folding import Loop, Node, fold
 __all__ = ["HunkRow", "folded_calls", "rows"]
 
 LONG = 8
-"""Lines from which a loop that is the same on both sides is only begun."""
+"""Lines from which an equal loop is shown by its beginning only."""
 MOST = 1000
-"""Lines of a comparison that are shown."""
+"""Most lines shown of a comparison."""
 
 _KINDS = " -+"
 
 
 class HunkRow(NamedTuple):
-    """One line.
+    """One line of a diff.
 
     Attributes:
         kind: ``" "`` on both sides, ``-`` only in the first, ``+`` only in the second, ``@``
-            for calls that are left out.
-        text: The call, or what was left out; empty at the head of a loop.
-        times: How many times in a row, where more than once.
-        depth: In how many loops it stands.
-        a: First call of the first sequence that it stands for, from 0, and how many; none in
-            a loop.
+            for hidden calls.
+        text: The call, or the number of hidden ones; empty at the head of a loop.
+        times: Number of repetitions.
+        depth: Number of enclosing loops.
+        a: Index of its first call in the first sequence, and number of calls; 0 calls in a loop.
         b: The same in the second sequence.
-        at: First call of each sequence that it stands for, in a loop, too.
+        at: Index of its first call in each sequence, also in a loop.
     """
 
     kind: str
@@ -49,7 +48,7 @@ class HunkRow(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """What a node stands for: calls of the one side, of the other, and on both."""
+    """Number of calls of a node: of the first side, of the second, and on both."""
 
     a: int
     b: int
@@ -63,14 +62,14 @@ def rows(
     texts: Sequence[str],
     context: int = 3,
 ) -> list[HunkRow]:
-    """Returns the lines to show.
+    """Return the lines to show.
 
     Args:
-        a: One sequence, as numbers of texts.
-        b: The other.
-        changes: What turns the one into the other.
-        texts: What the numbers stand for.
-        context: Equal lines, a loop counting as one, around each change.
+        a: First sequence, as numbers of texts.
+        b: Second sequence.
+        changes: Changes that turn ``a`` into ``b``.
+        texts: Text of each number.
+        context: Equal lines around each change; a loop is one line.
     """
     nodes = fold(_script(a, b, changes))
     sizes = [_size(node) for node in nodes]
@@ -92,7 +91,7 @@ def rows(
 
 
 def _script(a: Sequence[int], b: Sequence[int], changes: Sequence[Change]) -> list[int]:
-    """Returns one number for each line of the unfolded diff: which text, and which kind."""
+    """Return one number for each line of the diff: 3 x the text's number + the kind's."""
     own, other = 3 * np.array(a, np.int64), 3 * np.array(b, np.int64)
     parts = []
     x = 0
@@ -118,7 +117,7 @@ def _size(node: Node) -> _Size:
 
 
 def _near(same: Sequence[bool], context: int) -> list[bool]:
-    """Says for each node whether it is shown: it has changed, or is near one that has."""
+    """Return for each node whether it is shown: it has changed, or is near a change."""
     shown = [not equal for equal in same]
     for order in (range(len(same)), range(len(same) - 1, -1, -1)):
         left = 0
@@ -162,7 +161,7 @@ def _rows(node: Node, depth: int, at: tuple[int, int], texts: Sequence[str]) -> 
 
 
 def folded_calls(nodes: Sequence[Node], texts: Sequence[str]) -> list[Any]:
-    """Returns a folded sequence for JSON: texts, and objects with ``times`` and ``calls``."""
+    """Return calls and loops for JSON: texts, and objects with ``times`` and ``calls``."""
     return [
         {"times": node.count, "calls": folded_calls(node.body, texts)}
         if isinstance(node, Loop)

@@ -1,4 +1,4 @@
-"""The stored sequence: a text that a person reviews and that a merge can take apart.
+"""Baseline file: a stored call sequence as text, for review and for merges.
 
     # What each rank posts, in order. Made by `ncclscope check --update`, to be reviewed.
     ncclscope baseline 1
@@ -10,9 +10,9 @@
         tp all_reduce sum [15,2048] bfloat16
         dp all_gather [15,256] int32
 
-One section for each distinct sequence. What stands after a ``#`` between blanks, and at the
-beginning of a line, is for people. Names of communicators are their parts (``tp``), peers are
-distances, so that a program which does the same on more ranks has the same file.
+One section for each distinct sequence. Text after a ``#`` at the beginning of a line, or between
+blanks, is a comment. Communicators are named by role (``tp``), and peers are distances, so that a
+program which does the same on more ranks has the same file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["VERSION", "Baseline", "read_baseline", "render_baseline", "write_bas
 VERSION = 1
 MAX_BYTES = 64 << 20
 MAX_CALLS = 1 << 22
-"""A short file can stand for any number of calls; more than this no rank keeps."""
+"""Most calls of a file: loops let a short file expand to any number."""
 MAX_DEPTH = 64
 
 _MAGIC = "ncclscope baseline"
@@ -49,11 +49,11 @@ _REPEAT = re.compile(r"repeat ([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a file holds.
+    """Content of a baseline file.
 
     Attributes:
-        sections: The sequences.
-        shapes: Whether sizes count.
+        sections: Stored sequences.
+        shapes: Whether tensor sizes are compared.
     """
 
     sections: tuple[Section, ...]
@@ -61,7 +61,13 @@ class Baseline:
 
 
 def render_baseline(sections: Iterable[Section], words: Vocabulary, *, shapes: bool = True) -> str:
-    """Returns the text of a baseline."""
+    """Return the text of a baseline.
+
+    Args:
+        sections: Sequences to store.
+        words: Vocabulary with the texts of their calls.
+        shapes: Whether the file holds tensor sizes.
+    """
     out = [
         "# What each rank posts, in order. Made by `ncclscope check --update`, to be reviewed.",
         f"{_MAGIC} {VERSION}",
@@ -83,10 +89,10 @@ def _indented(nodes: Sequence[Node], words: Vocabulary, indent: str) -> Iterator
 
 
 def write_baseline(path: Path, text: str) -> None:
-    """Puts a text where it belongs in one step, so that nobody ever reads half of it.
+    """Write a file atomically, so that no reader sees a part of it.
 
     Raises:
-        InputError: It cannot be written there.
+        InputError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +115,7 @@ def write_baseline(path: Path, text: str) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Permissions as they are, or as any new file has them."""
+    """Return the permissions of the existing file, or those of a new one."""
     with contextlib.suppress(OSError):
         return path.stat().st_mode & 0o777
     mask = os.umask(0o022)
@@ -118,16 +124,16 @@ def _mode(path: Path) -> int:
 
 
 def read_baseline(path: Path, words: Vocabulary, *, shapes: bool = True) -> Baseline:
-    """Reads a baseline.
+    """Read a baseline.
 
     Args:
         path: The file.
-        words: Numbers its lines.
-        shapes: False to take the sizes out of one that has them.
+        words: Vocabulary that numbers its lines.
+        shapes: False to remove tensor sizes from its calls.
 
     Raises:
-        InputError: It does not exist or cannot be read.
-        DamagedFileError: It is none.
+        InputError: The file does not exist or cannot be read.
+        DamagedFileError: The file is not a baseline.
     """
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace") as file:
@@ -161,7 +167,7 @@ class _Parser:
         if not lines or lines[0][1] != f"{_MAGIC} {VERSION}":
             known = lines and lines[0][1].startswith(_MAGIC)
             raise DamagedFileError(
-                f"{self.path} is {'of another version' if known else 'no baseline'}",
+                f"{self.path} is {'a baseline of another version' if known else 'not a baseline'}",
                 "write it with: check --update",
             )
         body = lines[1:]
@@ -190,7 +196,17 @@ class _Parser:
     def _block(
         self, lines: list[tuple[int, str]], start: int, outside: int, depth: int
     ) -> tuple[list[tuple[int, int]], int]:
-        """Reads what is further in than ``outside``; returns calls with lines, and the end."""
+        """Read lines that are indented more than ``outside``.
+
+        Args:
+            lines: Line numbers and texts.
+            start: Index of the first line.
+            outside: Indentation of the enclosing block; -1 for none.
+            depth: Number of enclosing loops.
+
+        Returns:
+            Calls with their line numbers, and the index after the last line.
+        """
         found: list[tuple[int, int]] = []
         indent = None
         place = start
@@ -221,7 +237,7 @@ class _Parser:
     def _count(self, calls: int) -> None:
         self.calls += calls
         if self.calls > MAX_CALLS:
-            raise DamagedFileError(f"{self.path} stands for more than {MAX_CALLS} calls")
+            raise DamagedFileError(f"{self.path} expands to more than {MAX_CALLS} calls")
 
     def _damaged(self, number: int, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path}:{number}: {what}", "write it with: check --update")

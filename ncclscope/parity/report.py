@@ -1,4 +1,4 @@
-"""Whether a run is as it should be: its ranks agree, and they post what is stored."""
+"""Check of a run: its ranks agree with each other and with the baseline."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ncclscope.parity.sequence import Section, Vocabulary, sections
 __all__ = ["Mismatch", "Report", "check_run"]
 
 PAIRS_TRIED = 64
-"""Sections without a counterpart that are held against each other to find the most alike."""
+"""Most pairs of unmatched sections that are compared to find the most similar ones."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A sequence that only the run or only the baseline has, or one that has changed.
+    """A sequence that differs between run and baseline, or is in one of them only.
 
     Attributes:
-        run: Of the run; None for one that no rank posts any more.
-        stored: Of the baseline; None for a new one.
-        changes: What turns the stored one into that of the run.
+        run: Sequence of the run; None if no rank posts the stored one now.
+        stored: Sequence of the baseline; None for a new one.
+        changes: Changes that turn the stored one into that of the run.
     """
 
     run: Section | None
@@ -38,7 +38,7 @@ class Mismatch:
 
     @property
     def line(self) -> int | None:
-        """Line of the baseline where the first change is."""
+        """Line number of the first change in the baseline."""
         places = self.stored.places if self.stored is not None else ()
         if not places:
             return None
@@ -46,7 +46,7 @@ class Mismatch:
         return places[min(first, len(places) - 1)]
 
     def to_dict(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Returns the mismatch for JSON."""
+        """Return the mismatch for JSON; ``texts`` are those of the vocabulary."""
         run = () if self.run is None else self.run.lines
         stored = () if self.stored is None else self.stored.lines
         return {
@@ -73,17 +73,17 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer to ``ncclscope check``.
+    """Result of ``ncclscope check``.
 
     Attributes:
-        verdict: Whether the ranks agree.
-        baseline: The file; None when none was asked for.
-        outcome: ``same``, ``differs``, ``written``, ``unchanged`` (to be written, and already
-            so), ``skipped`` (the ranks do not agree, so no sequence is theirs) or ``none``.
-        mismatches: Where it differs.
-        texts: What the lines of the sections stand for.
-        sections: Distinct sequences of the run.
-        calls: Calls in them.
+        verdict: Verdict on the ranks' agreement.
+        baseline: File of the baseline; None without one.
+        outcome: ``same``, ``differs``, ``written``, ``unchanged`` (nothing to write), ``skipped``
+            (the ranks do not agree, so nothing is compared) or ``none`` (no baseline).
+        mismatches: Sequences that differ.
+        texts: Texts of the vocabulary.
+        sections: Number of distinct sequences of the run.
+        calls: Number of calls in them.
     """
 
     verdict: Verdict
@@ -101,13 +101,13 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 when all is as it should be, 3 when the records cannot tell, else 1."""
+        """Exit status: 0 if all agree, 3 if the records do not decide, otherwise 1."""
         if self.verdict.status == "unknown" and self.outcome != "differs":
             return self.verdict.exit_status
         return 0 if self.agree and self.outcome != "differs" else 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the verdict's JSON document with the baseline's part added."""
+        """Return the verdict's JSON document with the baseline's part added."""
         document = self.verdict.to_dict()
         document["baseline"] = None
         if self.baseline is not None:
@@ -129,17 +129,17 @@ def check_run(
     shapes: bool = True,
     stall_seconds: float = 2.0,
 ) -> Report:
-    """Checks a run.
+    """Check a run, and compare it with a baseline or store one.
 
     Args:
-        run: From :func:`ncclscope.open_run`.
-        baseline: The stored sequence, if it is to be compared with one.
-        update: Store the run's instead, provided that its ranks agree.
-        shapes: Whether sizes count. Where a baseline says that they do not, they never do.
-        stall_seconds: As for :func:`ncclscope.diagnose`.
+        run: Run from :func:`ncclscope.open_run`.
+        baseline: File of the baseline; None for none.
+        update: Store the sequence of the run, provided that its ranks agree.
+        shapes: Whether to compare tensor sizes; a baseline without sizes overrides it.
+        stall_seconds: Seconds of waiting that count as a hang, as for :func:`ncclscope.diagnose`.
 
     Raises:
-        InputError: There is no baseline, or it or the run is not fit to be compared.
+        InputError: The baseline is missing or damaged, or the run cannot be compared.
     """
     words = Vocabulary()
     stored: Baseline | None = None
@@ -175,7 +175,7 @@ def check_run(
 
 
 def _compare(run: Sequence[Section], stored: Sequence[Section]) -> list[Mismatch]:
-    """Pairs what is not the same on both sides, the most alike first."""
+    """Pair the sequences that are not on both sides, each with the most similar one."""
     known = {tuple(section.lines) for section in stored}
     current = {tuple(section.lines) for section in run}
     new = [section for section in run if tuple(section.lines) not in known]

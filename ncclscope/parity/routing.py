@@ -1,12 +1,12 @@
-"""Which tokens go to which experts: the patterns that dispatchers get wrong.
+"""Routing patterns that dispatchers get wrong: which tokens go to which experts.
 
     @given(routing_patterns(ranks=4, experts=8))
     def test_dispatch(run_ranks, pattern):
         run_ranks(dispatch, pattern)          # each rank: pattern.routes(rank)
 
-Almost every batch gives every rank something to do. What makes ranks part is the one that does
-not: no token for a rank's experts, all tokens for one expert, a single token, an empty step.
-These come first and often, arbitrary batches between them. Needs hypothesis.
+Almost every batch gives every rank some tokens. Ranks diverge in the others: no token for a rank's
+experts, all tokens for one expert, a single token, an empty step. The strategy draws these first
+and often, with arbitrary batches between them. It needs hypothesis.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["RoutingPattern", "routing_patterns"]
 
 @dataclass(frozen=True)
 class RoutingPattern:
-    """Where the tokens of one step go.
+    """Routing of the tokens of one step.
 
     Attributes:
-        name: What is special about it, such as ``empty step``.
-        experts: How many there are; each rank has the same number of them, in order.
-        routed: By rank that holds them, the expert of each token; of several experts a token
-            there are several entries.
+        name: Kind of the pattern, such as ``empty step``.
+        experts: Number of experts; each rank has an equal share, in order.
+        routed: By rank that holds the tokens, the expert of each; a token with several experts
+            has several entries.
     """
 
     name: str
@@ -40,46 +40,46 @@ class RoutingPattern:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.routed)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks."""
+        """Number of routed tokens of all ranks."""
         return sum(map(len, self.routed))
 
     def routes(self, rank: int) -> tuple[int, ...]:
-        """Returns the expert of each token that a rank holds."""
+        """Return the expert of each token that a rank holds."""
         return self.routed[rank]
 
     def owner(self, expert: int) -> int:
-        """Returns the rank that has an expert."""
+        """Return the rank that has an expert."""
         return expert * self.ranks // self.experts
 
     def sends(self, rank: int) -> list[int]:
-        """Returns how many of its tokens a rank sends to each."""
+        """Return the number of tokens that a rank sends to each rank, ``[ranks]``."""
         counts = [0] * self.ranks
         for expert in self.routed[rank]:
             counts[self.owner(expert)] += 1
         return counts
 
     def receives(self, rank: int) -> list[int]:
-        """Returns how many tokens a rank gets from each."""
+        """Return the number of tokens that a rank receives from each rank, ``[ranks]``."""
         return [self.sends(other)[rank] for other in range(self.ranks)]
 
 
 def routing_patterns(
     *, ranks: int, experts: int | None = None, max_tokens: int = 8
 ) -> SearchStrategy[RoutingPattern]:
-    """Returns a hypothesis strategy for routing patterns.
+    """Return a hypothesis strategy for routing patterns.
 
     Args:
-        ranks: How many.
-        experts: How many, a multiple of the ranks; two for each rank when absent.
+        ranks: Number of ranks.
+        experts: Number of experts, a multiple of ``ranks`` (default: two per rank).
         max_tokens: Most tokens that one rank holds.
 
     Raises:
-        UsageError: The numbers do not go together, or hypothesis is not installed.
+        UsageError: ``experts`` is not a multiple of ``ranks``, or hypothesis is not installed.
     """
     try:
         from hypothesis import strategies as st
@@ -95,7 +95,7 @@ def routing_patterns(
     share = count // ranks
 
     def batches(choices: Sequence[int], *, least: int = 0) -> SearchStrategy[tuple[int, ...]]:
-        """Returns what one rank may hold: at most so many tokens, each with its expert."""
+        """Return a strategy for the experts of one rank's tokens."""
         tokens = st.lists(st.sampled_from(choices), min_size=least, max_size=max_tokens)
         return tokens.map(tuple)
 
@@ -144,6 +144,6 @@ def routing_patterns(
 
     names = ["empty step", "single token", "all tokens to one expert", "any batch"]
     if ranks > 1:
-        # Hypothesis begins with the first: where only one rank is idle, it is the odd one.
+        # Hypothesis starts with the first: if only one rank is idle, the verdict names it.
         names = ["no token to a rank", "no token from a rank", *names]
     return st.sampled_from(names).flatmap(named)

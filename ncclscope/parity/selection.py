@@ -1,4 +1,4 @@
-"""What the command line names: a run, or one rank of a run as in ``DIR#3``."""
+"""Arguments of ``ncclscope diff``: a run, or one rank of a run such as ``DIR#3``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["open_selection"]
 
 
 def open_selection(text: str) -> Run | Rank:
-    """Opens what a person named.
+    """Open a run or a rank.
 
     Args:
-        text: A file, which is one rank's; a directory, which is a run; or either of them with
-            ``#`` and the number of a rank. A path that exists is taken as it is.
+        text: A file (one rank), a directory (a run), or either of them with ``#`` and the number
+            of a rank. An existing path is used as it is.
 
     Raises:
-        InputError: It cannot be read, or has no such rank.
-        UsageError: What stands after the ``#`` is no number.
+        InputError: The path cannot be read, or has no such rank.
+        UsageError: The text after the ``#`` is not a number.
     """
     if not text:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Everything that a rank posts, in order and in words that other ranks share."""
+"""Call sequence of a rank, spelled so that it can be compared with other ranks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["CallStream", "Lines", "Section", "Vocabulary", "sections"]
 
 
 MOST_REPLAYED = 1 << 23
-"""Calls of one rank that are compared one by one where graphs replayed some of them: 1 GB."""
+"""Most calls of one rank, with replayed ones, that are compared one by one: 1 GB."""
 
 
 class Vocabulary:
-    """Numbers for texts, so that long sequences are compared as numbers."""
+    """Numbering of texts, so that long sequences are compared as numbers."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Returns the number of a text, which is the same for equal texts."""
+        """Return the number of a text; equal texts have equal numbers."""
         found = self._numbers.get(text)
         if found is None:
             found = self._numbers[text] = len(self.texts)
@@ -43,16 +43,16 @@ Lines = Sequence[int]
 
 
 class CallStream:
-    """All that a rank has kept of its calls, in the order in which it posted them.
+    """Kept calls of a rank, in the order of posting.
 
-    Without the creation of groups, whose number depends on how many ranks there are.
+    Creations of groups are left out: their number depends on the number of ranks.
 
     Args:
-        rank: Whose they are.
-        p2p: Whether sends and receives count.
+        rank: The rank.
+        p2p: Whether to include sends and receives.
 
     Raises:
-        InputError: They are more than can be compared one by one.
+        InputError: There are too many calls to compare them one by one.
     """
 
     def __init__(self, rank: Rank, *, p2p: bool = True) -> None:
@@ -66,7 +66,7 @@ class CallStream:
         self._logs = list(rank.logs.values())
         found = [distinct_calls(log) for log in self._logs]
         self._own = len(found)
-        """Parts that are logs; those after them are sends and receives."""
+        """Number of parts that are logs; the parts after them are sends and receives."""
         self._sent: list[Sequence[Call]] = list(rank.p2p.values()) if p2p else []
         found += [group_calls(sent) for sent in self._sent]
         self.kinds = [kind for part in found for kind in part.kinds]
@@ -82,7 +82,7 @@ class CallStream:
         self.roles = Roles(rank, self._used())
 
     def _used(self) -> list[str]:
-        """Returns keys of communicators in the order of their first call."""
+        """Return keys of communicators in the order of their first call."""
         parts, firsts = np.unique(self._part, return_index=True)
         keys = [*self.rank.logs, *self.rank.p2p]
         return list(dict.fromkeys(keys[part] for part in parts[np.argsort(firsts)].tolist()))
@@ -93,11 +93,11 @@ class CallStream:
         return _Calls(self, np.arange(len(self._kind)))
 
     def on(self, key: str) -> Sequence[Call]:
-        """Returns the collectives on one communicator."""
+        """Return the collectives on one communicator."""
         return _Calls(self, self._places(key))
 
     def call(self, place: int) -> Call:
-        """Returns the call at a place."""
+        """Return the call at a place."""
         part, own = int(self._part[place]), int(self._place[place])
         if part >= self._own:
             return self._sent[part - self._own][own]
@@ -105,22 +105,28 @@ class CallStream:
         try:
             return log.call(log.first + own)
         except (IndexError, DamagedFileError):
-            # Overwritten since by a job that runs; what it was is known, from where is not.
+            # A running job has overwritten it since; its kind is known, its call site is not.
             return replace(self.kinds[int(self._kind[place])], seq=log.first + own, site=None)
 
     def communicator(self, key: str) -> Communicator:
-        """Returns one of the rank's communicators."""
+        """Return one of the rank's communicators."""
         log = self.rank.logs.get(key)
         return Communicator(key) if log is None else log.communicator
 
     def lines(self, words: Vocabulary, *, shapes: bool = True) -> list[int]:
-        """Returns each call with its role, as a number of the vocabulary."""
+        """Return each call with its role, as a number of ``words``."""
         names = self.roles.names
         spelled = [f"{names[kind.comm]} {self.spell(kind, shapes=shapes)}" for kind in self.kinds]
         return self._numbered(spelled, self._kind, words)
 
     def lines_on(self, key: str, words: Vocabulary, *, shapes: bool = True) -> list[int]:
-        """Returns the collectives on one communicator, each as a number of the vocabulary."""
+        """Return the collectives on one communicator, each as a number of ``words``.
+
+        Args:
+            key: Key of the communicator.
+            words: Vocabulary.
+            shapes: Whether to spell tensor sizes.
+        """
         spelled = [self.spell(kind, shapes=shapes) for kind in self.kinds]
         return self._numbered(spelled, self._kind[self._places(key)], words)
 
@@ -139,7 +145,7 @@ class CallStream:
         return lines
 
     def spell(self, call: Call, *, shapes: bool = True) -> str:
-        """Returns one of the rank's calls in a line."""
+        """Return one of the rank's calls in a line."""
         return spell(call, self.communicator(call.comm), self.rank.rank, shapes=shapes)
 
 
@@ -182,12 +188,12 @@ class Section:
     places: Sequence[int] = field(default=(), repr=False)
 
     def folded(self) -> tuple[Node, ...]:
-        """Returns the calls with their loops folded."""
+        """Return the calls with their loops folded."""
         return fold(self.lines)
 
 
 def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Section]:
-    """Returns the distinct sequences of a run's ranks, that of the lowest rank first.
+    """Return the distinct sequences of a run's ranks, that of the lowest rank first.
 
     Raises:
         InputError: A rank's calls are not all there, so that its sequence is not known.

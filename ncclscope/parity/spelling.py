@@ -1,8 +1,8 @@
-"""How calls and communicators are written down where ranks and runs are compared.
+"""Spelling of calls and communicators for comparisons of ranks and runs.
 
-Nothing in the text depends on which rank it is, on how many there are, or on the process:
-communicators have the name of the part they play, and peers are told by their distance. A
-program that does the same on four ranks and on eight then reads the same.
+The text does not depend on the rank, the number of ranks or the process: communicators are named
+by role, and peers by distance. So a program that does the same on four ranks and on eight has the
+same text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ncclscope.model.signature import P2P_OPS, VECTOR_OPS
 __all__ = ["Roles", "generalize", "spell"]
 
 _UNNAMED = re.compile(r"|pg\d+|pg-.*")
-"""Labels that count a process's groups, as torch does: they differ by rank."""
+"""Labels that number the groups of a process, as torch's do: they differ by rank."""
 
 _UNSAFE = re.compile(r"[^\w./+#-]+")
 _SHAPE = re.compile(r" \[[^\]]*\]")
@@ -25,20 +25,19 @@ _SIZES = re.compile(r" (?:sizes \S+(?: each)?|numel \d+)")
 
 
 class Roles:
-    """The parts that a rank's communicators play: ``tp``, ``dp``, ``world``.
+    """Roles of a rank's communicators: ``tp``, ``dp``, ``world``.
 
-    Several of one kind, and groups without a name of their own, are numbered in the order in
-    which the rank first used them.
+    Several of one kind, and unnamed groups, are numbered in the order of their first call.
 
     Args:
-        rank: Whose communicators they are.
+        rank: The rank.
         used: Keys of the communicators, in the order of their first call.
     """
 
     def __init__(self, rank: Rank, used: Sequence[str]) -> None:
         self.rank = rank.rank
         self.names: dict[str, str] = {}
-        """By key."""
+        """Role by key."""
         kinds: dict[str, int] = {}
         for key in used:
             kind = _kind(rank.logs[key].communicator) if key in rank.logs else "group"
@@ -54,22 +53,22 @@ def _kind(comm: Communicator) -> str:
 
 
 def spell(call: Call, comm: Communicator, rank: int, *, shapes: bool = True) -> str:
-    """Returns a call in one line: ``all_reduce sum [15,2] float32``.
+    """Return a call in one line: ``all_reduce sum [15,2] float32``.
 
     Args:
         call: The call.
-        comm: What it was made on.
-        rank: Global rank that made it.
-        shapes: False where sizes do not count: ``all_reduce sum [*,*] float32``.
+        comm: Its communicator.
+        rank: Global rank that posted it.
+        shapes: False to replace sizes: ``all_reduce sum [*,*] float32``.
     """
     parts = [_UNSAFE.sub("_", call.op)]
     if call.redop:
         parts.append(_UNSAFE.sub("_", call.redop))
     own = call.op in VECTOR_OPS or (call.op == "all_to_all" and call.sizes is not None)
-    # The input of a scatter is there on the root alone.
+    # Only the root of a scatter has an input.
     shape = call.out_shape if call.op == "scatter" else call.shape
     if shape is not None:
-        # How many rows are its own, no member shares with the others.
+        # The number of rows differs by member: spell it as v.
         first = ["v", *map(str, shape[1:])] if own and shape else [str(size) for size in shape]
         parts.append(f"[{','.join(first)}]")
     elif call.numel and call.op != "scatter":
@@ -94,7 +93,7 @@ def spell(call: Call, comm: Communicator, rank: int, *, shapes: bool = True) -> 
 
 
 def generalize(text: str) -> str:
-    """Returns a spelled call with what depends on sizes taken out."""
+    """Return a spelled call without its sizes."""
     shapes = _SHAPE.sub(lambda found: _NUMBER.sub("*", found.group()), text)
     return _SIZES.sub("", shapes)
 
@@ -107,5 +106,5 @@ def _peer(call: Call, comm: Communicator, rank: int) -> str:
         return f"{word} {call.peer}"
     size = len(comm.ranks)
     distance = (call.peer - comm.ranks.index(rank)) % size
-    # The last rank of a ring sends to the first: that is one further, too.
+    # The last rank of a ring sends to the first, at distance +1.
     return f"{word} {distance - size if distance * 2 > size else distance:+d}"

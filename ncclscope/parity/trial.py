@@ -1,4 +1,4 @@
-"""A function under test: run as several ranks, judged, and told about when it fails."""
+"""Test of a function: run it as several ranks, check their calls, and report failures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
 class ParityError(NcclscopeError, AssertionError):
-    """The ranks did not do what they should; the message is for a person to read.
+    """The ranks failed, hung or diverged.
 
     Args:
-        message: All of it, a screen of many lines.
+        message: Report of many lines.
         help: What to do about it, one line; may be empty.
-        summary: What there is to say in one line; the message's first where it is empty.
+        summary: Summary in one line (default: first line of the message).
     """
 
     exit_status = 1
@@ -43,21 +43,21 @@ class ParityError(NcclscopeError, AssertionError):
 
 
 class Skipped(Exception):
-    """All ranks skipped the test; the message is why."""
+    """All ranks skipped the test; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a function is run, and what it is held to.
+    """Settings of a test.
 
     Attributes:
-        ranks: Processes.
-        backend: Of their process group.
-        start_method: ``fork`` or ``spawn``; None for what the backend needs.
-        baseline: File with the stored sequence; None where the ranks need only agree.
-        ignore_shapes: Whether sizes do not count in it.
-        stall_after: Seconds without a recorded call that count as a hang.
-        timeout: Seconds after which the ranks are ended whatever they do.
+        ranks: Number of processes.
+        backend: Backend of their process group.
+        start_method: ``fork`` or ``spawn``; None for the one that the backend needs.
+        baseline: File of the baseline; None to compare the ranks only.
+        ignore_shapes: Whether to ignore tensor sizes in the baseline.
+        stall_after: Report a hang after this many seconds without a recorded call.
+        timeout: Kill the ranks after this many seconds.
     """
 
     ranks: int = 2
@@ -78,7 +78,7 @@ class Settings:
         ):
             value = getattr(self, name)
             if not isinstance(value, kinds) or (name != "ignore_shapes" and value is True):
-                raise UsageError(f"collective_parity: {name}={value!r} is not what it should be")
+                raise UsageError(f"collective_parity: {name}={value!r} has the wrong type")
         if self.backend not in BACKENDS:
             raise UsageError(
                 f"collective_parity: backend={self.backend!r}", f"give one of {', '.join(BACKENDS)}"
@@ -97,17 +97,16 @@ class Trial:
     """Runs functions under one test's settings.
 
     Args:
-        settings: The test's.
-        folder: Where a relative baseline is.
-        traced: Whether calls are recorded and compared. Where they are not, the function
-            still runs in as many processes.
-        update: Store the sequence in the baseline.
-        keep: Where the rings of a failure go; None for nowhere.
-        verdict_screen: Makes the text of a verdict.
-        baseline_screen: Makes the text of how a run differs from its baseline.
+        settings: Settings of the test.
+        folder: Directory of a relative baseline.
+        traced: Whether to record and compare calls; untraced functions run in as many processes.
+        update: Whether to store the sequence in the baseline.
+        keep: Directory for the rings of a failure; None to discard them.
+        verdict_screen: Returns a verdict as text.
+        baseline_screen: Returns the comparison of a run with its baseline as text.
 
     Attributes:
-        report: What became of the last run; None where it was not traced or failed before.
+        report: Result of the last run; None if it was untraced or failed before the check.
     """
 
     def __init__(
@@ -131,15 +130,15 @@ class Trial:
         self.report: Report | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-        """Calls ``function(rank, ...)`` on each rank.
+        """Call ``function(rank, ...)`` on each rank.
 
         Returns:
-            What the ranks returned.
+            Results of the ranks.
 
         Raises:
-            ParityError: A rank raised or died, they hang or disagree, or their calls are not
-                those that are stored.
-            Skipped: All ranks skipped.
+            ParityError: A rank raised or died, the ranks hang or disagree, or their calls differ
+                from the baseline.
+            Skipped: All ranks skipped the test.
         """
         rings = rings_directory() if self.traced else None
         failed = True
@@ -159,7 +158,7 @@ class Trial:
             if outcome.ending == "skipped":
                 failed = False
                 raise Skipped("; ".join(dict.fromkeys(outcome.skipped.values())))
-            self.report = self._judge(rings, outcome) if rings is not None else None
+            self.report = self._check(rings, outcome) if rings is not None else None
             text = self._complaint(outcome, self.report)
             failed = bool(text)
         finally:
@@ -170,7 +169,7 @@ class Trial:
             raise ParityError(text, summary=cause.summary if cause is not None else "")
         return list(outcome.results)
 
-    def _judge(self, rings: Path, outcome: Outcome) -> Report:
+    def _check(self, rings: Path, outcome: Outcome) -> Report:
         from ncclscope.readers import open_run
 
         baseline = None
@@ -181,7 +180,7 @@ class Trial:
                     f"{baseline} does not exist", "write it with: pytest --ncclscope-update"
                 )
         run = open_run(rings)
-        # Where they are now they will not be for long.
+        # Report the directory where the rings are kept: this one is temporary.
         run = replace(run, sources=(str(self.keep),) if self.keep is not None else ())
         return check_run(
             run,
@@ -192,7 +191,7 @@ class Trial:
         )
 
     def _complaint(self, outcome: Outcome, report: Report | None) -> str:
-        """Returns what is wrong, as a screen; empty when nothing is."""
+        """Return the report of a failure; empty without one."""
         parts = [_headline(outcome, self.settings)]
         if report is not None:
             parts += self._screens(outcome, report)
@@ -231,7 +230,7 @@ class Trial:
             from ncclscope.ring import layout
 
             make_private(self.keep)
-            # Of an earlier example of hypothesis, or an earlier day.
+            # Remove rings of an earlier example of hypothesis, or of an earlier run.
             for old in self.keep.glob(f"*{layout.SUFFIX}"):
                 old.unlink(missing_ok=True)
             shutil.copytree(rings, self.keep, dirs_exist_ok=True)
@@ -264,8 +263,8 @@ def _headline(outcome: Outcome, settings: Settings) -> str:
 
 
 def _show(outcome: Outcome) -> None:
-    """Prints what the ranks printed, for pytest to capture like anything a test prints."""
-    said: Sequence[tuple[int, str]] = sorted(outcome.output.items())
-    for rank, text in said:
+    """Print the output of the ranks, for pytest to capture."""
+    printed: Sequence[tuple[int, str]] = sorted(outcome.output.items())
+    for rank, text in printed:
         if text.strip():
             print(f"--- rank {rank} ---\n{text.rstrip()}")

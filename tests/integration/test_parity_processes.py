@@ -223,7 +223,7 @@ def test_what_cannot_be_read_back_is_a_failure_of_its_rank(rings: Path) -> None:
     assert (outcome.ending, outcome.results) == ("failed", [])
     (failure,) = outcome.failures
     assert failure.rank == 1
-    assert "cannot be taken over: ValueError" in failure.error
+    assert "cannot be unpickled: ValueError" in failure.error
 
 
 def test_a_large_result_comes_back(rings: Path) -> None:

@@ -314,9 +314,9 @@ def test_hang(run_ranks):
     ("marker", "complaint"),
     [
         ("ranks=0", "ranks must be more than 0"),
-        ("ranks='4'", "ranks='4' is not what it should be"),
+        ("ranks='4'", "ranks='4' has the wrong type"),
         ("backend='smoke'", "give one of gloo, nccl"),
-        ("rank=4", "does not take that"),
+        ("rank=4", "has wrong arguments"),
         ("start_method='thread'", "give one of fork, spawn"),
     ],
 )

@@ -129,8 +129,8 @@ def test_comments_and_blank_lines_are_for_people(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "is no baseline"),
-        ("all_reduce\n", "is no baseline"),
+        ("", "is not a baseline"),
+        ("all_reduce\n", "is not a baseline"),
         ("ncclscope baseline 2\n", "of another version"),
         ("ncclscope baseline 1\nshapes maybe\n", ":2: shapes are exact or ignored"),
         (f"{HEAD}  tp barrier\n", ":3: a section was expected"),

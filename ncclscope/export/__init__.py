@@ -1,1 +1,1 @@
-"""Runs in other people's formats: each module writes one."""
+"""Exports of a run: each module writes one format."""

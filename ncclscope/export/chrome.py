@@ -1,4 +1,4 @@
-"""Chrome's trace events, JSON: for ui.perfetto.dev, chrome://tracing and scripts."""
+"""Chrome's trace event format (JSON), for ui.perfetto.dev, chrome://tracing and scripts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Event = dict[str, Any]
 
 
 def write_chrome(run: Run, file: Path) -> None:
-    """Writes a process for each rank and a thread in it for each communicator.
+    """Write a process for each rank, with a thread for each communicator.
 
-    Times are microseconds since the first call; ``otherData`` says when that was. Flows join
-    the calls of one number on one communicator.
+    Times are microseconds since the first call, whose time is in ``otherData``. Flows join calls
+    with the same sequence number on a communicator.
     """
     axis = axis_of(run)
     with open_target(file) as raw, io.TextIOWrapper(raw, encoding="utf-8") as out:
@@ -72,13 +72,13 @@ def _events(run: Run, axis: Axis) -> Iterator[Event]:
                 place = (interval.start_ns, track.rank.rank, number)
                 places.setdefault((track.key, interval.call.seq), []).append(place)
         if (counted := gpu_moment(axis, track)) is not None:
-            time_ns, told, known = counted
+            time_ns, text, known = counted
             yield {
                 "ph": "i",
                 "pid": track.rank.rank,
                 "tid": number,
                 "ts": _micros(time_ns - axis.start_ns),
-                "name": told,
+                "name": text,
                 "cat": "gpu",
                 "s": "t",
                 "args": known,

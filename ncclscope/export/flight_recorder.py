@@ -1,7 +1,7 @@
-"""Dumps as torch's Flight Recorder writes them, for its own analyzer and whatever reads such files.
+"""Dumps in the format of torch's Flight Recorder, for torch's analyzer and other readers.
 
-A dump knows less than a ring: no reduction, no root, no NCCL group, no CUDA graph. What it
-describes otherwise than a ring does is spelled as torch's analyzer wants it.
+A dump holds less than a ring: no reduction, root, NCCL group or CUDA graph. Names that differ from
+those of a ring are spelled as torch's analyzer expects them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ncclscope.private import write_private
 __all__ = ["PREFIX", "write_json", "write_pickles"]
 
 PREFIX = "comm_lib_trace_rank_"
-"""Before the rank in each file's name, as torch names them."""
+"""Prefix of each file's name, before the rank, as torch writes it."""
 VERSION = "2.10"
 _TIMEOUT_MS = 600_000
 _BACKENDS = frozenset({"nccl", "ncclx", "xccl", "gloo", "rccl", "rcclx", "mccl", "hccl"})
 _OTHER_BACKEND = "gloo"
-"""What a backend is called that torch's analyzer does not know; it refuses the whole dump else."""
+"""Name for backends that torch's analyzer does not know: it would refuse the whole dump."""
 _NAMES = {
     "all_gatherv": "all_gather",
     "reduce_scatterv": "reduce_scatter",
@@ -57,15 +57,15 @@ Dump = dict[str, Any]
 
 
 def write_pickles(run: Run, directory: Path) -> None:
-    """Writes ``comm_lib_trace_rank_3`` for each rank."""
+    """Write ``comm_lib_trace_rank_3`` for each rank."""
     for rank, dump in _dumps(run):
         file = directory / f"{PREFIX}{rank.rank}"
-        write_private(file, pickle.dumps(dump, protocol=2))  # as torch's own pickler
+        write_private(file, pickle.dumps(dump, protocol=2))  # torch's protocol
         _date(file, rank)
 
 
 def write_json(run: Run, directory: Path) -> None:
-    """Writes ``comm_lib_trace_rank_3.json`` for each rank."""
+    """Write ``comm_lib_trace_rank_3.json`` for each rank."""
     for rank, dump in _dumps(run):
         file = directory / f"{PREFIX}{rank.rank}.json"
         write_private(file, json.dumps(dump, separators=(",", ":")) + "\n")
@@ -73,9 +73,9 @@ def write_json(run: Run, directory: Path) -> None:
 
 
 def _date(file: Path, rank: Rank) -> None:
-    """Gives a dump the time of the rank's last sign of life.
+    """Set a dump's modification time to the rank's last heartbeat.
 
-    A dump has no other, and it tells one of a job that hangs from one of a job that runs.
+    A dump has no other time, and readers need it to distinguish a hang from a running job.
     """
     if rank.last_seen_ns and rank.last_seen_ns > 0:
         os.utime(file, ns=(rank.last_seen_ns, rank.last_seen_ns))
@@ -87,7 +87,7 @@ def _dumps(run: Run) -> list[tuple[Rank, Dump]]:
 
 
 def _group_names(run: Run) -> dict[str, int]:
-    """Numbers for groups, as torch gives them: the whole job's first. No two are the same."""
+    """Return a unique number per communicator, in torch's order: the whole job's first."""
     comms = [comm for comm in run.communicators.values() if not comm.creates_groups]
     everybody = tuple(range(run.expected))
     comms.sort(key=lambda comm: (comm.ranks != everybody, comm.label, comm.ranks, comm.key))
@@ -105,7 +105,7 @@ def _dump(run: Run, rank: Rank, names: dict[str, int]) -> Dump:
         comm = run.communicators[call.comm]
         made = counts.setdefault(call.comm, [_before(rank, call.comm), 0])
         made[1 if call.op in P2P_OPS else 0] += 1
-        # Numbers go on where something was overwritten: no dump is taken for a whole one.
+        # Count overwritten records, so that no reader takes the dump for a complete one.
         record = len(entries) + (first if rank.lost else 0)
         entries.append(_entry(call, comm, rank, names[call.comm], made, record))
     return {
@@ -125,7 +125,7 @@ def _before(rank: Rank, key: str) -> int:
 
 def _group(run: Run, key: str, names: dict[str, int]) -> Dump:
     comm = run.communicators[key]
-    # Read by Python's own parser of literals, which takes a list.
+    # Readers parse it as a Python literal.
     ranks = str(list(comm.ranks or range(run.expected)))
     return {"name": str(names[key]), "desc": _desc(comm), "ranks": ranks}
 
@@ -136,7 +136,7 @@ def _desc(comm: Communicator) -> str:
 
 def _status(rank: Rank, key: str) -> Dump:
     log = rank.logs[key]
-    # Where the input tells of each call that it has completed, what it did not keep has.
+    # If the input reports completion, overwritten calls have completed.
     done = log.first - 1 if rank.details.get("tells") else 0
     for call in reversed(log.span(max(log.first, log.calls - 512), log.calls + 1)):
         if call.state is State.COMPLETED:
@@ -191,12 +191,12 @@ def _name(call: Call, comm: Communicator, rank: Rank) -> str:
         return f"send {own}->{peer}" if call.op == "send" else f"recv {own}<-{peer}"
     if call.op in _NAMES:
         return _NAMES[call.op]
-    # An operation that the analyzer has never heard of makes it refuse the dump.
+    # The analyzer refuses dumps with unknown operations.
     return call.op if call.op in _KNOWN else "coalesced"
 
 
 def _sizes(call: Call, comm: Communicator) -> tuple[list[list[int]], list[list[int]]]:
-    """Shapes of inputs and outputs; where the latter were not recorded they follow from the op."""
+    """Return the shapes of inputs and outputs; missing output shapes are derived from the op."""
     shape = list(call.shape) if call.shape is not None else None
     if shape is None:
         shape = [] if call.numel is None else [call.numel]
@@ -204,7 +204,7 @@ def _sizes(call: Call, comm: Communicator) -> tuple[list[list[int]], list[list[i
     if call.op == "all_gatherv" and call.sizes:
         return ins, [[size, *shape[1:]] for size in call.sizes]
     if call.op == "reduce_scatterv" and call.sizes:
-        # One input for each member; its own part comes out.
+        # One input for each member; the output is the own part.
         return [[size, *shape[1:]] for size in call.sizes], ins
     if call.op == "recv":
         return [], ins

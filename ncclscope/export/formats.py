@@ -1,4 +1,4 @@
-"""The formats by their names."""
+"""Export formats by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Writer = Callable[[Run, Path], None]
 
 @dataclass(frozen=True)
 class Format:
-    """A format.
+    """An export format.
 
     Attributes:
-        home: Module and function that write it.
-        is_directory: Whether it takes a directory, with a file for each rank or table.
-        suffix: Of the file; empty for a directory.
-        help: What it is for, in a few words.
-        is_whole: Whether it is about the whole run, and a part of it cannot be written.
+        home: Writer, as ``module:function``.
+        is_directory: Whether it writes a directory, with a file for each rank or table.
+        suffix: Suffix of the file; empty for a directory.
+        help: Description in a few words.
+        is_whole: Whether it describes a whole run, so that no selection is possible.
     """
 
     home: str
@@ -33,7 +33,7 @@ class Format:
     is_whole: bool = False
 
     def writer(self) -> Writer:
-        """The function that writes a run to a path."""
+        """Return the function that writes a run to a path."""
         module, _, name = self.home.partition(":")
         found: Writer = getattr(importlib.import_module(module), name)
         return found
@@ -47,18 +47,18 @@ FORMATS = {
         "ncclscope.export.perfetto:write_perfetto",
         False,
         ".pftrace",
-        "a timeline: a track per rank and communicator, for ui.perfetto.dev; .gz packs",
+        "timeline with a track per rank and communicator, for ui.perfetto.dev; .gz compresses",
     ),
     "chrome": Format(
         "ncclscope.export.chrome:write_chrome",
         False,
         ".json",
-        "the same as Chrome's JSON, for other viewers and scripts; .gz packs",
+        "the timeline as Chrome's JSON, for other viewers and scripts; .gz compresses",
     ),
     "parquet": Format(
         "ncclscope.export.tables:write_parquet", True, "", "tables, for pandas, DuckDB, Spark"
     ),
-    "csv": Format("ncclscope.export.tables:write_csv", True, "", "the same tables as text"),
+    "csv": Format("ncclscope.export.tables:write_csv", True, "", "the tables as text"),
     "prometheus": Format(
         "ncclscope.export.prometheus:write_prometheus",
         False,
@@ -70,9 +70,9 @@ FORMATS = {
         "ncclscope.export.flight_recorder:write_pickles",
         True,
         "",
-        "dumps as torch writes them, for torchfrtrace",
+        "dumps in torch's format, for torchfrtrace",
     ),
     "flight-recorder-json": Format(
-        "ncclscope.export.flight_recorder:write_json", True, "", "the same as JSON"
+        "ncclscope.export.flight_recorder:write_json", True, "", "the dumps as JSON"
     ),
 }

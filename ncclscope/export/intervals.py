@@ -1,9 +1,8 @@
 """Calls on a time axis.
 
-What is recorded of a call's time is when it was posted. A call is drawn until the rank posts
-its next one, on whatever communicator: so long the program was in it, or between the two. The
-last call of a rank on a communicator is drawn without an end where it is not known to have
-completed.
+A record holds the time of posting only. So a call is drawn until the rank posts its next one on any
+communicator: in between the program was inside the call or after it. The last call of a rank on a
+communicator has no end unless it is known to have completed.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ __all__ = [
 ]
 
 LAST_SIGN = "last sign of life"
-"""What the end of a rank's records is called."""
+"""Name of the event at the end of a rank's records."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """One call.
+    """One call on the axis.
 
     Attributes:
         call: The call.
-        start_ns: When it was posted.
-        end_ns: When the rank posted its next call; of an open one, the end of the axis.
+        start_ns: Time of posting in nanoseconds.
+        end_ns: Time of the rank's next call in nanoseconds; for an open call, the end of the axis.
         open: Whether it is the last on its track and not known to have completed.
     """
 
@@ -55,10 +54,10 @@ class TimelineTrack:
 
     Attributes:
         rank: The rank.
-        key: The communicator's.
+        key: Key of the communicator.
         p2p: Whether it holds sends and receives.
-        name: For a person.
-        intervals: In the order of time, without overlaps.
+        name: Label of the track.
+        intervals: Calls in the order of time, without overlaps.
     """
 
     rank: Rank
@@ -73,9 +72,9 @@ class Axis:
     """The time axis of a run.
 
     Attributes:
-        start_ns: When the first call was posted.
-        end_ns: The last that is known: a call or a sign of life.
-        timed: Whether times are recorded; otherwise calls are a microsecond apart, by order.
+        start_ns: Time of the first call in nanoseconds.
+        end_ns: Time of the last call or heartbeat in nanoseconds.
+        timed: Whether times are recorded; otherwise calls are a microsecond apart, in order.
     """
 
     start_ns: int
@@ -83,12 +82,12 @@ class Axis:
     timed: bool
 
     def tracks(self, run: Run) -> Iterator[TimelineTrack]:
-        """Yields the tracks of all ranks, rank by rank, in the order of communicators."""
+        """Yield the tracks of all ranks, rank by rank, in the order of communicators."""
         for rank in run.ranks:
             yield from self._of_rank(run, rank)
 
     def steps(self, rank: Rank) -> Iterator[tuple[Step, int, int]]:
-        """Yields the engine's steps that have calls, from the first of them on."""
+        """Yield the engine's steps that have calls, with start and end in nanoseconds."""
         calls = calls_of(rank)
         times = self._times(calls)
         begun: list[tuple[Step, int]] = []
@@ -106,7 +105,7 @@ class Axis:
             yield step, start, max(end, start)
 
     def _times(self, calls: Sequence[Call]) -> list[int]:
-        """When each was posted, never going back."""
+        """Return the time of posting of each call in nanoseconds, never decreasing."""
         times: list[int] = []
         for call in calls:
             time = (call.time_ns or 0) if self.timed else call.position * 1000
@@ -117,14 +116,14 @@ class Axis:
         calls = calls_of(rank)
         times = self._times(calls)
         ends = [*times[1:], max(self.end_ns, times[-1] + 1000)] if times else []
-        tells = any(call.state is State.COMPLETED for call in calls)
+        is_reported = any(call.state is State.COMPLETED for call in calls)
         placed: dict[tuple[str, bool], list[Interval]] = {}
         for call, start, end in zip(calls, times, ends, strict=True):
             where = (call.comm, call.op in P2P_OPS)
             placed.setdefault(where, []).append(Interval(call, start, end, False))
         for (key, p2p), found in sorted(placed.items()):
             last = found[-1]
-            if tells and last.call.state is not State.COMPLETED:
+            if is_reported and last.call.state is not State.COMPLETED:
                 end = max(self.end_ns, last.start_ns + 1000)
                 found[-1] = Interval(last.call, last.start_ns, end, True)
             comm = run.communicators[key]
@@ -133,23 +132,24 @@ class Axis:
 
 
 def gpu_moment(axis: Axis, track: TimelineTrack) -> tuple[int, str, dict[str, Any]] | None:
-    """Returns what the GPU has counted on a track: when it last did, in words, and the numbers.
+    """Return time in nanoseconds, description and counts of the GPU's last count on a track.
 
-    None where it did not count, or its time is not known.
+    None if the GPU did not count, or the time is unknown.
     """
-    pending = None if track.p2p else track.rank.device.get(track.key)
-    if pending is None or not axis.timed or pending.finished_ns is None:
+    progress = None if track.p2p else track.rank.device.get(track.key)
+    if progress is None or not axis.timed or progress.finished_ns is None:
         return None
     about = {
         name: value
         for name in ("finished", "entered", "posted", "at")
-        if (value := getattr(pending, name)) is not None
+        if (value := getattr(progress, name)) is not None
     }
-    return max(pending.finished_ns, axis.start_ns), f"GPU: call {pending.finished} finished", about
+    text = f"GPU: call {progress.finished} finished"
+    return max(progress.finished_ns, axis.start_ns), text, about
 
 
 def axis_of(run: Run) -> Axis:
-    """Returns the time axis of a run."""
+    """Return the time axis of a run."""
     times = [call.time_ns for rank in run.ranks for call in calls_of(rank) if call.time_ns]
     if not times:
         most = max((call.position for rank in run.ranks for call in calls_of(rank)), default=0)
@@ -159,7 +159,7 @@ def axis_of(run: Run) -> Axis:
 
 
 def rank_name(rank: Rank) -> str:
-    """Returns ``rank 3 (node-0, pid 1003, tp3 dp0)``."""
+    """Return ``rank 3 (node-0, pid 1003, tp3 dp0)``."""
     about = [rank.host] if rank.host else []
     if rank.pid:
         about.append(f"pid {rank.pid}")
@@ -169,7 +169,7 @@ def rank_name(rank: Rank) -> str:
 
 
 def arguments_of(call: Call) -> Mapping[str, Any]:
-    """What is known of a call, for people: those parameters that it has."""
+    """Return the known parameters of a call, as arguments of its event."""
     known: dict[str, Any] = {"seq": call.seq, "state": call.state.word, "call": call_text(call)}
     for name in ("dtype", "redop", "root", "peer", "numel", "site", "group", "graph"):
         value = getattr(call, name)

@@ -1,4 +1,4 @@
-"""Trace JSONL: a file for each process, read again by every command."""
+"""Trace JSONL: a file for each process, which every command reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["write_jsonl"]
 
 
 def write_jsonl(run: Run, directory: Path) -> None:
-    """Writes ``rank-3.jsonl`` for each rank, ``process-8802.jsonl`` for what is none."""
+    """Write ``rank-3.jsonl`` for each rank, ``process-8802.jsonl`` for other processes."""
     for rank in run.ranks:
         write_trace(rank, directory / f"rank-{rank.rank}.jsonl")
     for number, other in enumerate(run.others):

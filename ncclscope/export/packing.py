@@ -1,4 +1,4 @@
-"""Files that are packed where their names say so."""
+"""Output files, compressed if their names end with ``.gz``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["open_target"]
 
 @contextmanager
 def open_target(file: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for writing; with gzip where the name ends with ``.gz``.
+    """Open a file for writing, with gzip if the name ends with ``.gz``.
 
-    The same contents give the same file: no time and no name is written into it.
+    Equal contents give equal files: the header holds neither time nor name.
     """
     with open_private(file) as raw:
         if file.suffix != ".gz":

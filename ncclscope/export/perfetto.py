@@ -1,4 +1,4 @@
-"""Perfetto's own format, for ui.perfetto.dev and its trace processor.
+"""Perfetto's trace format, for ui.perfetto.dev and its trace processor.
 
 ====================== ====================================================================
 in the trace           in the run
@@ -35,7 +35,7 @@ from ncclscope.model import Rank, Run
 
 __all__ = ["write_perfetto"]
 
-# Numbers of fields, by message, as in perfetto_trace.proto.
+# Field numbers by message, from perfetto_trace.proto.
 _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT = 6, 8, 10, 11
 _INTERNED_DATA, _SEQUENCE_FLAGS, _TRACK_DESCRIPTOR = 12, 13, 60
@@ -51,7 +51,7 @@ _SEQUENCE_ID = 1
 
 
 def write_perfetto(run: Run, file: Path) -> None:
-    """Writes the trace; packed where the name ends with ``.gz``."""
+    """Write the trace, compressed if the name ends with ``.gz``."""
     axis = axis_of(run)
     with open_target(file) as out:
         for packet in _Trace(run, axis).packets():
@@ -65,7 +65,7 @@ class _Trace:
         self._known: dict[tuple[int, str], int] = {}
 
     def packets(self) -> Iterator[bytes]:
-        """Yields the packets in the order of the file."""
+        """Yield the packets in the order of the file."""
         yield self._clocks()
         for rank in self._run.ranks:
             yield _descriptor(_uuid(rank.rank), rank_name(rank), order=rank.rank)
@@ -83,11 +83,11 @@ class _Trace:
             for interval in track.intervals:
                 yield from self._slice(track, uuid, interval)
             if (counted := gpu_moment(self._axis, track)) is not None:
-                time_ns, told, about = counted
-                yield self._event(_INSTANT, uuid, time_ns, told, "gpu", about, None)
+                time_ns, text, about = counted
+                yield self._event(_INSTANT, uuid, time_ns, text, "gpu", about, None)
 
     def _clocks(self) -> bytes:
-        """Says that the trace's clock is the hosts'."""
+        """Return the packet that declares the hosts' clock as the trace's clock."""
         start = max(self._axis.start_ns, 1)
         clocks = b"".join(
             bytes_field(1, int_field(1, clock) + int_field(2, start))
@@ -149,7 +149,13 @@ class _Trace:
         return packet + _sequence(_NEEDED)
 
     def _iid(self, kind: int, text: str, new: list[bytes]) -> int:
-        """The number that stands for a text; what is new is told beside the event."""
+        """Return the interned id of a text; append the definition of a new one to ``new``.
+
+        Args:
+            kind: Field of the interned data.
+            text: Text to intern.
+            new: Definitions for the packet of the event.
+        """
         found = self._known.get((kind, text))
         if found is None:
             found = self._known[kind, text] = len(self._known) + 1
@@ -180,6 +186,6 @@ def _uuid(*what: object) -> int:
 
 
 def _number(text: str) -> int:
-    """The same 63 bits for the same text, never 0."""
+    """Return a hash of 63 bits, never 0."""
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 | 1

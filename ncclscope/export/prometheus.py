@@ -1,4 +1,4 @@
-"""A run in Prometheus' text format, under the names that ``ncclscope watch --textfile`` uses."""
+"""Metrics of a run in Prometheus' text format, named as by ``ncclscope watch --textfile``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["write_prometheus"]
 
 
 def write_prometheus(run: Run, file: Path) -> None:
-    """Writes status, verdict, and where each rank stands, at the run's last sign of life."""
+    """Write status, verdict, and calls of each rank, at the time of the run's last heartbeat."""
     write_private(file, samples_text(_samples(diagnose(run))))
 
 
@@ -64,17 +64,17 @@ def _samples(verdict: Verdict) -> Iterator[Sample]:
             yield "ncclscope_lag_calls", where, float(farthest[key] - log.calls)
             if sent := rank.p2p.get(key):
                 yield "ncclscope_p2p_calls_total", where, float(len(sent))
-            pending = rank.device.get(key)
-            if pending is not None and pending.finished is not None:
-                yield "ncclscope_gpu_finished_calls_total", where, float(pending.finished)
-                if pending.entered is not None:
-                    yield "ncclscope_gpu_entered_calls_total", where, float(pending.entered)
+            progress = rank.device.get(key)
+            if progress is not None and progress.finished is not None:
+                yield "ncclscope_gpu_finished_calls_total", where, float(progress.finished)
+                if progress.entered is not None:
+                    yield "ncclscope_gpu_entered_calls_total", where, float(progress.entered)
             if log.calls >= log.first:
                 last = log.call(log.calls)
-                tells = any(
+                is_reported = any(
                     one.state is not State.SCHEDULED
                     for one in log.span(max(log.first, log.calls - 8), log.calls + 1)
                 )
-                if tells:
+                if is_reported:
                     in_call = float(last.state is not State.COMPLETED)
                     yield "ncclscope_in_call", {**where, "collective": last.op}, in_call

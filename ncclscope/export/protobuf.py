@@ -1,7 +1,6 @@
-"""The few kinds of protobuf fields that a trace needs, encoded by hand.
+"""Encoder for the kinds of protobuf fields that a trace needs.
 
-A library for this would have to be installed wherever a trace is written, and generated code
-for the whole of Perfetto's format with it.
+It avoids a dependency on the protobuf library, and on generated code for Perfetto's format.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ _MASK = (1 << 64) - 1
 
 
 def int_field(number: int, value: int) -> bytes:
-    """An integer, a truth value or one of an enumeration."""
+    """Encode an integer, a boolean or an enumeration value as a varint."""
     return _varint(number << 3 | _VARINT) + _varint(value & _MASK)
 
 
 def fixed64_field(number: int, value: int) -> bytes:
-    """An integer of eight bytes."""
+    """Encode an integer of eight bytes."""
     return _varint(number << 3 | _FIXED64) + struct.pack("<Q", value & _MASK)
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """A message in a message."""
+    """Encode bytes or a nested message."""
     return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
 
 
 def text_field(number: int, value: str) -> bytes:
-    """A text."""
+    """Encode a text as UTF-8."""
     return bytes_field(number, value.encode("utf-8", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""A part of a run: some ranks, some communicators, some calls."""
+"""Selection of a part of a run: ranks, communicators and calls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ncclscope.model.memory import ListLog
 __all__ = ["CONTEXT", "Selection", "calls_of", "select"]
 
 CONTEXT = 50
-"""Calls on each side of the one around which is cut, where nobody says how many."""
+"""Default number of calls on each side of ``--around``."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is wanted; nothing said means all.
+    """Selected part of a run; by default all of it.
 
     Attributes:
         ranks: First and last rank of each span.
-        comms: Labels, or beginnings of keys, of communicators.
-        around: Number of a call on its communicator.
-        context: Calls on each side of that.
-        last: Calls of each rank at its end.
-        last_ns: Nanoseconds before the newest call of the run.
+        comms: Labels, or prefixes of keys, of communicators.
+        around: Sequence number of a call on its communicator.
+        context: Number of calls on each side of that call.
+        last: Number of last calls of each rank.
+        last_ns: Time before the newest call of the run, in nanoseconds.
     """
 
     ranks: tuple[tuple[int, int], ...] = ()
@@ -38,12 +38,12 @@ class Selection:
 
     @property
     def cuts(self) -> bool:
-        """Whether calls are left out, and not only ranks or communicators."""
+        """Whether the selection leaves out calls, not only ranks or communicators."""
         return not (self.around is None and self.last is None and self.last_ns is None)
 
 
 def calls_of(rank: Rank) -> list[Call]:
-    """All calls of a rank that are kept, transfers too, in the order of posting."""
+    """Return the kept calls of a rank in the order of posting, sends and receives included."""
     calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
     calls += [call for sent in rank.p2p.values() for call in sent]
     calls.sort(key=lambda call: call.position)
@@ -51,13 +51,13 @@ def calls_of(rank: Rank) -> list[Call]:
 
 
 def select(run: Run, selection: Selection) -> Run:
-    """Returns the part of a run that is wanted; calls keep their numbers.
+    """Return the selected part of a run; calls keep their sequence numbers.
 
-    Where calls are cut off and a rank has none left on a communicator, its last one there is
-    kept: how far each rank has come is never lost.
+    If a rank has no selected call on a communicator, its last one there is kept, so that its
+    progress stays visible.
 
     Raises:
-        UsageError: No rank or no communicator is of that name.
+        UsageError: The selection names no rank or no communicator of the run.
     """
     if selection == Selection():
         return run
@@ -121,7 +121,7 @@ def _cut(
 
 
 def _span(log: CallLog, selection: Selection, since: int | None) -> list[Call]:
-    """The calls of one communicator that are wanted; without a gap."""
+    """Return the selected calls of one communicator, which are contiguous."""
     low, high = log.first, log.calls
     if selection.around is not None:
         low = max(low, selection.around - selection.context)
@@ -136,7 +136,7 @@ def _span(log: CallLog, selection: Selection, since: int | None) -> list[Call]:
 
 
 def _keep_last(spans: dict[str, list[Call]], last: int) -> None:
-    """Leaves the last so many calls of a rank, on whatever communicator they are."""
+    """Reduce ``spans`` to the last ``last`` calls of a rank, over all communicators."""
     positions = sorted(call.position for calls in spans.values() for call in calls)
     first = positions[-last] if len(positions) > last > 0 else -1
     for key, calls in spans.items():

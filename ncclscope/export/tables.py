@@ -1,4 +1,4 @@
-"""Runs as pandas tables, and these as Parquet or CSV; docs/export.md describes each column."""
+"""Tables of a run for pandas, written as Parquet or CSV; docs/export.md describes each column."""
 
 from __future__ import annotations
 
@@ -89,18 +89,18 @@ COLUMNS: dict[str, dict[str, str]] = {
         "dummy": "boolean",
     },
 }
-"""Each table's columns and their types in pandas, in order. Every value may be missing."""
+"""Columns of each table and their pandas types, in order. Any value may be missing."""
 
 LISTS = frozenset({"shape", "sizes", "out_shape", "out_sizes", "ranks"})
 """Columns of type ``object``: lists of integers, in CSV written as JSON."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a text begins that a spreadsheet would carry out."""
+"""Prefixes of a text that a spreadsheet would evaluate."""
 Rows = list[tuple[Any, ...]]
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Returns all tables of a run, by name; also those that are empty."""
+    """Return all tables of a run by name, empty ones included."""
     made: dict[str, Callable[[Run], Rows]] = {
         "calls": _calls,
         "ranks": _ranks,
@@ -112,7 +112,7 @@ def tables(run: Run) -> dict[str, pd.DataFrame]:
 
 
 def write_parquet(run: Run, directory: Path) -> None:
-    """Writes ``calls.parquet`` and so on.
+    """Write ``calls.parquet`` and so on.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -136,9 +136,9 @@ def write_parquet(run: Run, directory: Path) -> None:
 
 
 def write_csv(run: Run, directory: Path) -> None:
-    """Writes ``calls.csv`` and so on; what is missing is an empty field.
+    """Write ``calls.csv`` and so on, with empty fields for missing values.
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    Texts that a spreadsheet would evaluate get an apostrophe as prefix.
     """
     for name, frame in tables(run).items():
         for column in LISTS & set(frame.columns):
@@ -153,7 +153,7 @@ def write_csv(run: Run, directory: Path) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Returns a value, a text that begins like a formula with an apostrophe before it."""
+    """Return a value, with an apostrophe before a text that begins like a formula."""
     begins = isinstance(value, str) and value.startswith(_FORMULA)
     return f"'{value}" if begins else value
 
@@ -176,7 +176,7 @@ def _frame(rows: Rows, columns: dict[str, str]) -> pd.DataFrame:
     frame = pd.DataFrame()
     found: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(columns)
     for (name, kind), values in zip(columns.items(), found, strict=True):
-        # Element by element: a column of lists of one length must not become a matrix.
+        # Build each column from a list, so that lists of equal length do not become a matrix.
         frame[name] = pd.Series(list(values), dtype=kind)
     return frame
 
@@ -274,7 +274,7 @@ def _steps(run: Run) -> Rows:
 
 
 def _small(value: int | None) -> int | None:
-    """What fits into 63 bits: foreign traces may say anything."""
+    """Return a value that fits into 63 bits, otherwise None: foreign traces may hold anything."""
     return value if value is None or -(1 << 63) <= value < 1 << 63 else None
 
 

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ncclscope import __version__
 from ncclscope.errors import NcclscopeError
@@ -34,54 +34,59 @@ examples:
   $ ncclscope run -- torchrun --nproc-per-node 8 train.py     trace a job
   $ ncclscope run -- vllm serve MODEL -tp 4 -dp 2             trace vLLM
   $ ncclscope diagnose DIR                                    after a hang, a crash or a kill -9
-  $ ncclscope report DIR -o hang.html                         the same as a page to send to somebody
-  $ ncclscope export DIR --format perfetto -o hang.pftrace    for a timeline, tables, other tools
+  $ ncclscope report DIR -o hang.html                         the verdict as one HTML page
+  $ ncclscope export DIR --format perfetto -o hang.pftrace    a timeline for ui.perfetto.dev
   $ ncclscope watch DIR                                       while the job runs
-  $ ncclscope diff DIR#2 DIR#3                                where two ranks part
+  $ ncclscope diff DIR#2 DIR#3                                compare two ranks call by call
   $ ncclscope attach                                          a hung job that was never traced
-  $ ncclscope collect --ssh HOSTS DIR -o HANG                 what all nodes have, in one place
+  $ ncclscope collect --ssh HOSTS DIR -o HANG                 gather the evidence of all nodes
   $ ncclscope check DIR --baseline calls.lock                 in CI
 
 exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage or unreadable input,
-             3 the evidence cannot tell, 70 an error of ncclscope's own
-environment: NCCLSCOPE_DIR (where rings go; set means tracing is on), NCCLSCOPE=0 (off),
+             3 the evidence does not decide, 70 an internal error of ncclscope
+environment: NCCLSCOPE_DIR (directory of the rings; setting it turns tracing on),
+             NCCLSCOPE=0 (turns tracing off),
              NCCLSCOPE_RECORDS (records kept per process, default 65536),
              NCCLSCOPE_GUARD=warn|raise (compare each call with those of peers on this host),
-             NCCLSCOPE_DEVICE_PROGRESS=1|entered (have the GPU count what it has finished)
+             NCCLSCOPE_DEVICE_PROGRESS=1|entered (count finished calls on the GPU)
 """
 
 
 class Command(Protocol):
-    """What each module of :mod:`ncclscope.commands` has one of."""
+    """Interface of the command class in each module of :mod:`ncclscope.commands`."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         ...
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Does it; returns the exit status."""
+        """Run the command and return its exit status."""
         ...
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong, and where more can be read."""
+    """Parser that reports a usage error in one line and points to ``--help``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(add_help=False, **options)
+        self.add_argument("-h", "--help", action="help", help="Show this help message and exit")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
-        arguments: The words after the program's name; ``sys.argv`` when absent.
+        arguments: Command line without the program's name (default: ``sys.argv[1:]``).
 
     Returns:
-        The exit status: 0 the ranks agree, 1 they do not, 2 trouble, 3 the evidence cannot tell,
-        70 an error of its own.
+        The exit status: 0 the ranks agree, 1 they diverge or hang, 2 usage or unreadable input,
+        3 the evidence does not decide, 70 an internal error.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    # The others need not be loaded when one is named.
+    # Import only the command that is named, for a short start-up time.
     names = arguments[:1] if set(arguments[:1]) & _COMMANDS.keys() else list(_COMMANDS)
     try:
         return _run(names, arguments)
@@ -89,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ncclscope: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        # The reader of the pipe has seen enough; that is no trouble.
+        # The reader closed the pipe, as `head` does; that is no error.
         _silence_stdout()
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
             return _crashed(error)
-        # Status 1 would say that the ranks differ, and the interpreter's last flush fails, too.
+        # Status 1 would report diverging ranks, and the interpreter's last flush would fail, too.
         _silence_stdout()
         print(f"ncclscope: the result cannot be written: {error.strerror}", file=sys.stderr)
         return 2
@@ -134,13 +139,19 @@ def _parser(names: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Co
     RawDescriptionRichHelpFormatter.highlights = []
     parser = OneLineParser(
         prog="ncclscope",
-        description="Find the rank that left the common sequence of collectives, and where.",
+        description="Find the rank that diverged from its peers' collectives, and the call.",
         epilog=_EPILOG,
         formatter_class=RawDescriptionRichHelpFormatter,
     )
-    parser.add_argument("-V", "--version", action="version", version=f"ncclscope {__version__}")
+    parser.add_argument(
+        "-V",
+        "--version",
+        action="version",
+        version=f"ncclscope {__version__}",
+        help="Show the version and exit",
+    )
     subparsers = parser.add_subparsers(
-        # Named, since argparse would print a usage to find the name.
+        # Without a name argparse formats the usage to derive one, which is slow.
         prog=parser.prog,
         dest="command",
         metavar="COMMAND",
@@ -154,7 +165,7 @@ def _parser(names: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Co
         command.prepare_parser(
             subparsers.add_parser(
                 name,
-                help=help[0].lower() + help[1:].rstrip("."),
+                help=help.rstrip("."),
                 description=help,
                 formatter_class=RawDescriptionRichHelpFormatter,
             )

@@ -1,16 +1,16 @@
-"""Everything that ncclscope raises on purpose.
+"""Exceptions that ncclscope raises on purpose.
 
 NcclscopeError                 what happened, and a help text that says what to do
-├── UsageError                 the command line asks for something that cannot be
+├── UsageError                 the command line asks for something impossible
 ├── InputError                 a file or directory that cannot be read
 │   ├── NothingFoundError      the paths hold no ring, dump or trace
 │   └── DamagedFileError       a file that looks like ours but is not consistent
 ├── RingError                  a ring cannot be made where it was asked for
-├── DivergenceError                the guard keeps a call from being posted that can never complete
-├── DispatchError              ranks are about to dispatch tokens in ways that do not go together
-└── LaboratoryError            the laboratory could not run the program it was asked to run
+├── DivergenceError            the guard stops a call that could never complete
+├── DispatchError              ranks are about to dispatch tokens in incompatible ways
+└── LaboratoryError            the laboratory could not run its program
 
-Each carries the exit status that the command line ends with.
+Each carries the exit status of the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class NcclscopeError(Exception):
-    """Root of the tree.
+    """Base class of all exceptions of ncclscope.
 
     Args:
         message: What happened, one line, without a final full stop.
@@ -50,7 +50,7 @@ class NcclscopeError(Exception):
 
 
 class UsageError(NcclscopeError):
-    """The command line asks for something that cannot be."""
+    """The command line asks for something impossible."""
 
 
 class InputError(NcclscopeError):
@@ -67,7 +67,7 @@ class DamagedFileError(InputError):
     Args:
         message: What happened.
         help: What to do about it.
-        path: The file, where it was found damaged after others had been read.
+        path: The damaged file; set where other files had been read before it.
     """
 
     def __init__(self, message: str, help: str = "", *, path: str = "") -> None:
@@ -80,16 +80,16 @@ class RingError(NcclscopeError):
 
 
 class DivergenceError(NcclscopeError):
-    """The sequences of a communicator have parted; raised under ``NCCLSCOPE_GUARD=raise``.
+    """The calls of a communicator's ranks diverge; raised under ``NCCLSCOPE_GUARD=raise``.
 
-    It reaches the program in place of the call, which its peers would never have joined.
+    The guard raises it in place of the call, which the peers would never have joined.
 
     Args:
         message: What happened.
         help: What to do about it.
         comm: The communicator's label.
         seq: First call that differs, counted from 1.
-        posted: What each rank posted there, and where: ``all_reduce sum [4] float32 at f.py:3 f``.
+        posted: By rank, its call and call site: ``all_reduce sum [4] float32 at f.py:3 f``.
     """
 
     exit_status = 1
@@ -110,12 +110,12 @@ class DivergenceError(NcclscopeError):
 
 
 class DispatchError(NcclscopeError):
-    """Ranks are about to dispatch tokens to experts in ways that do not go together.
+    """Ranks are about to dispatch tokens to experts in incompatible ways.
 
     Args:
         message: What happened.
         help: What to do about it.
-        plans: What each global rank was about to do.
+        plans: By global rank, the dispatch that it was about to make.
     """
 
     exit_status = 1
@@ -128,4 +128,4 @@ class DispatchError(NcclscopeError):
 
 
 class LaboratoryError(NcclscopeError):
-    """The laboratory could not run the program it was asked to run."""
+    """The laboratory could not run its program."""

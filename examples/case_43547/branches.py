@@ -13,7 +13,7 @@ __all__ = ["attempts", "branches", "methods"]
 
 @cache
 def _class(module: str, name: str) -> ast.ClassDef:
-    """Finds a class without importing its module."""
+    """Find a class without importing its module."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise SystemExit("vLLM is not installed")
@@ -25,7 +25,7 @@ def _class(module: str, name: str) -> ast.ClassDef:
 
 
 def methods(module: str, owner: str) -> Iterator[ast.FunctionDef]:
-    """Yields the methods of a class.
+    """Yield the methods of a class.
 
     Args:
         module: Such as ``vllm.distributed.device_communicators.all2all``.
@@ -37,7 +37,7 @@ def methods(module: str, owner: str) -> Iterator[ast.FunctionDef]:
 
 
 def branches(method: ast.FunctionDef) -> Iterator[tuple[int, str]]:
-    """Yields line and condition of every branch, in order."""
+    """Yield line and condition of every branch, in order."""
     tests = [
         node.test for node in ast.walk(method) if isinstance(node, (ast.If, ast.IfExp, ast.While))
     ]
@@ -46,7 +46,7 @@ def branches(method: ast.FunctionDef) -> Iterator[tuple[int, str]]:
 
 
 def attempts(method: ast.FunctionDef) -> Iterator[tuple[int, str, str]]:
-    """Yields line, condition and call of each all-reduce that a method tries, in order."""
+    """Yield line, condition and call of each all-reduce that a method tries, in order."""
     for node in method.body:
         if not isinstance(node, ast.If) or not _returns(node):
             continue

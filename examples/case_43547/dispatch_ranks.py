@@ -37,7 +37,7 @@ WRONG_RANK = 1
 
 
 def experts_of(routing: str, step: int, rows: int, owner: torch.Tensor) -> torch.Tensor:
-    """Routes tokens.
+    """Route tokens.
 
     Args:
         routing: One of ``ROUTINGS``.
@@ -86,7 +86,7 @@ class Worker:
         return self.ep.device_communicator.all2all_manager
 
     def step(self, number: int, wrong: bool) -> None:
-        """Runs two layers, as models with and without sequence parallelism have them.
+        """Run two layers, as models with and without sequence parallelism have them.
 
         Args:
             number: Of the step, from 1.
@@ -129,13 +129,13 @@ class Worker:
         self.tp.all_gather(combined if rows else torch.zeros(1, HIDDEN), 0)
 
     def _compute(self, ids: torch.Tensor) -> None:
-        """Counts a layer, and whether any token came for an expert of this rank."""
+        """Count a layer, and whether any token came for an expert of this rank."""
         self.layers += 1
         self.idle += not bool((ids // PER_RANK == self.rank).any())
 
 
 def _stamp(number: int, tokens: int) -> None:
-    """Notes in the ring which step the calls belong to."""
+    """Note in the ring which step the calls belong to."""
     from ncclscope.tracing import session
 
     tracer = session.current()
@@ -145,7 +145,7 @@ def _stamp(number: int, tokens: int) -> None:
 
 @contextmanager
 def vllm_groups(rank: int, store: Path) -> Iterator[Any]:
-    """Makes the groups that vLLM's workers have; yields its configuration."""
+    """Make the groups that vLLM's workers have; yields its configuration."""
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -169,12 +169,12 @@ def vllm_groups(rank: int, store: Path) -> Iterator[Any]:
 
 
 def say(text: str) -> None:
-    """Prints a line in one piece, whatever the other ranks print."""
+    """Print a line in one piece, whatever the other ranks print."""
     os.write(sys.stdout.fileno(), f"{text}\n".encode())
 
 
 def run(rank: int, store: Path, steps: int, wrong_step: int) -> None:
-    """Takes one rank through all steps."""
+    """Take one rank through all steps."""
     torch.set_num_threads(1)
     with vllm_groups(rank, store) as config:
         worker = Worker(rank, config)
@@ -190,7 +190,7 @@ def run(rank: int, store: Path, steps: int, wrong_step: int) -> None:
 
 
 def fork(rank: int, *arguments: Any) -> int:
-    """Starts a rank; returns its process id. vLLM has been imported by then, once for all."""
+    """Start a rank; return its process id. vLLM has been imported by then, once for all."""
     pid = os.fork()
     if pid:
         return pid
@@ -206,13 +206,13 @@ def fork(rank: int, *arguments: Any) -> int:
 
 
 def remove_shared_memory(name: str) -> None:
-    """Removes what vLLM's communicators leave behind."""
+    """Remove what vLLM's communicators leave behind."""
     for path in Path("/dev/shm").glob(f"{name}-*-cpushm_*"):
         path.unlink(missing_ok=True)
 
 
 def main() -> int:
-    """Runs the ranks; the exit status is 0 where all of them came to their end."""
+    """Run the ranks; the exit status is 0 where all of them came to their end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1000, help="default: 1000")
     parser.add_argument(

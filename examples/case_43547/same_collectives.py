@@ -37,7 +37,7 @@ END_SECONDS = 240.0
 
 
 def start(rings: Path, *options: object) -> subprocess.Popen[bytes]:
-    """Starts the four ranks under tracing, in a session of their own."""
+    """Start the four ranks under tracing, in a session of their own."""
     program = [sys.executable, str(RANKS_PROGRAM), *map(str, options)]
     with (rings.parent / f"{rings.name}.log").open("wb") as log:
         return subprocess.Popen(
@@ -49,7 +49,7 @@ def start(rings: Path, *options: object) -> subprocess.Popen[bytes]:
 
 
 def hashes(run: Run) -> Table:
-    """Returns the number of calls and their running hash, by rank and communicator."""
+    """Return the number of calls and their running hash, by rank and communicator."""
     table = Table(title="calls, and the hash of all of them in order", title_justify="left")
     labels = sorted({run.communicators[key].label for rank in run.ranks for key in rank.logs})
     labels = [label for label in labels if label in ("tp:0", "dp:0", "dp:0/cpu", "ep:0")]
@@ -68,7 +68,7 @@ def hashes(run: Run) -> Table:
 
 
 def list_branches() -> None:
-    """Prints every condition in vLLM's dispatcher."""
+    """Print every condition in vLLM's dispatcher."""
     say(f"Every condition in {MANAGER} ({ALL2ALL.replace('.', '/')}.py):")
     for method in methods(ALL2ALL, MANAGER):
         for line, condition in branches(method):
@@ -77,7 +77,7 @@ def list_branches() -> None:
 
 
 def agree(directory: Path, steps: int) -> bool:
-    """Runs the lopsided steps and compares; returns whether nothing differs."""
+    """Run the lopsided steps and compares; return whether nothing differs."""
     rings = directory / "rings"
     timed(f"{steps:,} steps of lopsided routing")
     if start(rings, "--steps", steps).wait():
@@ -95,7 +95,7 @@ def agree(directory: Path, steps: int) -> bool:
 
 
 def wait_until_all_stand(rings: Path) -> None:
-    """Waits until all ranks have come to the call in which the first of them was seen to differ."""
+    """Wait until all ranks have come to the call in which the first of them was seen to differ."""
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
         verdict = diagnose(open_run(rings))
@@ -141,7 +141,7 @@ def caught(directory: Path) -> bool:
 
 
 def main() -> int:
-    """Shows that the sequences agree, and that they would be seen to differ."""
+    """Show that the sequences agree, and that they would be seen to differ."""
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=10_000, help="default: 10000")
     arguments = parser.parse_args()

@@ -27,17 +27,17 @@ _began = time.monotonic()
 
 
 def say(text: str = "") -> None:
-    """Prints a line at once, since child processes write in between."""
+    """Print a line at once, since child processes write in between."""
     print(text, flush=True)
 
 
 def timed(text: str) -> None:
-    """Prints a line with the seconds that have passed."""
+    """Print a line with the seconds that have passed."""
     say(f"{time.monotonic() - _began:6.1f} s  {text}")
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:
-    """Returns a parser that knows where files go."""
+    """Return a parser that knows where files go."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, help="keep the files here")
     return parser
@@ -45,7 +45,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def place(given: Path | None) -> Iterator[Path]:
-    """Yields the directory for files: the given one, or one that is gone afterwards."""
+    """Yield the directory for files: the given one, or one that is gone afterwards."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         if any(given.iterdir()):
@@ -57,14 +57,14 @@ def place(given: Path | None) -> Iterator[Path]:
 
 
 def need_vllm() -> None:
-    """Ends the program with one line where vLLM is not installed."""
+    """End the program with one line where vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         print("this needs vLLM's CPU build; `make test-vllm` installs it", file=sys.stderr)
         raise SystemExit(2)
 
 
 def show(*arguments: object, lines: int | None = None) -> int:
-    """Runs an ncclscope command and prints it with what it says.
+    """Run an ncclscope command and prints it with what it says.
 
     Args:
         arguments: Of the command.

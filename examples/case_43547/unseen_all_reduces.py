@@ -81,7 +81,7 @@ class Chooser:
         )
 
     def choose(self, shape: tuple[int, ...], dtype: str) -> str:
-        """Returns the backend that takes an all-reduce."""
+        """Return the backend that takes an all-reduce."""
         import torch
 
         tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
@@ -90,7 +90,7 @@ class Chooser:
 
     @staticmethod
     def _backend(kind: Any, name: str, **attributes: Any) -> Any:
-        """Returns a backend with vLLM's own conditions, that says its name instead of reducing."""
+        """Return a backend with vLLM's own conditions, that says its name instead of reducing."""
         import torch
 
         def take(_self: Any, _input: Any) -> str:
@@ -103,7 +103,7 @@ class Chooser:
 
 
 def of_one_step(tokens: int) -> list[tuple[tuple[int, int], str, int]]:
-    """Returns shape, type and number of the TP all-reduces in a step of MiniMax-M2."""
+    """Return shape, type and number of the TP all-reduces in a step of MiniMax-M2."""
     return [
         ((tokens, 2), "float32", LAYERS),  # variances of the q and k norms
         ((tokens, HIDDEN), "bfloat16", 1 + 2 * LAYERS),  # embedding, attention, experts
@@ -111,7 +111,7 @@ def of_one_step(tokens: int) -> list[tuple[tuple[int, int], str, int]]:
 
 
 def list_order() -> None:
-    """Prints what vLLM tries, in its order."""
+    """Print what vLLM tries, in its order."""
     (method,) = [
         each for each in methods(COMMUNICATOR, "CudaCommunicator") if each.name == "all_reduce"
     ]
@@ -123,7 +123,7 @@ def list_order() -> None:
 
 
 def of_the_issue(choosers: dict[str, Chooser]) -> Table:
-    """Returns who takes the tensors of the issue."""
+    """Return who takes the tensors of the issue."""
     table = Table(title="who takes an all-reduce, by vLLM's own code", title_justify="left")
     for heading in ("shape", "bytes", *choosers):
         table.add_column(heading, justify="left" if heading in choosers else "right")
@@ -136,7 +136,7 @@ def of_the_issue(choosers: dict[str, Chooser]) -> Table:
 
 
 def of_minimax(choosers: dict[str, Chooser]) -> Table:
-    """Returns how many all-reduces of a step a patch of pynccl sees, by batch size."""
+    """Return how many all-reduces of a step a patch of pynccl sees, by batch size."""
     table = Table(
         title="TP all-reduces of one step of MiniMax-M2 that come to pynccl", title_justify="left"
     )
@@ -154,7 +154,7 @@ def of_minimax(choosers: dict[str, Chooser]) -> Table:
 
 
 def record(directory: Path, steps: int) -> Path:
-    """Records four CPU ranks; returns where."""
+    """Record four CPU ranks; return where."""
     rings = directory / "rings"
     if start(rings, "--steps", steps).wait():
         raise SystemExit((directory / "rings.log").read_text())
@@ -162,7 +162,7 @@ def record(directory: Path, steps: int) -> Path:
 
 
 def count(rings: Path) -> Counter[tuple[str, str]]:
-    """Counts the all-reduces of all ranks by communicator and backend."""
+    """Count the all-reduces of all ranks by communicator and backend."""
     run = open_run(rings)
     counts: Counter[tuple[str, str]] = Counter()
     for rank in run.ranks:
@@ -176,7 +176,7 @@ def count(rings: Path) -> Counter[tuple[str, str]]:
 
 
 def main() -> int:
-    """Prints the order, the choices, and what was recorded."""
+    """Print the order, the choices, and what was recorded."""
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=200, help="to be recorded (default: 200)")
     parser.add_argument(

@@ -42,7 +42,7 @@ Nobody leaves the common sequence."""
 
 
 def keep_last(rings: Run, directory: Path, count: int) -> Path:
-    """Writes the last calls of each rank; returns where."""
+    """Write the last calls of each rank; return where."""
     directory.mkdir()
     for rank in rings.ranks:
         write_trace(rank, directory / f"{rank.host}-{rank.pid}.jsonl", last=count)
@@ -50,19 +50,19 @@ def keep_last(rings: Run, directory: Path, count: int) -> Path:
 
 
 def cells(verdict: Verdict, rank: int) -> Mapping[str, int]:
-    """Returns how many calls a rank has on each communicator, as the verdict's table has it."""
+    """Return how many calls a rank has on each communicator, as the verdict's table has it."""
     (row,) = [row for row in verdict.table if row.rank.rank == rank]
     return {kind: row.cells[f"{kind}:0"].calls for kind in ("dp", "tp")}
 
 
 def lead(verdict: Verdict) -> Mapping[str, int]:
-    """Returns how many calls the late rank has more than its peers."""
+    """Return how many calls the late rank has more than its peers."""
     own, theirs = cells(verdict, LATE), cells(verdict, PEER)
     return {kind: own[kind] - theirs[kind] for kind in own}
 
 
 def main() -> int:
-    """Prints one row for each lag, and what ncclscope says of the last."""
+    """Print one row for each lag, and what ncclscope says of the last."""
     parser = parser_of(__doc__)
     parser.add_argument("--keep", type=int, default=10_000, help="calls kept (default: 10000)")
     parser.add_argument(

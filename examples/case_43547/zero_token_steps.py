@@ -47,7 +47,7 @@ _LEAST_PATIENCE = 60.0
 
 
 def server_in(directory: Path, changed: bool) -> VllmServer:
-    """Returns a traced server, with the pull request's change or without."""
+    """Return a traced server, with the pull request's change or without."""
     environment = {"NCCLSCOPE_VLLM_CPU_MOE": "1"}
     if changed:
         search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -67,7 +67,7 @@ def server_in(directory: Path, changed: bool) -> VllmServer:
 
 
 def serve(server: VllmServer, load: str, patience: float) -> int | None:
-    """Sends the requests, one to each replica at a time.
+    """Send the requests, one to each replica at a time.
 
     Args:
         server: The server.
@@ -94,7 +94,7 @@ def serve(server: VllmServer, load: str, patience: float) -> int | None:
 
 
 def calls_by_step(run: Run, rank: Rank) -> list[tuple[bool, str]]:
-    """Returns for each step that is over whether it was a dummy, and what was posted in it.
+    """Return for each step that is over whether it was a dummy, and what was posted in it.
 
     What is posted on unequal batches has another name and counts as the same here.
     """
@@ -113,7 +113,7 @@ def calls_by_step(run: Run, rank: Rank) -> list[tuple[bool, str]]:
 
 
 def steps_table(run: Run) -> Table:
-    """Returns what each rank posted in its steps."""
+    """Return what each rank posted in its steps."""
     table = Table(title="what was posted in each step", title_justify="left")
     for heading in ("rank", "step", "steps", "calls in each of them"):
         table.add_column(heading, justify="right" if heading == "steps" else "left")
@@ -125,7 +125,7 @@ def steps_table(run: Run) -> Table:
 
 
 def kill(server: VllmServer) -> None:
-    """Ends the workers as no handler can prevent."""
+    """End the workers as no handler can prevent."""
     workers = [psutil.Process(pid) for pid in server.worker_pids()]
     for worker in workers:
         worker.send_signal(signal.SIGKILL)
@@ -133,7 +133,7 @@ def kill(server: VllmServer) -> None:
 
 
 def try_once(directory: Path, changed: bool, load: str, patience: float) -> tuple[bool, bool]:
-    """Serves once; returns whether it hung, and whether ncclscope saw what there was."""
+    """Serve once; return whether it hung, and whether ncclscope saw what there was."""
     name = "with the extra dummy run" if changed else "stock"
     if not changed:
         patience = max(patience, _LEAST_PATIENCE)  # a slow answer is no hang
@@ -161,7 +161,7 @@ def try_once(directory: Path, changed: bool, load: str, patience: float) -> tupl
 
 
 def main() -> int:
-    """Runs both and counts."""
+    """Run both and counts."""
     parser = parser_of(__doc__)
     parser.add_argument("--only", choices=("stock", "changed"), help="leave the other out")
     parser.add_argument(

@@ -17,7 +17,7 @@ STEPS = 3
 
 
 def main() -> None:
-    """Runs on each rank."""
+    """Run on each rank."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dispatcher = Dispatcher(EXPERTS, skip_when_idle=os.environ.get("DISPATCHER") == "buggy")

@@ -14,25 +14,25 @@ FEATURES = 1024
 
 
 def read_batch(step: int, rank: int, empty: tuple[int, int]) -> torch.Tensor:
-    """Returns the rows that a rank gets in a step; one rank gets none in one step."""
+    """Return the rows that a rank gets in a step; one rank gets none in one step."""
     rows = 0 if (step, rank) == empty else 8
     return torch.ones(rows, FEATURES)
 
 
 def share_gradients(gradients: torch.Tensor) -> None:
-    """Adds up what all ranks have found."""
+    """Add up what all ranks have found."""
     dist.all_reduce(gradients)
 
 
 def gather_losses(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Tells every rank the losses of all."""
+    """Tell every rank the losses of all."""
     losses = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
     return losses
 
 
 def train(steps: int, empty: tuple[int, int]) -> None:
-    """Runs all steps on this rank."""
+    """Run all steps on this rank."""
     weights = torch.zeros(FEATURES)
     for step in range(1, steps + 1):
         batch = read_batch(step, dist.get_rank(), empty)
@@ -46,7 +46,7 @@ def train(steps: int, empty: tuple[int, int]) -> None:
 
 
 def main() -> None:
-    """Takes its rank from the environment, as torchrun sets it."""
+    """Take its rank from the environment, as torchrun sets it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--empty", default="7,2", help="step and rank of the empty batch, or none")

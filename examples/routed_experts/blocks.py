@@ -12,7 +12,7 @@ __all__ = ["BlockPool", "block_keys"]
 
 
 def block_keys(tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Returns a key for each full block: equal where all tokens up to its end are."""
+    """Return a key for each full block: equal where all tokens up to its end are."""
     data = np.asarray(tokens, np.int32)
     keys = []
     key = b""
@@ -44,7 +44,7 @@ class BlockPool:
         return len(self._free)
 
     def hits(self, keys: Iterable[bytes]) -> list[int]:
-        """Returns the blocks that hold the first tokens of a request."""
+        """Return the blocks that hold the first tokens of a request."""
         found = []
         for key in keys:
             block = self._by_key.get(key)
@@ -54,14 +54,14 @@ class BlockPool:
         return found
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Gives blocks one more user."""
+        """Give blocks one more user."""
         for block in blocks:
             if not self._users[block]:
                 del self._free[block]
             self._users[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Returns blocks for new content; None where there are not as many."""
+        """Return blocks for new content; None where there are not as many."""
         if count > len(self._free):
             return None
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -73,13 +73,13 @@ class BlockPool:
         return blocks
 
     def publish(self, block: int, key: bytes) -> None:
-        """Offers a block to later requests, unless another one holds the same tokens."""
+        """Offer a block to later requests, unless another one holds the same tokens."""
         if key not in self._by_key and block not in self._keys:
             self._by_key[key] = block
             self._keys[block] = key
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Takes a user away from blocks."""
+        """Take a user away from blocks."""
         for block in blocks:
             self._users[block] -= 1
             if not self._users[block]:

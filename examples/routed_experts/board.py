@@ -39,19 +39,19 @@ class Entry:
         self._numbers = board.numbers[row]
 
     def set(self, field: str, number: int) -> None:
-        """Sets a figure."""
+        """Set a figure."""
         self._numbers[FIELDS.index(field)] = number
 
     def add(self, field: str, amount: int = 1) -> None:
-        """Adds to a figure."""
+        """Add to a figure."""
         self._numbers[FIELDS.index(field)] += amount
 
     def most(self, field: str, seconds: float) -> None:
-        """Keeps the longest time."""
+        """Keep the longest time."""
         self.largest(field, int(seconds * 1e6))
 
     def largest(self, field: str, number: int) -> None:
-        """Keeps the largest number."""
+        """Keep the largest number."""
         place = FIELDS.index(field)
         self._numbers[place] = max(int(self._numbers[place]), number)
 
@@ -71,26 +71,26 @@ class Board:
         self.numbers = np.memmap(path, np.int64, "w+" if create else "r+", shape=size)
 
     def worker(self, rank: int) -> Entry:
-        """Returns a worker's entry."""
+        """Return a worker's entry."""
         return Entry(self, rank)
 
     def engine(self, replica: int) -> Entry:
-        """Returns an engine's entry."""
+        """Return an engine's entry."""
         return Entry(self, self.plan.world_size + replica)
 
     def total(self, field: str) -> int:
-        """Returns the sum over all processes."""
+        """Return the sum over all processes."""
         return int(self.numbers[:, FIELDS.index(field)].sum())
 
     def stall_under_way(self) -> None:
-        """Counts what engines are at as a stall, where the job is about to be ended."""
+        """Count what engines are at as a stall, where the job is about to be ended."""
         since = self.numbers[:, FIELDS.index("busy_since_us")]
         stall = self.numbers[:, FIELDS.index("stall_us")]
         now = time.monotonic_ns() // 1000
         stall[since > 0] = np.maximum(stall, now - since)[since > 0]
 
     def figures(self) -> dict[str, int]:
-        """Returns all: times and steps as the largest of all processes, the others as sums."""
+        """Return all: times and steps as the largest of all processes, the others as sums."""
         most = self.numbers.max(axis=0).tolist()
         total = self.numbers.sum(axis=0).tolist()
         return {

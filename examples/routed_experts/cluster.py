@@ -31,7 +31,7 @@ class ClusterError(Exception):
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """Makes a folder in memory, and removes it in the end."""
+    """Make a folder in memory, and remove it in the end."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix=f"routed-experts-{os.getpid()}-", dir=memory))
     try:
@@ -133,7 +133,7 @@ class Cluster:
             raise ClusterError(f"the processes did not end in order: {self._reason()}")
 
     def kill(self) -> None:
-        """Ends all of them at once."""
+        """End all of them at once."""
         if self._nursery.poll() is None:
             # Its children have asked the kernel to be killed along with it.
             with contextlib.suppress(ProcessLookupError):
@@ -145,6 +145,6 @@ class Cluster:
                     stream.close()
 
     def _reason(self) -> str:
-        """Returns the last line that a process has said."""
+        """Return the last line that a process has said."""
         lines = self.plan.log.read_text(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")

@@ -28,11 +28,11 @@ class Device:
         threading.Thread(target=self._run, name="device", daemon=True).start()
 
     def launch(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Posts work; does not wait."""
+        """Post work; does not wait."""
         self._posted.put(lambda: self._perform(work, arguments))
 
     def synchronize(self) -> None:
-        """Waits until all posted work is done, or will never be."""
+        """Wait until all posted work is done, or will never be."""
         reached = threading.Event()
         self._posted.put(reached.set)
         reached.wait()

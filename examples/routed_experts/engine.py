@@ -75,7 +75,7 @@ class Engine:
             self._others = dist.new_group(timeout=timeout, group_desc="engines")
 
     def run(self) -> None:
-        """Goes on until the front says that it is over."""
+        """Go on until the front says that it is over."""
         for worker in self.workers:
             worker.receive()  # it is ready
         if self.plan.dp > 1:
@@ -107,7 +107,7 @@ class Engine:
             dist.destroy_process_group()
 
     def _look(self, timeout: float | None) -> None:
-        """Takes what has come; waits for it where a timeout is not 0."""
+        """Take what has come; waits for it where a timeout is not 0."""
         self._note_gap()
         ready, _, _ = select.select([self.front, self.workers[0]], [], [], timeout)
         self._note_look()
@@ -123,14 +123,14 @@ class Engine:
         self._entry.set("busy_since_us", time.monotonic_ns() // 1000)
 
     def _note_gap(self) -> None:
-        """Notes for how long nobody has looked at what had come."""
+        """Note for how long nobody has looked at what had come."""
         self._entry.set("busy_since_us", 0)
         self._entry.most("stall_us", time.perf_counter() - self._looked)
         self._entry.most("experts_us", self.scheduler.routing_seconds)
         self.scheduler.routing_seconds = 0.0
 
     def _go_on(self) -> bool:
-        """Agrees with the other engines on whether there is anything to do.
+        """Agree with the other engines on whether there is anything to do.
 
         They stop only where all have seen the same last request: each of them hears of every
         request, so that whatever comes later wakes them all.
@@ -165,7 +165,7 @@ class Engine:
         self.scheduler.add(request)
 
     def _launch(self) -> None:
-        """Sends a step to the workers."""
+        """Send a step to the workers."""
         step = self.scheduler.schedule()
         header: dict[str, Any] = {
             "step": self._number,
@@ -191,7 +191,7 @@ class Engine:
         self._entry.add("steps")
 
     def _slots(self, step: Step) -> Array:
-        """Returns the KV slot of each token."""
+        """Return the KV slot of each token."""
         size = self.plan.block_size
         slots = [np.empty(0, np.int64)]
         for part in step.parts:
@@ -230,7 +230,7 @@ class Engine:
         self._answers.put((header, arrays))
 
     def _send_answers(self) -> None:
-        """Sends them beside the event loop, which does not wait for the front."""
+        """Send them beside the event loop, which does not wait for the front."""
         while (answer := self._answers.get()) is not None:
             self.front.send(*answer)
 

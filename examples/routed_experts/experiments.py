@@ -105,7 +105,7 @@ class Measured:
         return self.parity and not self.hung and answered and right
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
+        """Return it as JSON has it."""
         return {
             **asdict(self),
             "throughput": self.throughput,
@@ -118,7 +118,7 @@ class Measured:
 def run_rows(
     rows: Sequence[Row], plan: Plan, load: Load, timeout: float | None
 ) -> Iterator[Measured]:
-    """Runs rows one after the other.
+    """Run rows one after the other.
 
     Args:
         rows: The rows.
@@ -139,7 +139,7 @@ def run_rows(
 
 
 def run_row(row: Row, plan: Plan, load: Load) -> Measured:
-    """Runs one."""
+    """Run one."""
     with workplace() as place:
         plan = replace(plan, workplace=str(place), way=row.way, save=row.save, read=row.read)
         load = replace(load, share=load.share * row.share)

@@ -67,7 +67,7 @@ class Front:
         self.app.post("/v1/completions")(self.complete)
 
     async def health(self) -> dict[str, int]:
-        """Says how many engines are ready; 503 where not all are."""
+        """Say how many engines are ready; 503 where not all are."""
         if self._ready < len(self._ends):
             raise HTTPException(503, f"{self._ready} of {len(self._ends)} engines are ready")
         return {"engines": self._ready}
@@ -75,7 +75,7 @@ class Front:
     async def complete(
         self, body: Completion, x_data_parallel_rank: Annotated[int | None, Header()] = None
     ) -> dict[str, Any]:
-        """Generates, on the replica that a header may name, as in vLLM."""
+        """Generate, on the replica that a header may name, as in vLLM."""
         try:
             routing = RoutingRequest.parse(body.vllm_xargs)
         except UsageError as error:
@@ -110,7 +110,7 @@ class Front:
         return {"id": name, "object": "text_completion", "choices": [choice], "usage": usage}
 
     def _submit(self, engine: int | None, header: dict[str, Any], *arrays: Any) -> None:
-        """Tells one engine, and all others that there was something to be told."""
+        """Tell one engine, and all others that there was something to be told."""
         self._submitted += 1
         for number, writer in enumerate(self._writers):
             if engine is None or number == engine:
@@ -119,7 +119,7 @@ class Front:
                 write_frame(writer, {"number": self._submitted})
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Takes what an engine has to say, until it goes."""
+        """Take what an engine has to say, until it goes."""
         while True:
             try:
                 frame = await read_frame(reader)

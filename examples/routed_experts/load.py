@@ -103,7 +103,7 @@ class Load:
         )
 
     def check(self, plan: Plan) -> None:
-        """Refuses what cannot be run.
+        """Refuse what cannot be run.
 
         Raises:
             UsageError: With the reason.
@@ -122,7 +122,7 @@ class Load:
             raise UsageError(f"{longest} tokens do not fit into {plan.blocks} KV blocks")
 
     def phases(self, replicas: int = 1) -> list[list[Ask]]:
-        """Returns the requests; each phase begins when the one before it has been answered.
+        """Return the requests; each phase begins when the one before it has been answered.
 
         Args:
             replicas: Over which the burst is spread.
@@ -165,7 +165,7 @@ class Reply:
 
 
 def ask(port: int, asked: Ask, timeout: float = 120.0) -> Reply:
-    """Sends one request and waits for its answer."""
+    """Send one request and wait for its answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     with contextlib.closing(connection):
         return _exchange(connection, asked)
@@ -174,7 +174,7 @@ def ask(port: int, asked: Ask, timeout: float = 120.0) -> Reply:
 def run_load(
     port: int, phases: Sequence[Sequence[Ask]], concurrency: int, hung: Callable[[], bool]
 ) -> tuple[list[Reply], float]:
-    """Sends requests, so many at a time.
+    """Send requests, so many at a time.
 
     Args:
         port: Where to.
@@ -258,7 +258,7 @@ class Judged:
     tokens: int = 0
 
     def add(self, plan: Plan, reply: Reply) -> None:
-        """Judges an answer."""
+        """Judge an answer."""
         if reply.status != 200:
             self.unanswered += 1
             return
@@ -288,7 +288,7 @@ class Judged:
 
 
 def judge(plan: Plan, replies: Sequence[Reply], sent: int) -> Judged:
-    """Holds answers against the truth.
+    """Hold answers against the truth.
 
     Args:
         plan: Of the run.

@@ -67,7 +67,7 @@ class TimedGroup(RowGroup):
 
 
 def make_groups(plan: Plan, rank: int, entry: Entry) -> ExpertGroups:
-    """Joins the workers, whose collectives then have the plan's timeout."""
+    """Join the workers, whose collectives then have the plan's timeout."""
     dist.init_process_group(
         "gloo",
         init_method=plan.meeting("workers"),
@@ -114,7 +114,7 @@ class Model:
         self._sinks = [capture.layer(number) for number in range(plan.layers)]
 
     def forward(self, tokens: Numbers, positions: Numbers) -> None:
-        """Runs all layers on a batch; every worker has to."""
+        """Run all layers on a batch; every worker has to."""
         plan, rows = self.plan, len(tokens)
         sizes = self._dispatcher.agree(rows)
         ids = torch.from_numpy(

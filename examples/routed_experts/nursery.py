@@ -54,7 +54,7 @@ class Nursery:
         self._pipes = [self._pair() for _ in range(plan.world_size)]
 
     def start(self) -> None:
-        """Forks everybody."""
+        """Fork everybody."""
         plan = self.plan
         for rank, (_, theirs) in enumerate(self._pipes):
             self._fork(f"worker-{rank}", [theirs], run_worker, plan, rank, Channel(theirs))
@@ -74,7 +74,7 @@ class Nursery:
                 own.close()
 
     def reap(self) -> list[tuple[str, int]]:
-        """Returns who has ended since, and with which status."""
+        """Return who has ended since, and with which status."""
         gone = []
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -113,7 +113,7 @@ class Nursery:
     def _be(
         self, name: str, kept: list[socket.socket], parent: int, work: Callable[[], None]
     ) -> NoReturn:
-        """Does a child's work and ends it, whatever happens."""
+        """Do a child's work and end it, whatever happens."""
         status = 1
         try:
             libc = ctypes.CDLL(None)
@@ -137,7 +137,7 @@ class Nursery:
 
 
 def main() -> int:
-    """Starts a run's processes, and ends them."""
+    """Start a run's processes, and end them."""
     plan = Plan.from_json(sys.argv[1])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     nursery = Nursery(plan)

@@ -35,7 +35,7 @@ class Parity:
 
 
 def compare(rings: Path) -> Parity:
-    """Compares the ranks of a job, by what their rings recorded."""
+    """Compare the ranks of a job, by what their rings recorded."""
     run = open_run(rings)
     verdict = diagnose(run)
     calls = communicators = 0

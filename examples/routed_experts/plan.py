@@ -120,10 +120,10 @@ class Plan:
         return (Path(self.workplace) / f"meeting-{name}").as_uri()
 
     def to_json(self) -> str:
-        """Returns the plan as one line of text."""
+        """Return the plan as one line of text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads what :meth:`to_json` wrote."""
+        """Read what :meth:`to_json` wrote."""
         return cls(**json.loads(text))

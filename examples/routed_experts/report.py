@@ -16,7 +16,7 @@ _SEED = ("0", "576", "~1,500,000")
 
 
 def load_table(rows: Sequence[Measured]) -> list[str]:
-    """Returns throughput, stalls and waits, and whether anything hung."""
+    """Return throughput, stalls and waits, and whether anything hung."""
     lines = [
         f"{'':22}{'tokens':>9}{'longest':>10}{'of it':>9}{'longest':>12}{'of its':>10}",
         f"{'':22}{'/s':>9}{'stall ms':>10}{'routing':>9}{'collective':>12}{'timeout':>10}"
@@ -33,7 +33,7 @@ def load_table(rows: Sequence[Measured]) -> list[str]:
 
 
 def answer_table(rows: Sequence[Measured]) -> list[str]:
-    """Returns what the answers were worth, and whether the ranks agree."""
+    """Return what the answers were worth, and whether the ranks agree."""
     lines = [
         f"{'':22}{'':9}{'rows of routing':^28}{'collectives':>13}",
         f"{'':22}{'answers':>9}{'right':>10}{'missing':>9}{'wrong':>9}{'recorded':>13}"
@@ -50,7 +50,7 @@ def answer_table(rows: Sequence[Measured]) -> list[str]:
 
 
 def remarks(rows: Sequence[Measured]) -> list[str]:
-    """Returns in words what the tables do not say."""
+    """Return in words what the tables do not say."""
     said = [_remark(one) for one in rows]
     old = [one for one in rows if one.row.way == "old" and (one.row.save or one.row.read)]
     if old and not any(one.hung for one in old):
@@ -79,7 +79,7 @@ def _remark(one: Measured) -> str:
 
 
 def volume_table(volumes: Sequence[Volume]) -> list[str]:
-    """Returns bytes on the wire from worker to scheduler, and in answers."""
+    """Return bytes on the wire from worker to scheduler, and in answers."""
     kinds = [volume.dtype for volume in volumes]
     lines = [f"{'':40}" + "".join(f"{kind:>13}" for kind in kinds) + f"{'seed':>13}"]
     steps = (

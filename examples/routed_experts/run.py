@@ -29,7 +29,7 @@ from ncclscope.errors import UsageError
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     usual, load = Plan(""), Load()
     names = [row.name for row in ROWS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -79,7 +79,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def show(title: str, lines: list[str]) -> None:
-    """Prints a table."""
+    """Print a table."""
     print(f"\n{title}")
     for line in lines:
         print(line)
@@ -87,7 +87,7 @@ def show(title: str, lines: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs what was asked for; returns 1 where something was not as it has to be."""
+    """Run what was asked for; return 1 where something was not as it has to be."""
     given = parse(arguments)
     signal.signal(signal.SIGTERM, end)
     measured: list[Measured] = []
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
 
 
 def end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends as after Ctrl-C: processes and files are removed on the way out."""
+    """End as after Ctrl-C: processes and files are removed on the way out."""
     raise SystemExit(128 + number)
 
 

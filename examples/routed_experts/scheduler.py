@@ -139,13 +139,13 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Takes a request that fits into the KV cache."""
+        """Take a request that fits into the KV cache."""
         request.keys = block_keys(request.tokens[: request.prompt], self.plan.block_size)
         self.way.admit(request)
         self.waiting.append(request)
 
     def schedule(self) -> Step:
-        """Returns the next step."""
+        """Return the next step."""
         parts: list[Planned] = []
         tickets: list[Ticket] = []
         budget = self.plan.budget
@@ -174,7 +174,7 @@ class Scheduler:
         return Step(parts, tickets)
 
     def update(self, step: Step, sampled: Sequence[int], delta: StepDelta | None) -> list[Finished]:
-        """Takes the output of the oldest step in flight.
+        """Take the output of the oldest step in flight.
 
         Args:
             step: The step.
@@ -208,7 +208,7 @@ class Scheduler:
     def _plan(
         self, request: Request, count: int, parts: list[Planned], tickets: list[Ticket]
     ) -> int:
-        """Makes tokens of a request part of a step; returns how many."""
+        """Make tokens of a request part of a step; return how many."""
         position = request.computed
         request.computed += count
         samples = request.computed == request.total
@@ -226,7 +226,7 @@ class Scheduler:
         return count
 
     def _start(self, request: Request, budget: int) -> bool:
-        """Gives a waiting request its first blocks, if there are enough."""
+        """Give a waiting request its first blocks, if there are enough."""
         size = self.plan.block_size
         hits = self.pool.hits(request.keys[: (request.total - 1) // size])
         cached = len(hits) * size
@@ -256,7 +256,7 @@ class Scheduler:
         return True
 
     def _preempt_one(self, parts: Sequence[Planned]) -> Request:
-        """Takes the blocks of the newest request that is not part of the step; returns it."""
+        """Take the blocks of the newest request that is not part of the step; return it."""
         planned = {part.request.name for part in parts}
         request = next(
             request

@@ -14,7 +14,7 @@ __all__ = ["finish", "trace"]
 
 
 def trace(rings: Path, rank: int, size: int) -> None:
-    """Begins to record what this process posts, as one rank of a job."""
+    """Begin to record what this process posts, as one rank of a job."""
     for name in ("NCCLSCOPE", "NCCL_SCOPE_DIR"):
         os.environ.pop(name, None)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), NCCLSCOPE_DIR=str(rings))
@@ -24,7 +24,7 @@ def trace(rings: Path, rank: int, size: int) -> None:
 
 
 def finish() -> None:
-    """Says in the ring that the process ends in order."""
+    """Say in the ring that the process ends in order."""
     tracer = session.current() if session.enabled() else None
     if tracer is not None:
         tracer.close()

@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 def routing(tokens: Numbers, positions: Numbers, layers: int, top_k: int, experts: int) -> Numbers:
-    """Returns the experts of some tokens, ``[tokens, layers, top_k]``."""
+    """Return the experts of some tokens, ``[tokens, layers, top_k]``."""
     mixed = (tokens * 2_654_435_761 + positions * 2_246_822_519) & _WORD
     by_layer = (mixed[:, None] + np.arange(layers) * 3_266_489_917) & _WORD
     first = ((by_layer * 668_265_263) & _WORD) >> 13
@@ -32,12 +32,12 @@ def routing(tokens: Numbers, positions: Numbers, layers: int, top_k: int, expert
 
 
 def next_token(token: int, position: int) -> int:
-    """Returns what the model generates after a token."""
+    """Return what the model generates after a token."""
     return (token * 7919 + position * 104_729 + 12_345) % VOCABULARY
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
-    """Returns what it generates after a prompt."""
+    """Return what it generates after a prompt."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens[-1], len(tokens) - 1))

@@ -57,12 +57,12 @@ class Volume:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
+        """Return it as JSON has it."""
         return {**asdict(self), "good": self.good}
 
 
 def measure(plan: Plan) -> list[Volume]:
-    """Measures with numbers of one byte, which 128 experts take, and of four.
+    """Measure with numbers of one byte, which 128 experts take, and of four.
 
     Args:
         plan: Sizes of the model.
@@ -139,7 +139,7 @@ def _summarise(
 
 
 def _only(steps: Sequence[dict[str, int]]) -> int:
-    """Returns what all of some steps carry."""
+    """Return what all of some steps carry."""
     (size,) = {step["routed"] for step in steps}
     return size
 

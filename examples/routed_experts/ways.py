@@ -124,7 +124,7 @@ class NewWay(Way):
 
 
 def way_of(plan: Plan, replica: int) -> Way:
-    """Returns the way that a plan asks for, on a scheduler."""
+    """Return the way that a plan asks for, on a scheduler."""
     if plan.way == "old":
         return OldWay(plan, replica)
     return NewWay(plan) if plan.way == "new" else Way()

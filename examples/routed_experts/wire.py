@@ -60,11 +60,11 @@ class Channel:
         return self.end.fileno()
 
     def send(self, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-        """Sends a message."""
+        """Send a message."""
         self.end.sendall(_pack(header, arrays))
 
     def receive(self) -> Frame:
-        """Waits for a message.
+        """Wait for a message.
 
         Raises:
             EOFError: The other side has gone.
@@ -86,7 +86,7 @@ class Channel:
 
 
 async def read_frame(reader: StreamReader) -> Frame:
-    """Waits for a message, in an event loop of asyncio."""
+    """Wait for a message, in an event loop of asyncio."""
     header, body = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     return _unpack(
         bytearray(await reader.readexactly(header)), bytearray(await reader.readexactly(body))

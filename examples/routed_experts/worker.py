@@ -66,7 +66,7 @@ class Worker:
         self._sender.start()
 
     def run(self) -> None:
-        """Takes steps until there are no more."""
+        """Take steps until there are no more."""
         while True:
             frame = self._scheduler.receive()
             if frame.header.get("stop"):
@@ -83,7 +83,7 @@ class Worker:
         dist.destroy_process_group()
 
     def _run_old(self, frame: Frame) -> None:
-        """Waits for the device twice, which `.cpu()` does on a GPU, and writes all of the step."""
+        """Wait for the device twice, which `.cpu()` does on a GPU, and writes all of the step."""
         begun = time.perf_counter()
         self._device.synchronize()
         slots = frame.arrays[1]
@@ -99,7 +99,7 @@ class Worker:
             self._outputs.put((frame.header["step"], self._sampled, None))
 
     def _step(self, frame: Frame) -> None:
-        """Runs a step, on the device."""
+        """Run a step, on the device."""
         number, parts = frame.header["step"], frame.header["parts"]
         for name in frame.header["ended"]:
             self._last.pop(name, None)
@@ -121,7 +121,7 @@ class Worker:
             self._outputs.put((number, self._sampled, flight))
 
     def _batch(self, parts: list[list[Any]], sent: Numbers) -> tuple[Numbers, Numbers]:
-        """Returns tokens and positions, those tokens filled in that only this worker knows."""
+        """Return tokens and positions, those tokens filled in that only this worker knows."""
         tokens = sent.copy()
         positions = np.concatenate(
             [np.arange(position, position + count) for _, position, count, _, _ in parts]
@@ -145,7 +145,7 @@ class Worker:
         return sampled
 
     def _send_outputs(self) -> None:
-        """Puts outputs together, beside host and device, and sends them in their order."""
+        """Put outputs together, beside host and device, and send them in their order."""
         while True:
             output = self._outputs.get()
             if output is None:
@@ -181,7 +181,7 @@ def _wanted_rows(parts: list[list[Any]]) -> list[RequestRows]:
 
 
 def routed_delta(frame: Frame) -> StepDelta | None:
-    """Reads the routing in a worker's output; None where it has none."""
+    """Read the routing in a worker's output; None where it has none."""
     if "routed" not in frame.header:
         return None
     arrays = iter(frame.arrays[1:])

@@ -56,7 +56,7 @@ class Story:
     absent: dict[int, int] = field(default_factory=dict)
 
     def calls(self, worker: Worker, steps_left: int) -> int | None:
-        """Returns how many calls of a step the worker gets to post; None for all of them."""
+        """Return how many calls of a step the worker gets to post; None for all of them."""
         if steps_left < self.absent.get(worker.rank, 0):
             return 0
         if steps_left:
@@ -79,7 +79,7 @@ def custom_takes(tokens: int, width: int, dtype: str) -> bool:
 
 
 def unique(name: str) -> str:
-    """Stands for the digest of the ncclUniqueId that the members of a communicator share."""
+    """Stand for the digest of the ncclUniqueId that the members of a communicator share."""
     return blake2b(f"seed_v4y {name}".encode(), digest_size=16).hexdigest()
 
 
@@ -177,7 +177,7 @@ class Worker:
 
 
 def run(directory: str, story: Story) -> None:
-    """Takes all workers through all steps, and leaves them where the story has them stand."""
+    """Take all workers through all steps, and leaves them where the story has them stand."""
     workers = [Worker(directory, node, rank) for node in range(len(NODES)) for rank in range(TP)]
     schedule = batches()
     for number, batch in enumerate(schedule):
@@ -191,7 +191,7 @@ def run(directory: str, story: Story) -> None:
 
 
 def advance(passes: Sequence[Iterator[None]]) -> None:
-    """Lets each worker post one call in turn, until none has any left."""
+    """Let each worker post one call in turn, until none has any left."""
     done = object()
     while passes:
         passes = [calls for calls in passes if next(calls, done) is not done]

@@ -29,7 +29,7 @@ KEPT = 10_000
 
 
 def record(directory: Path, story: str) -> Path:
-    """Runs the program until it is killed; returns where its rings are."""
+    """Run the program until it is killed; return where its rings are."""
     rings = directory / "rings"
     engine = Path(__file__).with_name("engine.py")
     ended = subprocess.run([sys.executable, engine, rings, story], check=False)
@@ -39,7 +39,7 @@ def record(directory: Path, story: str) -> Path:
 
 
 def keep_windows(rings: Path, directory: Path) -> Path:
-    """Writes the last calls of each rank; returns where."""
+    """Write the last calls of each rank; return where."""
     windows = directory / "windows"
     windows.mkdir()
     for rank in open_run(rings).ranks:
@@ -48,7 +48,7 @@ def keep_windows(rings: Path, directory: Path) -> Path:
 
 
 def side_by_side(windows: Verdict, rings: Verdict) -> Table:
-    """Returns what the windows count beside what was called, in the seed's columns."""
+    """Return what the windows count beside what was called, in the seed's columns."""
     table = Table(title=f"last {KEPT:,} calls, and all calls", title_justify="left")
     for heading in ("host", "pid", "TP rank"):
         table.add_column(heading, justify="left" if heading == "host" else "right")
@@ -71,7 +71,7 @@ def side_by_side(windows: Verdict, rings: Verdict) -> Table:
 
 
 def main() -> None:
-    """Records, cuts, and prints three screens."""
+    """Record, cut and print three screens."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, help="keep the files here")
     parser.add_argument(

@@ -43,7 +43,7 @@ NODE_15 = (
 
 
 def batches(seed: int = 4) -> list[Batch]:
-    """Returns the batches of the whole run, that of the unfinished step last."""
+    """Return the batches of the whole run, that of the unfinished step last."""
     recent = zip(_unrolled(NODE_1), _unrolled(NODE_15), strict=True)
     return [*_history(Random(seed)), *recent]
 
@@ -54,7 +54,7 @@ def _unrolled(phases: tuple[tuple[int, int], ...]) -> Iterator[int]:
 
 
 def _history(random: Random) -> Iterator[Batch]:
-    """Draws requests that come, with a prompt, and go; each running one is a token a step."""
+    """Draw requests that come, with a prompt, and go; each running one is a token a step."""
     running = [16, 12]
     for _ in range(HISTORY):
         tokens = []

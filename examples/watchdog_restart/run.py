@@ -32,12 +32,12 @@ _began = time.monotonic()
 
 
 def say(text: str) -> None:
-    """Prints a line of the story, with its time."""
+    """Print a line of the story, with its time."""
     print(f"{time.monotonic() - _began:6.1f} s  {text}", flush=True)
 
 
 def watch(traced: TracedServer, directory: Path) -> subprocess.Popen[str]:
-    """Starts the watch that keeps what a hang leaves and ends the hung workers."""
+    """Start the watch that keeps what a hang leaves and ends the hung workers."""
     return subprocess.Popen(
         [
             *(*NCCLSCOPE, "watch", str(traced.rings), "--json", "--stall", str(HUNG_SECONDS)),
@@ -51,7 +51,7 @@ def watch(traced: TracedServer, directory: Path) -> subprocess.Popen[str]:
 
 
 def follow(program: subprocess.Popen[str], statuses: list[str]) -> None:
-    """Notes each status that the watch prints."""
+    """Note each status that the watch prints."""
     assert program.stdout is not None
     for line in program.stdout:
         document = json.loads(line)
@@ -61,7 +61,7 @@ def follow(program: subprocess.Popen[str], statuses: list[str]) -> None:
 
 
 def supervise(traced: TracedServer) -> None:
-    """Does what systemd or Kubernetes does: waits until the server has ended, starts it anew."""
+    """Wait until the server has ended and start it anew, as systemd or Kubernetes does."""
     status = traced.server.wait(_END_SECONDS)
     say(f"supervisor: the server has ended with status {status}; it is started anew")
     traced.server.kill()  # what hung workers leave in shared memory
@@ -69,7 +69,7 @@ def supervise(traced: TracedServer) -> None:
 
 
 def main() -> int:
-    """Serves, hangs, is restarted, serves."""
+    """Serve, hang, restart and serve again."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, help="keep the files here")
     given = parser.parse_args().directory

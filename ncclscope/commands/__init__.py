@@ -1,1 +1,1 @@
-"""One verb per file; each a class with ``prepare_parser`` and ``run``."""
+"""Commands, one file for each: a class with ``prepare_parser`` and ``run``."""

@@ -12,64 +12,68 @@ from ncclscope.errors import UsageError
 __all__ = ["AttachCommand"]
 
 _EPILOG = """\
-It reads and changes nothing: stacks by py-spy without stopping a process, /proc, NVML, the
-answer of NCCL's RAS, and rings where the job is traced. Only --native (stops each process for
-some tenths of a second) and --flight-recorder (has the job write files) touch the job.
+attach reads and changes nothing: stacks by py-spy without stopping a process, /proc, NVML, NCCL's
+RAS, and the rings of a traced job. Only --native (stops each process for some tenths of a second)
+and --flight-recorder (makes the job write dumps) touch the job.
 
-Without rings a verdict is never certain: a stack says where a rank is, not how it got there.
+Without rings a verdict is never certain: a stack shows where a rank is, not how it got there.
 
---redact leaves out folders of source files, command lines and environments, of rings, too. What
-stays: names of files and functions, line numbers, host names, pids, device numbers, the names of
-communicators, the parameters of recorded calls, and what NCCL's RAS answered.
+--redact removes folders of source files, command lines and environments, also from rings. It keeps
+names of files and functions, line numbers, host names, pids, device numbers, communicator labels,
+parameters of recorded calls, and the answer of NCCL's RAS.
 
-exit status: 0 the job is seen to move or to rest, 1 a divergence or a hang was found, 2 no worker
-             was found or none could be read, 3 what was seen does not tell
+exit status: 0 the ranks move or are idle, 1 a divergence or a hang was found, 2 no worker was found
+             or none could be read, 3 the evidence does not decide
 """
 
 
 class AttachCommand:
-    """Look at living workers, traced or not, and say who stands apart; injects nothing."""
+    """Examine live workers, traced or not, and name the diverging rank; injects nothing."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
         parser.add_argument(
             "pids",
             nargs="*",
             type=int,
             metavar="PID",
-            help="workers; without any, those that run here are found by title (VLLM::Worker_...), "
-            "RANK in their environment, or a ring",
+            help="Process ids of workers (default: all workers on this host, found by their title "
+            "VLLM::Worker_..., by RANK in their environment, or by their ring)",
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
+        )
         parser.add_argument(
             "-o",
             "--output",
             metavar="DIR",
-            help="write all that was seen there, for `ncclscope diagnose DIR` anywhere",
+            help="Write all evidence to DIR, for `ncclscope diagnose DIR` on any machine",
         )
         parser.add_argument(
-            "--redact", action="store_true", help="leave paths and command lines out of that"
+            "--redact",
+            action="store_true",
+            help="Leave folders, command lines and environments out of DIR",
         )
         parser.add_argument(
             "--gap",
             type=float,
             default=None,
             metavar="SECONDS",
-            help="sample for so many seconds (default: 2, and up to 10 while ranks that wait may "
-            "be waiting for one that is late); what stands still for 10 s hangs",
+            help="Sample the processes for SECONDS (default: 2, extended to 10 while a late rank "
+            "may still arrive); with 10 s or more, ranks that have not moved are reported as hung",
         )
         parser.add_argument(
-            "--native", action="store_true", help="C frames and NCCL's own threads, by pystack"
+            "--native", action="store_true", help="Read C frames and NCCL's threads with pystack"
         )
         parser.add_argument(
             "--flight-recorder",
             action="store_true",
-            help="ask for torch's Flight Recorder dumps, where the job was set up for it",
+            help="Request torch's Flight Recorder dumps, where the job is set up for them",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Looks, concludes, prints."""
+        """Sample the workers, then print the verdict and write the bundle."""
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
         from ncclscope.attach.session import Options, sample_job
@@ -81,7 +85,7 @@ class AttachCommand:
         if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
             raise UsageError("--gap is a number of seconds from 0 to 3600")
         if arguments.redact and not arguments.output:
-            raise UsageError("--redact is about a bundle", "name its directory with -o DIR")
+            raise UsageError("--redact needs a bundle to write", "name its directory with -o DIR")
         directory = check_directory(arguments.output) if arguments.output else None
         seen = sample_job(
             Options.of(

@@ -21,54 +21,57 @@ _EPILOG = """\
   $ ncclscope check trace/ --baseline calls.lock --update   once; commit the file
   $ ncclscope check trace/ --baseline calls.lock            in CI
 
-The baseline is a text for people to review: what each rank posts, loops folded,
-communicators by their part (tp, dp) and not by rank, one section for each
-distinct sequence.
+The baseline is a text for review: the calls of each rank, with repeated calls
+as loops, communicators by kind (tp, dp) and not by rank, and one section for
+each distinct sequence.
 
-exit status: 0 as it should be, 1 the ranks or the baseline disagree,
+exit status: 0 the ranks and the baseline agree, 1 they disagree,
              2 usage or unreadable input
 """
 
 
 class CheckCommand:
-    """Fail where ranks disagree, or post something else than a stored sequence."""
+    """Fail if the ranks diverge from each other or from a stored baseline."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
         parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="ring or trace file, or a directory of them"
+            "paths", nargs="+", metavar="PATH", help="Ring or trace file, or a directory of them"
         )
         parser.add_argument(
-            "--baseline", type=Path, metavar="FILE", help="the stored sequence to compare with"
+            "--baseline", type=Path, metavar="FILE", help="Compare with the sequence stored in FILE"
         )
         parser.add_argument(
-            "--update", action="store_true", help="store the run's sequence in the baseline"
+            "--update", action="store_true", help="Store the run's sequence in the baseline"
         )
         parser.add_argument(
             "--ignore-shapes",
             action="store_true",
-            help="sizes of tensors do not count; a baseline written so says so itself",
+            help="Ignore tensor sizes; a baseline written with this option records it",
         )
         output = parser.add_mutually_exclusive_group()
         output.add_argument(
             "--format",
             choices=("text", "github", "junit"),
             default="text",
-            help="text, text with GitHub annotations, or JUnit XML (default: text)",
+            help="Print text, text with GitHub annotations, or JUnit XML (default: text)",
         )
-        output.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        output.add_argument(
+            "--json", action="store_true", help="Print the result as one JSON document on stdout"
+        )
         parser.add_argument(
             "--stall-after",
             type=_seconds,
             default=2.0,
             metavar="SECONDS",
-            help="ranks that waited so long before their process ended are stuck (default: 2)",
+            help="Report ranks as stuck that waited SECONDS or more before their process ended "
+            "(default: 2)",
         )
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
-        """Reads, compares, prints; stores where it is asked to."""
+        """Compare the run with its baseline and print the result; with ``--update`` store it."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.parity.report import check_run
         from ncclscope.readers import open_run
@@ -98,7 +101,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
 
 

@@ -29,60 +29,95 @@ _EPILOG = """\
   $ ncclscope diagnose hang/
 
 Each node runs `ncclscope collect --local -o -` and sends rings, dumps, traces and stacks as one
-tar.gz. PATH is on the nodes; without any it is what NCCLSCOPE_DIR names there and the processes
-write. A node that fails or takes too long costs nothing but its own delivery.
+tar.gz. PATH is a path on the nodes (default: $NCCLSCOPE_DIR there, and the rings that processes
+have open). A node that fails or exceeds its timeout does not affect the others.
 
-exit status: 0 all nodes delivered, 2 some did not (what the others sent is there), or usage
+exit status: 0 all nodes delivered, 2 a usage error, or some nodes did not deliver (the output of
+             the others is complete)
 """
 
 
 class CollectCommand:
-    """Bring rings, stacks and witnesses of all nodes of a job into one directory."""
+    """Collect rings, stacks and other evidence from all nodes of a job into one directory."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
         parser.add_argument(
-            "paths", nargs="*", metavar="PATH", help="directory of rings on the nodes, or a URL"
+            "paths", nargs="*", metavar="PATH", help="Directory of rings on the nodes, or a URL"
         )
         parser.add_argument(
-            "-o", "--output", required=True, metavar="DIR", help="where to; a URL will do"
+            "-o", "--output", required=True, metavar="DIR", help="Directory or URL to write to"
         )
         where = parser.add_mutually_exclusive_group()
-        where.add_argument("--local", action="store_true", help="this node; -o - writes a tar.gz")
-        where.add_argument("--ssh", metavar="HOSTS", help="node1,user@node2, or @FILE")
-        where.add_argument("--slurm", metavar="JOBID", help="each node of a job, by srun --overlap")
         where.add_argument(
-            "--kubernetes", metavar="PODS", help="pods of these labels, or pod/NAME,pod/NAME"
+            "--local", action="store_true", help="Collect from this node; -o - writes a tar.gz"
         )
-        where.add_argument("--ray", action="store_true", help="each node of a Ray cluster")
-        parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="each")
-        parser.add_argument("--parallel", type=int, default=32, metavar="N", help="nodes at a time")
-        parser.add_argument("--no-stacks", action="store_true", help="look at no process")
+        where.add_argument(
+            "--ssh", metavar="HOSTS", help="Collect by ssh from node1,user@node2, or from @FILE"
+        )
+        where.add_argument(
+            "--slurm", metavar="JOBID", help="Collect from each node of a job by srun --overlap"
+        )
+        where.add_argument(
+            "--kubernetes",
+            metavar="PODS",
+            help="Collect from pods with these labels, or from pod/NAME,pod/NAME",
+        )
+        where.add_argument(
+            "--ray", action="store_true", help="Collect from each node of a Ray cluster"
+        )
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            default=120.0,
+            metavar="SECONDS",
+            help="Timeout per node in seconds (default: 120)",
+        )
+        parser.add_argument(
+            "--parallel",
+            type=int,
+            default=32,
+            metavar="N",
+            help="Number of nodes to collect from at the same time (default: 32)",
+        )
+        parser.add_argument(
+            "--no-stacks", action="store_true", help="Collect files only; skip process stacks"
+        )
         parser.add_argument(
             "--gap",
             type=float,
             metavar="SECONDS",
-            help="sample stacks for so many seconds (default: 2 to 10, as `attach`)",
+            help="Sample stacks for SECONDS (default: 2 to 10, as `attach`)",
         )
         parser.add_argument(
             "--command",
             dest="program",
             default="",
             metavar="CMD",
-            help="how ncclscope runs on a node (default: as here; in a pod python3 -m ncclscope)",
+            help="Command that starts ncclscope on a node (default: the one that runs here; in a "
+            "pod python3 -m ncclscope)",
         )
-        parser.add_argument("--ssh-command", default="", metavar="CMD", help="ssh with options")
-        parser.add_argument("-n", "--namespace", default="", help="of the pods")
-        parser.add_argument("--container", default="", help="of the pods")
-        parser.add_argument("--image", default="", help="of an ephemeral container to run in")
         parser.add_argument(
-            "--ray-address", default="auto", metavar="ADDRESS", help="of the cluster"
+            "--ssh-command", default="", metavar="CMD", help="ssh program and its options"
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument("-n", "--namespace", default="", help="Namespace of the pods")
+        parser.add_argument("--container", default="", help="Container of the pods")
+        parser.add_argument(
+            "--image", default="", help="Run in an ephemeral container of this image"
+        )
+        parser.add_argument(
+            "--ray-address",
+            default="auto",
+            metavar="ADDRESS",
+            help="Address of the Ray cluster (default: auto)",
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="Print the result as one JSON document on stdout"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Asks all nodes, unpacks, reports."""
+        """Collect from all nodes and report each delivery."""
         from ncclscope.collect.node import Wanted
 
         for name, least, most in (("timeout", 0.1, 86_400.0), ("gap", 0.0, 3600.0)):
@@ -95,7 +130,7 @@ class CollectCommand:
         if arguments.local and arguments.output == "-":
             return _send(wanted)
         if arguments.output == "-":
-            raise UsageError("only one node is a stream", "-o - goes with --local")
+            raise UsageError("only --local can write to stdout", "name a directory with -o DIR")
         return _gather(arguments)
 
 
@@ -103,7 +138,7 @@ def _send(wanted: Wanted) -> int:
     from ncclscope.collect.node import write_node
 
     if sys.stdout.isatty():
-        raise UsageError("an archive is nothing for a terminal", "send it elsewhere, or -o DIR")
+        raise UsageError("stdout is a terminal, not a file", "redirect it, or name -o DIR")
     write_node(sys.stdout.buffer, wanted, _say)
     return 0
 
@@ -173,12 +208,13 @@ def _nodes(arguments: argparse.Namespace) -> Sequence[Node]:
     if arguments.paths and all(is_url(path) for path in arguments.paths):
         return commands.urls(arguments.paths, commands.own_command())
     raise UsageError(
-        "which nodes?", "--ray, --slurm JOBID, --kubernetes PODS, --ssh HOSTS or --local"
+        "no nodes to collect from",
+        "name them with --ray, --slurm JOBID, --kubernetes PODS, --ssh HOSTS or --local",
     )
 
 
 def _remote(arguments: argparse.Namespace, pods: object = None) -> list[str]:
-    """Returns what is run on each node."""
+    """Return the command line that each node runs."""
     from ncclscope.collect.commands import TARGET_ROOT, own_command
 
     paths = list(arguments.paths)

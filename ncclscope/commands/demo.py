@@ -19,10 +19,10 @@ __all__ = ["DemoCommand", "agrees"]
 
 
 class DemoCommand:
-    """Reproduce a hang with real processes, kill them, and explain it from what is left."""
+    """Reproduce a hang with real processes, kill them, and diagnose it from their rings."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         from ncclscope.lab.faults import fault_names
         from ncclscope.lab.plan import BACKENDS
 
@@ -30,28 +30,37 @@ class DemoCommand:
             "--fault",
             metavar="NAME",
             default="divergent_dispatch",
-            help=f"what goes wrong: {', '.join(fault_names())} (default: divergent_dispatch)",
+            help=f"Fault to inject: {', '.join(fault_names())} (default: divergent_dispatch)",
         )
-        parser.add_argument("--tp", type=int, default=4, help="ranks of one replica (default: 4)")
-        parser.add_argument("--dp", type=int, default=2, help="replicas (default: 2)")
         parser.add_argument(
-            "--seed", type=int, default=0, help="decides batches, rank and step (default: 0)"
+            "--tp", type=int, default=4, help="Tensor-parallel ranks per replica (default: 4)"
         )
-        parser.add_argument("--backend", choices=BACKENDS, default="gloo", help="default: gloo")
+        parser.add_argument("--dp", type=int, default=2, help="Data-parallel replicas (default: 2)")
         parser.add_argument(
-            "--dir", type=Path, help="keep the rings here, for `ncclscope diagnose`"
+            "--seed",
+            type=int,
+            default=0,
+            help="Seed of batch sizes, faulty rank and faulty step (default: 0)",
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--backend", choices=BACKENDS, default="gloo", help="Collective backend (default: gloo)"
+        )
+        parser.add_argument(
+            "--dir", type=Path, help="Keep the rings in DIR, for `ncclscope diagnose`"
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
+        )
         parser.add_argument(
             "--stall-after",
             type=float,
             default=3.0,
             metavar="SECONDS",
-            help="seconds without progress that count as a hang (default: 3)",
+            help="Report a hang after SECONDS without progress (default: 3)",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Runs, kills, reads, explains."""
+        """Run the faulty program, kill it, and print the verdict beside the injected fault."""
         from ncclscope.lab.plan import Program
 
         program = Program(
@@ -89,15 +98,15 @@ class DemoCommand:
 
 
 def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
-    """Whether a verdict names what was planted: kind, ranks and communicator.
+    """Return whether a verdict names the injected fault: kind, ranks and communicator.
 
     Args:
-        verdict: From the records alone.
-        planted: From :meth:`ncclscope.lab.plan.Program.planted`.
+        verdict: Diagnosis of the rings.
+        planted: The fault, from :meth:`ncclscope.lab.plan.Program.planted`.
     """
     if planted["kind"] is None:
         return verdict.status == "ok"
-    # Where nothing went wrong, what may go wrong one day is all there is to name.
+    # A latent fault hangs nothing: it is the first finding, and there is no cause.
     cause = verdict.cause or next(iter(verdict.findings), None)
     if cause is None or cause.kind != planted["kind"]:
         return False
@@ -109,18 +118,18 @@ def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:
     if cause.comm is None:
         return False
     if cause.kind in ("not_joined", "dead_rank"):
-        # A rank that is gone is missed on every communicator that it is a member of.
+        # A rank that is gone is missing on every communicator that it is a member of.
         return cause.diverging_ranks[0] in cause.comm.ranks
     return list(cause.comm.ranks) == list(comm["ranks"])
 
 
 def _memory() -> str | None:
-    """Where a demonstration's rings go: memory, where there is such a place."""
+    """Return the directory for temporary rings: shared memory, if the machine has it."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _watch(laboratory: Laboratory, stall_after: float) -> None:
-    """Shows how far the ranks are until they have ended or stand still."""
+    """Show the progress of the ranks until they have ended or no longer move."""
     from rich.progress import Progress as Bars
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -145,7 +154,7 @@ def _watch(laboratory: Laboratory, stall_after: float) -> None:
     end = {
         "stalled": f"nothing has moved for {stall_after:g} s: killing all ranks with SIGKILL",
         "failed": "a rank has died: killing the others with SIGKILL",
-        "finished": "all ranks came to their end",
+        "finished": "all ranks finished",
     }
     console.print(end.get(laboratory.outcome, laboratory.outcome))
 
@@ -161,9 +170,9 @@ def _print(verdict: Verdict, planted: Mapping[str, Any], named: bool) -> None:
     console = stdout_console()
     print_verdict(verdict, console)
     console.print(Text("\nPLANTED", style="bold"))
-    said = [Text(f"{planted['fault']}: {planted['summary']}")]
+    lines = [Text(f"{planted['fault']}: {planted['summary']}")]
     if named:
-        said.append(Text("The verdict names it.", style="green"))
+        lines.append(Text("The verdict names it.", style="green"))
     else:
-        said.append(Text("The verdict does not name it.", style="bold red"))
-    console.print(Padding(Group(*said), (0, 0, 0, 2)))
+        lines.append(Text("The verdict does not name it.", style="bold red"))
+    console.print(Padding(Group(*lines), (0, 0, 0, 2)))

@@ -18,26 +18,33 @@ __all__ = ["DiagnoseCommand"]
 
 
 class DiagnoseCommand:
-    """Say who left the common sequence, from what survived on disk."""
+    """Name the rank that diverged from its peers, from rings, dumps and traces on disk."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         self._parser = parser
         parser.add_argument(
-            "paths", nargs="*", metavar="PATH", help="ring or trace file, or a directory of them"
+            "paths",
+            nargs="*",
+            metavar="PATH",
+            help="Ring, Flight Recorder dump or trace file, or a directory of them",
         )
-        add_ray_options(
-            parser, "PATH is on the nodes of a Ray cluster, and its rings are examined there"
+        add_ray_options(parser, "Read PATH on each node of a Ray cluster")
+        parser.add_argument(
+            "--ray-timeout",
+            type=float,
+            default=60.0,
+            metavar="SECONDS",
+            help="Timeout per Ray node in seconds (default: 60)",
         )
         parser.add_argument(
-            "--ray-timeout", type=float, default=60.0, metavar="SECONDS", help="for a node's answer"
+            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
         add_stall_options(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
-        """Reads, compares, prints."""
+        """Read the input, compare the ranks and print the verdict."""
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.progress import progress_for
@@ -70,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> Run:
 
 
 def _remote_run(arguments: argparse.Namespace) -> Run:
-    """Has each node reduce its own rings; what is asked of them besides, is asked as it goes."""
+    """Return a run whose rings each Ray node summarises; calls are fetched when needed."""
     from ncclscope.collect.ray_nodes import connect, members
     from ncclscope.remote.fleet import Fleet
     from ncclscope.remote.ray_client import RayClient

@@ -20,10 +20,10 @@ __all__ = ["DiffCommand"]
 SCHEMA = 1
 
 _EPILOG = """\
-Each of A and B is a directory (a run), a file (one rank), or DIR#3, which is
-rank 3 of the run in DIR. Two runs are compared rank by rank. Communicators are
-paired by their key, or by the part they play (tp, dp) where keys differ. What
-repeats is folded: "61 ×" stands for 61 times in a row.
+Each of A and B is a directory (a run), a file (one rank), or DIR#3 (rank 3 of
+the run in DIR). Two runs are compared rank by rank. Communicators are paired by
+key, or by kind (tp, dp) where keys differ. Repeated calls are shown as a loop:
+"61 ×" means 61 times in a row.
 
   $ ncclscope diff trace#2 trace#3            two ranks of one run
   $ ncclscope diff yesterday/ today/          two runs of one program
@@ -37,26 +37,26 @@ class DiffCommand:
     """Compare the call sequences of two ranks, or of two runs."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
-        parser.add_argument("a", metavar="A", help="directory, file, or DIR#RANK")
-        parser.add_argument("b", metavar="B", help="what it is compared with")
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument("a", metavar="A", help="Directory, file, or DIR#RANK")
+        parser.add_argument("b", metavar="B", help="Directory, file, or DIR#RANK to compare with A")
         parser.add_argument(
-            "--ignore-shapes", action="store_true", help="sizes of tensors do not count"
+            "--json", action="store_true", help="Print the result as one JSON document on stdout"
         )
+        parser.add_argument("--ignore-shapes", action="store_true", help="Ignore tensor sizes")
         parser.add_argument(
             "-U",
             "--unified",
             type=_lines,
             default=3,
             metavar="LINES",
-            help="equal lines around each change, a loop counting as one (default: 3)",
+            help="Show LINES equal lines around each change; a loop is one line (default: 3)",
         )
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
-        """Reads, compares, prints."""
+        """Compare two ranks or two runs and print the differences."""
         from ncclscope.model import Rank
         from ncclscope.parity.comparison import compare_ranks, compare_runs
         from ncclscope.parity.selection import open_selection
@@ -70,7 +70,7 @@ class DiffCommand:
         with progress_for(json=arguments.json):
             a, b = open_selection(arguments.a), open_selection(arguments.b)
             if isinstance(a, Rank) and isinstance(b, Rank):
-                # Between two ranks of one job, the one's sends are the other's receives.
+                # Two ranks of one job have different sends and receives: do not compare them.
                 pairs = [compare_ranks(a, b, words, shapes=shapes, p2p=a.rank == b.rank)]
             elif isinstance(a, Rank) or isinstance(b, Rank):
                 one = arguments.a if isinstance(a, Rank) else arguments.b
@@ -113,5 +113,5 @@ def _side(name: str, side: Run | Rank) -> dict[str, Any]:
 
 def _lines(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return min(int(text), 1 << 20)

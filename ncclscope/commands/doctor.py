@@ -9,21 +9,22 @@ import sys
 __all__ = ["DoctorCommand"]
 
 _EPILOG = """\
-exit status: 0 where a job can be traced or looked at, whatever else is missing; 2 where neither
-             is possible
+exit status: 0 jobs can be traced or attached to, whatever else is missing; 2 neither is possible
 """
 
 
 class DoctorCommand:
-    """Show what this machine and this installation allow, and what would enable the rest."""
+    """Check what this machine and installation support, and say how to enable the rest."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
-        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--json", action="store_true", help="Print the checks as one JSON document on stdout"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Checks and prints."""
+        """Run all checks and print their results."""
         from ncclscope.doctor.checks import check_all, is_useful
         from ncclscope.render.console.doctor import render_checks
         from ncclscope.render.console.terminal import stdout_console

@@ -31,61 +31,68 @@ formats:
   $ ncclscope export DIR --format jsonl -o trace/                and `ncclscope diagnose trace/`
   $ ncclscope export DIR --format csv --comm tp:0 --around 173 -o tables/
 
-A selection leaves calls their numbers. What was overwritten in a ring is in no other format.
+Selected calls keep their sequence numbers. Records that a ring has overwritten cannot be exported.
 
-exit status: 0 it is written, 2 usage, unreadable input, or nothing could be written
+exit status: 0 the output is written, 2 usage, unreadable input, or an output that cannot be written
 """
 _SPAN = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)s")
 
 
 class ExportCommand:
-    """Write what was recorded in another format."""
+    """Convert recorded calls to another format."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         width = max(map(len, FORMATS))
         parser.epilog = _EPILOG.format(
             formats="\n".join(f"  {name:{width}}  {one.help}" for name, one in FORMATS.items())
         )
         parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="what `ncclscope diagnose` reads"
+            "paths", nargs="+", metavar="PATH", help="Any input of `ncclscope diagnose`"
         )
-        parser.add_argument("--format", required=True, choices=list(FORMATS), help="see below")
+        parser.add_argument(
+            "--format", required=True, choices=list(FORMATS), help="Format to write; see below"
+        )
         parser.add_argument(
             "-o",
             "--output",
             required=True,
             metavar="OUT",
-            help="a file or, where a format has several, a directory; - for stdout",
+            help="File to write, or directory for a format of several files; - for stdout",
         )
         parser.add_argument(
-            "--ranks", type=_ranks, default=(), metavar="RANKS", help="only these, as 0-3,13"
+            "--ranks",
+            type=_ranks,
+            default=(),
+            metavar="RANKS",
+            help="Export only these ranks, for example 0-3,13",
         )
         parser.add_argument(
             "--comm",
             action="append",
             default=[],
             metavar="LABEL",
-            help="only communicators of this label or key; may be given again",
+            help="Export only communicators with this label or key; repeat for several",
         )
         parser.add_argument(
             "--around",
             type=_around,
             metavar="SEQ",
-            help="only calls around this number on their communicator: 173, or 173:20 for 20 on "
-            "each side (default: 50)",
+            help="Export only calls around sequence number SEQ on their communicator: 173, or "
+            "173:20 for 20 calls on each side (default: 50)",
         )
         parser.add_argument(
             "--last",
             type=_last,
             metavar="N",
-            help="only the last N calls of each rank, or 2.5s: the seconds before the newest call",
+            help="Export only the last N calls of each rank, or with 2.5s the calls of the last "
+            "2.5 seconds before the newest",
         )
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
-        """Reads, selects, writes."""
+        """Read the input, select calls and write them."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.export.selection import Selection, select
         from ncclscope.readers import open_run
@@ -95,7 +102,9 @@ class ExportCommand:
         target = None if arguments.output == "-" else Path(arguments.output)
         selection = _selection(arguments)
         if chosen.is_whole and selection != Selection():
-            raise UsageError(f"{arguments.format} is about a whole run", "select no part of it")
+            raise UsageError(
+                f"{arguments.format} describes a whole run", "leave out --ranks, --comm and so on"
+            )
         _check(target, chosen)
         write = chosen.writer()
         with progress_for(json=target is None):
@@ -105,7 +114,7 @@ class ExportCommand:
                 print(f"ncclscope: {note}", file=sys.stderr)
             run = select(sound, selection)
             if not any(rank.logs or rank.p2p for rank in (*run.ranks, *run.others)):
-                raise UsageError("no calls were recorded there", "stacks alone have no export")
+                raise UsageError("the input holds no recorded calls", "stacks cannot be exported")
             try:
                 _write(run, write, target, chosen)
             except OSError as error:
@@ -138,11 +147,11 @@ def _selection(arguments: argparse.Namespace) -> Selection:
 
 
 def _check(target: Path | None, chosen: Format) -> None:
-    """Refuses to write over anything: what is there may be the evidence itself."""
+    """Refuse to overwrite anything: the target may be the evidence itself."""
     advice = "name a new one with -o"
     if target is None:
         if chosen.is_directory:
-            raise UsageError("this format has a file for each rank or table", "name a directory")
+            raise UsageError("this format writes several files", "name a directory with -o")
         return
     try:
         if target.is_dir():
@@ -153,14 +162,14 @@ def _check(target: Path | None, chosen: Format) -> None:
         elif target.exists() or target.is_symlink():
             raise UsageError(f"{target} exists", advice)
         elif not chosen.is_directory and not target.parent.is_dir():
-            raise UsageError(f"{target.parent} is no directory", advice)
+            raise UsageError(f"{target.parent} is not a directory", advice)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{target} cannot be used: {reason}", advice) from None
 
 
 def _write(run: Run, write: object, target: Path | None, chosen: Format) -> None:
-    """Writes beside the place and moves it there, so that nothing is there by halves."""
+    """Write to a temporary file and rename it, so that no partial file is left."""
     assert callable(write)
     if target is None:
         with tempfile.TemporaryDirectory(prefix="ncclscope-") as folder:
@@ -174,7 +183,7 @@ def _write(run: Run, write: object, target: Path | None, chosen: Format) -> None
         write(run, target)
         return
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-        # The whole name counts: a last .gz packs.
+        # Keep the whole name: a final .gz selects compression.
         file = Path(folder, target.name)
         write(run, file)
         file.replace(target)
@@ -185,7 +194,7 @@ def _ranks(text: str) -> tuple[tuple[int, int], ...]:
     for part in re.split(r"[,\s]+", text.strip()):
         found = _SPAN.fullmatch(part)
         if found is None:
-            raise argparse.ArgumentTypeError(f"{text!r} names no ranks, as 0-3,13 does")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks such as 0-3,13")
         spans.append((int(found[1]), int(found[2] or found[1])))
     return tuple(spans)
 
@@ -195,7 +204,7 @@ def _around(text: str) -> tuple[int, int]:
 
     found = re.fullmatch(r"(\d{1,15})(?::(\d{1,9}))?", text)
     if found is None or int(found[1]) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a call, as 173 or 173:20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a call number such as 173 or 173:20")
     return int(found[1]), CONTEXT if found[2] is None else int(found[2])
 
 
@@ -205,4 +214,6 @@ def _last(text: str) -> tuple[int | None, int | None]:
         return None, int(float(seconds[1]) * 1e9)
     if text.isdecimal() and 0 < len(text) < 16 and int(text) > 0:
         return int(text), None
-    raise argparse.ArgumentTypeError(f"{text!r} is neither a number of calls nor seconds, as 2.5s")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither a number of calls nor of seconds such as 2.5s"
+    )

@@ -8,26 +8,31 @@ __all__ = ["add_ray_options", "add_stall_options"]
 
 
 def add_stall_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how long a rank must have waited to count as stuck, dead or alive."""
+    """Add the thresholds in seconds above which a waiting rank is reported as stuck."""
     parser.add_argument(
         "--stall-after",
         type=float,
         default=2.0,
         metavar="SECONDS",
-        help="ranks that waited so long before their process ended are stuck (default: 2)",
+        help="Report ranks as stuck that waited SECONDS or more before their process ended "
+        "(default: 2)",
     )
     parser.add_argument(
         "--live-stall-after",
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="the same for processes that still run (default: 10)",
+        help="Report ranks as stuck that have waited SECONDS or more in a process that still "
+        "runs (default: 10)",
     )
 
 
 def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
-    """Adds what names a Ray cluster, and how long its nodes are waited for."""
+    """Add the options that name a Ray cluster; ``help`` describes ``--ray``."""
     parser.add_argument("--ray", action="store_true", help=help)
     parser.add_argument(
-        "--ray-address", default="auto", metavar="ADDRESS", help="of the cluster (default: auto)"
+        "--ray-address",
+        default="auto",
+        metavar="ADDRESS",
+        help="Address of the Ray cluster (default: auto)",
     )

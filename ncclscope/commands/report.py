@@ -17,42 +17,44 @@ from ncclscope.resources import economy
 __all__ = ["ReportCommand"]
 
 _EPILOG = """\
-The page opens without a network, in any browser, and prints. It holds the verdict, how each
-statement is known, the calls of all ranks side by side around the first difference, who waits for
-whom, and the last seconds; of a bundle of `ncclscope attach -o DIR` also stacks and witnesses.
+The page opens without a network, in any browser, and prints. It shows the verdict and its evidence,
+the calls of all ranks side by side around the first difference, the wait-for graph and a timeline.
+For a bundle of `ncclscope attach -o DIR` it also shows stacks and other data sources.
 
---redact leaves out folders, command lines and environments. What stays: names of files and
-functions, line numbers, host names, pids, the names of communicators, parameters of calls.
+--redact removes folders, command lines and environments. It keeps names of files and functions,
+line numbers, host names, pids, communicator labels and parameters of calls.
 
-exit status: that of `ncclscope diagnose`: 0 the ranks agree, 1 a divergence or a hang was found,
-             2 usage, unreadable input, or a page that cannot be written
+exit status: 0 the ranks agree, 1 a divergence or a hang was found, 2 usage, unreadable input, or a
+             page that cannot be written, 3 the evidence does not decide
 """
 
 
 class ReportCommand:
-    """Write the verdict and what it rests on as one HTML file."""
+    """Write the verdict and its evidence as one HTML file."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
         parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="what `ncclscope diagnose` reads"
+            "paths", nargs="+", metavar="PATH", help="Any input of `ncclscope diagnose`"
         )
         parser.add_argument(
             "-o",
             "--output",
             default="ncclscope-report.html",
             metavar="FILE",
-            help="the page, - for stdout (default: ncclscope-report.html)",
+            help="HTML file to write; - for stdout (default: ncclscope-report.html)",
         )
         parser.add_argument(
-            "--redact", action="store_true", help="leave folders and command lines out"
+            "--redact",
+            action="store_true",
+            help="Leave out folders, command lines and environments",
         )
         add_stall_options(parser)
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
-        """Reads, compares, writes."""
+        """Read the input, compare the ranks and write the page."""
         from ncclscope.analysis.damaged import readable
         from ncclscope.analysis.verdict import diagnose
         from ncclscope.readers import open_run
@@ -88,24 +90,24 @@ class ReportCommand:
 
 
 def _check(target: Path, first: str) -> None:
-    """Refuses to write over anything but a page of ours, before time is spent on reading."""
+    """Refuse to overwrite anything but a report, before the input is read."""
     advice = "name another file with -o"
     if target.is_dir():
         raise UsageError(f"{target} is a directory", advice)
     try:
         with open(target, encoding="utf-8", errors="replace") as file:
             if file.read(len(first)) not in ("", first):
-                raise UsageError(f"{target} exists and is no report", advice)
+                raise UsageError(f"{target} exists and is not a report", advice)
     except FileNotFoundError:
         if not target.parent.is_dir():
-            raise UsageError(f"{target.parent} is no directory", advice) from None
+            raise UsageError(f"{target.parent} is not a directory", advice) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{target} cannot be written: {reason}", advice) from None
 
 
 def _write(target: Path, data: bytes) -> None:
-    """Puts the page there whole or not at all."""
+    """Write the page to a temporary file and rename it, so that no partial page is left."""
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with open(descriptor, "wb") as file:

@@ -28,17 +28,22 @@ class RunCommand:
     """Start a program with tracing on, one ring file per process."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.usage = "%(prog)s [--dir DIR] -- COMMAND ..."
         parser.add_argument(
-            "--dir", metavar="DIR", help="where the rings go (default: a new folder in /dev/shm)"
+            "--dir",
+            metavar="DIR",
+            help="Directory for the rings (default: a new directory in /dev/shm)",
         )
         parser.add_argument(
-            "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, as it is"
+            "program",
+            nargs=argparse.REMAINDER,
+            metavar="COMMAND",
+            help="Program to run, with its arguments",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the program and returns its exit status, as a shell would."""
+        """Run the program and return its exit status, as a shell would."""
         command = list(arguments.program)
         if command[:1] == ["--"]:
             del command[0]
@@ -60,7 +65,7 @@ class RunCommand:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Returns ours with what has every Python of the program install the patches."""
+    """Return our environment, extended so that each Python process installs the patches."""
     bootstrap = Path(session.__file__).parent / "bootstrap"
     path = os.environ.get("PYTHONPATH")
     return {
@@ -73,7 +78,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _run_name() -> str:
-    """Names the run: alike on all nodes where each is started by a task of the same Slurm step."""
+    """Return a name for the run, the same for all tasks of one Slurm step."""
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")]
     if all(part.isdecimal() for part in step):
         return f"slurm-{step[0]}.{step[1]}"
@@ -87,14 +92,14 @@ def _default_directory() -> Path:
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 home.mkdir(mode=0o700)
-            # The folder above is everybody's: this one may have been put there for us.
+            # Anybody can write to the parent: another user may have made this directory.
             found = home.lstat()
             if home.is_symlink() or found.st_uid != os.getuid():
                 continue
             directory = home / name
             directory.mkdir(mode=0o700)
             return directory.resolve()
-    raise UsageError("no folder can be made for the rings", "name one with --dir")
+    raise UsageError("no directory for the rings can be made", "name one with --dir")
 
 
 def _rings(directory: Path) -> Iterator[str]:
@@ -105,10 +110,10 @@ def _rings(directory: Path) -> Iterator[str]:
 
 
 def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Runs a program and passes signals on to it.
+    """Run a program, pass signals on to it, and return its exit status as a shell would.
 
-    Signals are waited for, not handled, because only so can be seen where one comes from:
-    Ctrl-C reaches the program from the terminal, and must not reach it twice.
+    Block the signals and wait for them, because only ``sigwaitinfo`` reports their sender: the
+    terminal sends Ctrl-C to the program as well, which must not receive it twice.
     """
     awaited = _PASSED_ON | {signal.SIGCHLD}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -125,13 +130,13 @@ def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
                 if ended:
                     code = os.waitstatus_to_exitcode(status)
                     return code if code >= 0 else 128 - code
-            elif received.si_pid:  # a process sent it; the terminal has none
+            elif received.si_pid:  # sent by a process, not by the terminal
                 os.kill(pid, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _say(text: str) -> None:
-    # Nobody may be listening any more; the program's exit status counts for more.
+    # stderr may be closed; the program's exit status matters more than a message.
     with contextlib.suppress(OSError, ValueError):
         print(f"ncclscope: {text}", file=sys.stderr, flush=True)

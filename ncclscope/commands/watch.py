@@ -25,89 +25,92 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchCommand"]
 
-_FILED = 1.0
-"""Seconds between two text files."""
+_TEXTFILE_SECONDS = 1.0
+"""Seconds between two updates of the metrics file."""
 _STATUSES = {
     "ok": "the ranks agree",
     "incomplete": "ranks are missing, the others agree",
     "diverged": "the ranks differ",
-    "hung": "ranks waited in vain",
+    "hung": "ranks waited and their call did not complete",
     "unknown": "the records do not show whether the ranks agree",
 }
 _REMOTE_SECONDS = 10.0
-"""How long a node may take to report; looks wait for it."""
+"""Timeout of one poll of a Ray node, in seconds."""
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
 class WatchCommand:
-    """Watch a job while it runs, and say when its ranks part or stand still."""
+    """Watch a running job and report when its ranks diverge or hang."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Add the command's arguments to its parser."""
         parser.add_argument(
             "directory",
             nargs="?",
             type=Path,
             metavar="DIR",
-            help="where the rings are, or will be (default: $NCCLSCOPE_DIR)",
+            help="Directory of the rings; it may appear later (default: $NCCLSCOPE_DIR)",
         )
-        parser.add_argument("--once", action="store_true", help="one verdict, and end")
+        parser.add_argument("--once", action="store_true", help="Print one verdict and exit")
         parser.add_argument(
-            "--json", action="store_true", help="one document a line, whenever the status changes"
+            "--json",
+            action="store_true",
+            help="Print one JSON document per line, whenever the status changes",
         )
         parser.add_argument(
             "--until-divergence",
             action="store_true",
-            help="end with status 1 at the first divergence or hang; when all processes have ended "
-            "for --stall seconds, with the status of what they left",
+            help="Exit with status 1 at the first divergence or hang, or --stall seconds after all "
+            "processes have ended, with the status of their records",
         )
         parser.add_argument(
             "--plain",
             action="store_true",
-            help="a line whenever the status changes, also on a terminal",
+            help="Print a line whenever the status changes, even on a terminal",
         )
         parser.add_argument(
             "--stall",
             type=float,
             default=10.0,
             metavar="SECONDS",
-            help="no progress for so long, inside of a call, is a hang (default: 10)",
+            help="Report a hang after SECONDS without progress inside a collective (default: 10)",
         )
         parser.add_argument(
             "--interval",
             type=float,
             default=0.1,
             metavar="SECONDS",
-            help="time between two looks (default: 0.1)",
+            help="Poll the rings every SECONDS (default: 0.1)",
         )
         parser.add_argument(
             "--bundle",
             type=Path,
             metavar="DIR",
-            help="at a divergence or hang, keep rings and verdict in a new folder in DIR",
+            help="At a divergence or hang, save rings and verdict to a new folder in DIR",
         )
         parser.add_argument(
             "--on-hang",
             default="",
             metavar="CMD",
-            help="then run this, with the verdict on stdin and $NCCLSCOPE_BUNDLE",
+            help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path "
+            "in $NCCLSCOPE_BUNDLE",
         )
         parser.add_argument(
             "--kill",
             action="store_true",
-            help="then end the workers with SIGKILL, for a supervisor to start them anew",
+            help="At a divergence or hang, end the workers with SIGKILL, so that their supervisor "
+            "restarts them",
         )
         parser.add_argument(
             "--textfile",
             type=Path,
             metavar="FILE",
-            help="keep a Prometheus text file up to date, for node_exporter",
+            help="Write metrics to FILE in Prometheus' text format, for node_exporter",
         )
-
-        add_ray_options(parser, "DIR is on the nodes of a Ray cluster, whose actors report")
+        add_ray_options(parser, "Watch DIR on each node of a Ray cluster")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Looks until it is told to stop, or has found what it was to wait for."""
+        """Poll the rings until interrupted, or until the event of ``--until-divergence``."""
         from ncclscope.watch.actions import Actions
         from ncclscope.watch.gpu_load import GpuLoad
         from ncclscope.watch.watch import Watcher
@@ -115,12 +118,12 @@ class WatchCommand:
         directory = _directory(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill, _attach_screen)
         actions.check()
-        elsewhere = _elsewhere(arguments)
-        gpus = GpuLoad() if elsewhere is None else None
-        watcher = Watcher(directory, stall=arguments.stall, rings=elsewhere, gpus=gpus)
+        remote = _remote_rings(arguments)
+        gpus = GpuLoad() if remote is None else None
+        watcher = Watcher(directory, stall=arguments.stall, rings=remote, gpus=gpus)
         if arguments.once:
             return _once(watcher, arguments)
-        # A supervisor ends it so, or a line that goes down; the terminal is to be as it was.
+        # Exit in order on SIGTERM and SIGHUP, so that the terminal is restored.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _end)
@@ -136,9 +139,11 @@ def _watch(
         began = time.monotonic()
         poll = watcher.poll()
         troubles += poll.news
-        if arguments.textfile is not None and (poll.changed or began - filed_at >= _FILED):
+        if arguments.textfile is not None and (
+            poll.changed or began - filed_at >= _TEXTFILE_SECONDS
+        ):
             filed_at = began
-            _file(arguments.textfile, poll, troubles)
+            _write_metrics(arguments.textfile, poll, troubles)
         output.show(poll)
         if poll.news:
             _act(actions, poll, output)
@@ -152,17 +157,17 @@ def _watch(
 
 
 def _act(actions: Actions, poll: Poll, output: Output) -> None:
-    # What a command prints is not to be printed over a picture.
+    # The command of --on-hang may print: give it the terminal.
     with output.away() if actions.command else contextlib.nullcontext():
-        said = actions.act(poll).said
-    for line in said:
+        messages = actions.act(poll).said
+    for line in messages:
         output.say(line)
 
 
 def _conclude(watcher: Watcher, poll: Poll, output: Output) -> int:
-    """Ends a wait for what can no longer come, with what is to be said of what was left."""
+    """Report the final verdict of a job whose processes have all ended; return its status."""
     verdict = watcher.last_word()
-    if poll.verdict is None:  # it had ended before anybody looked
+    if poll.verdict is None:  # the job had ended before the first poll
         output.show(replace(poll, verdict=verdict, status=verdict.status, changed=True))
     count = len(poll.ranks)
     who = "1 process has" if count == 1 else f"{count} processes have"
@@ -189,7 +194,7 @@ def _attach_screen(verdict: Verdict) -> str:
 
 
 def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
-    """Gives one verdict: of what runs, else of what is left."""
+    """Print one verdict, on the running job or on the records of an ended one."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.readers import open_run
     from ncclscope.render.console.terminal import stdout_console
@@ -197,7 +202,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
     if not watcher.directory.is_dir():
-        raise UsageError(f"{watcher.directory} is no directory", "name the one with the rings")
+        raise UsageError(f"{watcher.directory} is not a directory", "name the one with the rings")
     poll = watcher.poll()
     if watcher.is_undecided:
         time.sleep(AGAIN_SPINNING)
@@ -212,7 +217,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     else:
         print_verdict(verdict, stdout_console())
     if arguments.textfile is not None:
-        _file(arguments.textfile, poll, int(poll.in_trouble))
+        _write_metrics(arguments.textfile, poll, int(poll.in_trouble))
     return verdict.exit_status
 
 
@@ -224,7 +229,7 @@ def _directory(arguments: argparse.Namespace) -> Path:
         if not least <= getattr(arguments, name) <= most:
             raise UsageError(f"--{name} must be from {least:g} to {most:g} seconds")
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
-        raise UsageError(f"{arguments.textfile.parent} is no directory", "make it first")
+        raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
     directory: Path | None = arguments.directory
     if arguments.ray:
         return directory or Path("NCCLSCOPE_DIR of each node")
@@ -233,12 +238,12 @@ def _directory(arguments: argparse.Namespace) -> Path:
     if directory is None:
         raise UsageError("no directory to watch", "name one, or set NCCLSCOPE_DIR")
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is no directory", "name the one with the rings")
+        raise UsageError(f"{directory} is not a directory", "name the one with the rings")
     return directory
 
 
-def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
-    """Returns the rings of a Ray cluster's nodes, where they are asked for."""
+def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
+    """Return the rings of a Ray cluster's nodes; None without ``--ray``."""
     if not arguments.ray:
         return None
     if arguments.once:
@@ -246,7 +251,7 @@ def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
     if arguments.bundle is not None or arguments.kill:
         raise UsageError(
             "--bundle and --kill reach this machine only",
-            "--on-hang 'ncclscope collect --ray -o DIR' keeps what all nodes have",
+            "--on-hang 'ncclscope collect --ray -o DIR' collects from all nodes",
         )
     from ncclscope.collect.ray_nodes import connect, members
     from ncclscope.remote.cursor import RemoteRings
@@ -257,7 +262,7 @@ def _elsewhere(arguments: argparse.Namespace) -> Rings | None:
     return RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
 
 
-def _file(path: Path, poll: Poll, troubles: int) -> None:
+def _write_metrics(path: Path, poll: Poll, troubles: int) -> None:
     from ncclscope.tracing.warning import warn_once
     from ncclscope.watch.textfile import write_textfile
 

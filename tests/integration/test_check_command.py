@@ -136,7 +136,7 @@ def test_update_leaves_a_file_alone_that_says_the_same(healthy: Path, baseline: 
     done = ncclscope("check", healthy, "--baseline", baseline, "--update")
 
     assert done.returncode == 0
-    assert "left as it is" in done.stdout
+    assert "not written, nothing has changed" in done.stdout
     assert baseline.read_text() == edited
 
 
@@ -158,7 +158,7 @@ def test_ranks_that_disagree_end_with_1_and_nothing_is_written(
 
     assert done.returncode == 1
     assert "op mismatch" in done.stdout
-    assert "not looked at" in done.stdout
+    assert "not compared" in done.stdout
     assert baseline.read_text() == before
 
 
@@ -232,8 +232,8 @@ def test_junit_is_xml_with_two_cases(healthy: Path, diverged: Path, baseline: Pa
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--stall-after", "nan"], "'nan' is no number of seconds"),
-        (["--stall-after", "-1"], "'-1' is no number of seconds"),
+        (["--stall-after", "nan"], "'nan' is not a number of seconds"),
+        (["--stall-after", "-1"], "'-1' is not a number of seconds"),
         (["--json", "--format", "junit"], "not allowed with argument --json"),
     ],
 )

@@ -175,7 +175,7 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
         (("--kubernetes", "app=none"), "kubectl failed"),
         (("--kubernetes", "pod/../x"), "is not a pod name"),
         (("--kubernetes", "pod/a", "--image", "x"), "add --container NAME"),
-        ((), "which nodes?"),
+        ((), "no nodes to collect from"),
         (("--ssh", "a", "--timeout", "nan"), "--timeout must be"),
         (("--ssh", "a", "--parallel", "0"), "--parallel must be"),
         (("--ssh", "a", "--command", "'"), "--command: No closing quotation"),

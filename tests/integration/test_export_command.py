@@ -60,9 +60,9 @@ def test_a_part_is_exported(diverged: Cluster, tmp_path: Path) -> None:
         (["--format", "jsonl", "-o", "{taken}"], "is not empty"),
         (["--format", "jsonl", "-o", "{file}"], "exists"),
         (["--format", "jsonl", "-o", "{new}", "--ranks", "9"], "names no rank"),
-        (["--format", "jsonl", "-o", "{new}", "--ranks", "two"], "names no ranks"),
+        (["--format", "jsonl", "-o", "{new}", "--ranks", "two"], "is not a list of ranks"),
         (["--format", "jsonl", "-o", "{new}", "--comm", "pp:0"], "it has tp:0"),
-        (["--format", "jsonl", "-o", "{new}", "--around", "0"], "is no number of a call"),
+        (["--format", "jsonl", "-o", "{new}", "--around", "0"], "is not a call number"),
         (["--format", "jsonl", "-o", "{new}", "--last", "1.5"], "2.5s"),
         (["--format", "svg", "-o", "{new}"], "invalid choice"),
         (["--format", "jsonl"], "-o"),
@@ -90,4 +90,4 @@ def test_stacks_alone_have_no_export(tmp_path: Path) -> None:
     done = run("export", DATA / "h200_mismatch.json", "--format", "jsonl", "-o", tmp_path / "x")
 
     assert done.returncode == 2
-    assert "stacks alone have no export" in done.stderr
+    assert "stacks cannot be exported" in done.stderr

@@ -62,7 +62,7 @@ def test_it_renders_without_errors_and_asks_for_nothing(
 ) -> None:
     with browser.open(skipped, **options) as opened:
         assert opened.seen(".lead")[0].startswith("Rank 2 (node-0, pid 1002) skipped 1 call")
-        assert opened.count("#sheets table") == 1
+        assert opened.count("#alignments table") == 1
         assert opened.count("#timeline svg") == 1
         assert opened.count("svg.graph .box") >= 2
         wide = opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -78,17 +78,17 @@ def test_dark_mode_is_dark(browser: Browser, skipped: Path) -> None:
         assert min(light.page.evaluate(paper)) > 240
 
 
-def test_equal_stretches_unfold_by_keyboard(browser: Browser, skipped: Path) -> None:
+def test_equal_stretches_expand_by_keyboard(browser: Browser, skipped: Path) -> None:
     with browser.open(skipped) as opened:
-        assert opened.count("#sheets tr.differs") == 1
-        assert "no such call" in opened.seen("#sheets tr.differs")[0]
-        (fold,) = opened.seen("#sheets .fold button")
-        assert "equal calls" in fold
-        before = opened.count("#sheets tbody tr")
-        opened.page.locator("#sheets .fold button").focus()
+        assert opened.count("#alignments tr.differs") == 1
+        assert "no such call" in opened.seen("#alignments tr.differs")[0]
+        (collapsed,) = opened.seen("#alignments .collapsed button")
+        assert "equal calls" in collapsed
+        before = opened.count("#alignments tbody tr")
+        opened.page.locator("#alignments .collapsed button").focus()
         opened.page.keyboard.press("Enter")
-        assert opened.count("#sheets .fold") == 0
-        assert opened.count("#sheets tbody tr") > before + 20
+        assert opened.count("#alignments .collapsed") == 0
+        assert opened.count("#alignments tbody tr") > before + 20
         assert opened.said == []
 
 
@@ -99,23 +99,25 @@ def test_filters_by_rank_communicator_and_op(browser: Browser, skipped: Path) ->
         assert rows(opened) == ["2", "5", "6"]
         assert "rank 0" not in opened.seen("#timeline")[0]
         assert "rank 2" in opened.seen("#timeline")[0]
-        assert len(opened.seen("#sheets .sheet-box:not([hidden]) table thead")) == 1
-        assert "ranks 0 1 3" not in opened.seen("#sheets")[0]
+        assert len(opened.seen("#alignments .alignment-box:not([hidden]) table thead")) == 1
+        assert "ranks 0 1 3" not in opened.seen("#alignments")[0]
 
         opened.page.fill("#filter-ranks", "")
         opened.page.select_option("#filter-comm", label="dp:0 of ranks 2 6")
         assert rows(opened) == ["2", "6"]
-        (sheet,) = opened.seen("#sheets .sheet-box")
-        assert sheet.startswith("dp:0 of ranks 2 6")
+        (alignment,) = opened.seen("#alignments .alignment-box")
+        assert alignment.startswith("dp:0 of ranks 2 6")
 
         opened.page.select_option("#filter-comm", "")
         opened.page.select_option("#filter-op", "broadcast")
-        visible = opened.seen("#sheets tbody tr")
+        visible = opened.seen("#alignments tbody tr")
         assert len(visible) == 1
         assert "broadcast" in visible[0]
 
         opened.page.click("button[type=reset]")
-        opened.page.wait_for_function("document.querySelectorAll('#sheets tbody tr').length > 1")
+        opened.page.wait_for_function(
+            "document.querySelectorAll('#alignments tbody tr').length > 1"
+        )
         assert len(rows(opened)) == 8
         assert opened.said == []
 
@@ -149,7 +151,7 @@ def test_everything_is_reached_with_the_tab_key(browser: Browser, skipped: Path)
     assert {"filter-ranks", "filter-comm", "filter-op", "timeline", "time-span"} <= reached
 
 
-def test_many_ranks_that_stand_alike_are_one_row_until_it_is_unfolded(
+def test_ranks_with_equal_rows_share_one_row_until_it_is_expanded(
     browser: Browser, tmp_path: Path
 ) -> None:
     cluster = Cluster(tmp_path / "rings", 24)
@@ -157,7 +159,7 @@ def test_many_ranks_that_stand_alike_are_one_row_until_it_is_unfolded(
     cluster.post([r for r in range(24) if r != 13], "tp:0", done=False)
     with browser.open(write(cluster.run(), tmp_path / "page.html")) as opened:
         assert len(rows(opened)) == 2
-        opened.page.locator(".unfold").press("Enter")
+        opened.page.locator(".expand").press("Enter")
         assert len(rows(opened)) == 25
         opened.page.fill("#filter-ranks", "7 13")
         assert len(rows(opened)) == 3
@@ -169,7 +171,7 @@ def test_hostile_names_stay_texts(browser: Browser, tmp_path: Path) -> None:
     with browser.open(write(open_run(tmp_path / "job"), tmp_path / "page.html")) as opened:
         shown = EVIL.replace("\u202e", "\\u202e")
         assert shown in opened.page.inner_text("body")
-        assert shown in opened.page.inner_text("#timeline + *, #sheets")
+        assert shown in opened.page.inner_text("#timeline + *, #alignments")
         assert opened.count("img") == 0
         assert opened.count("script") == 2
         opened.page.select_option("#filter-op", index=1)
@@ -193,7 +195,7 @@ def test_without_scripts_the_verdict_is_still_there(browser: Browser, skipped: P
         assert opened.page.locator(".lead").is_visible()
         assert opened.page.locator("svg.graph").is_visible()
         assert not opened.page.locator("#filter").is_visible()
-        assert "switched off here" in opened.page.inner_text("body")
+        assert "scripts are disabled here" in opened.page.inner_text("body")
 
 
 def test_it_prints(browser: Browser, skipped: Path) -> None:
@@ -201,5 +203,5 @@ def test_it_prints(browser: Browser, skipped: Path) -> None:
         opened.page.emulate_media(media="print")
         assert not opened.page.locator("#filter").is_visible()
         assert opened.page.locator(".lead").is_visible()
-        assert opened.page.locator("#sheets table").is_visible()
+        assert opened.page.locator("#alignments table").is_visible()
         assert opened.page.pdf(format="A4").startswith(b"%PDF")

@@ -123,7 +123,7 @@ def test_only_a_report_is_written_over(diverged: Cluster, tmp_path: Path) -> Non
 
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"ncclscope: {ring} exists and is no report; name another file with -o"
+        f"ncclscope: {ring} exists and is not a report; name another file with -o"
     ]
     assert ring.read_bytes() == before
 
@@ -280,13 +280,13 @@ def test_equal_input_gives_an_equal_page(diverged: Cluster) -> None:
     assert page_of(run) == page_of(run)
 
 
-def test_a_bundle_shows_stacks_and_witnesses() -> None:
+def test_a_bundle_shows_stacks_and_data_sources() -> None:
     page = Page(page_of(open_run(DATA / "h200_mismatch.json"))).text
 
     assert "Stacks of all ranks seen" in page
     assert "train.py:9 gather_step" in page
     assert "Rank 2 is at train.py:9 gather_step (waits for the GPU)" in page
-    assert "not heard" in page
+    assert "not available" in page
     assert "Calls side by side" not in page
 
 
@@ -299,7 +299,7 @@ def test_dumps_of_the_flight_recorder_make_a_page(tmp_path: Path) -> None:
     page = page_of(open_run(job.write(tmp_path / "dumps")))
 
     assert "all_gather" in page
-    assert len(data_of(page)["sheets"][0]["lanes"]) == 2
+    assert len(data_of(page)["alignments"][0]["columns"]) == 2
 
 
 # --- texts from elsewhere ------------------------------------------------------------------------

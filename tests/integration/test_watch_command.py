@@ -179,13 +179,13 @@ def test_in_a_log_it_is_a_line(rings: Path) -> None:
     ("arguments", "said"),
     [
         ([], "no directory to watch; name one, or set NCCLSCOPE_DIR"),
-        (["/dev/null"], "/dev/null is no directory"),
-        (["/nowhere/at/all", "--once"], "/nowhere/at/all is no directory"),
+        (["/dev/null"], "/dev/null is not a directory"),
+        (["/nowhere/at/all", "--once"], "/nowhere/at/all is not a directory"),
         (["{}", "--once"], "no ring found"),
         (["{}", "--stall", "-1"], "--stall must be from 0"),
         (["{}", "--stall", "nan"], "--stall must be from 0"),
         (["{}", "--interval", "0"], "--interval must be from 0.001"),
-        (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is no directory"),
+        (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is not a directory"),
         (["{}", "--bundle", "/dev/null/x"], "bundles cannot be written to /dev/null/x"),
     ],
 )

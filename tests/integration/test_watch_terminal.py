@@ -213,7 +213,7 @@ def test_a_rank_that_is_killed_stands_out_at_once(rings: Path) -> None:
                 break
         terminal.press("l")
         terminal.wait_for(
-            f"rank {odd} ended without a word", "1 ended", f"X {odd}", lambda s: "LOG" in s
+            f"rank {odd} ended without a record", "1 ended", f"X {odd}", lambda s: "LOG" in s
         )
         row = terminal.line(f"X     {odd} ")
         assert row.endswith("ended")
@@ -368,7 +368,7 @@ def test_what_happens_is_logged(rings: Path) -> None:
         terminal.press("l")
         # One look may see it of one rank, the next of the other.
         for rank in (0, 2):
-            terminal.wait_for(said(rf"ranks? (0 )?{rank}( 2)? stalled: inside of a call"))
+            terminal.wait_for(said(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
         terminal.wait_for("hung: Rank 1 ")
         for tracer in ranks.tracers:
             tracer.close()

@@ -101,7 +101,7 @@ def test_recorded_and_inferred_are_told_apart(cluster_of: Callable[[int], Cluste
 
     screen = _screen(cluster.verdict(), 80)
 
-    recorded, _, inferred = screen.partition("WHAT FOLLOWS FROM IT")
+    recorded, _, inferred = screen.partition("CONCLUSIONS")
     assert "recorded" in recorded
     assert "inferred, not recorded" in inferred
     assert "communicators of its kind" in inferred
@@ -116,7 +116,7 @@ def test_healthy_ranks_are_said_to_agree(cluster_of: Callable[[int], Cluster]) -
 
     assert " OK " in screen
     assert "All ranks agree" in screen
-    assert "HOW IT IS KNOWN" not in screen
+    assert "EVIDENCE" not in screen
 
 
 def test_many_ranks_that_stand_alike_share_a_row(cluster_of: Callable[[int], Cluster]) -> None:

@@ -42,7 +42,7 @@ def test_a_job_in_order(rings: Path) -> None:
     screen = plain_text(render_look(poll, 100, source="DIR"), 100)
 
     assert screen.startswith("OK 24 of 24 ranks, running  DIR")
-    assert screen.count("all_reduce [4,2] in it") == RANKS
+    assert screen.count("all_reduce [4,2] pending") == RANKS
     assert "ncclscope diagnose" not in screen
     assert one_line(poll) == "ok: 24 ranks, running"
 

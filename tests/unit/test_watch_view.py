@@ -1,4 +1,4 @@
-"""What the live view makes of looks: standings, events, last calls, the end of a job."""
+"""What the live view makes of looks: entries, events, last calls, the end of a job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.render.tui.board import Board
+from ncclscope.render.tui.entries import comm_entries, rank_entries
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.picture import Picture
-from ncclscope.render.tui.progress import comm_standings, rank_standings
 from ncclscope.render.tui.recent import RecentCalls
 from tests.unit.test_watch import STALL, Job
 
@@ -42,7 +42,7 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     events.note(job.poll(STALL + 1))
     assert said(events)[:2] == [
         "ranks 0-2 appeared",
-        "ranks 0 2 stalled: inside of a call for 11 s",
+        "ranks 0 2 stalled: inside a collective for 11 s",
     ]
     assert said(events)[2].startswith("hung: Rank 1 ")
 
@@ -88,22 +88,22 @@ def test_what_was_over_before_is_said_so(job: Job) -> None:
     assert said(events) == ["ranks 0-2 had ended before this watch began"]
 
 
-def test_marks_say_who_is_behind_and_who_stands(job: Job) -> None:
+def test_marks_name_ranks_that_lag_or_stall(job: Job) -> None:
     job.start()
     job.post()
     job.post(0, 2, done=False)
     poll = job.poll()
-    assert [one.mark for one in rank_standings(poll)] == ["", "", ""]
+    assert [one.mark for one in rank_entries(poll)] == ["", "", ""]
 
     poll = job.poll(2.0)
-    assert [(one.mark, one.lag) for one in rank_standings(poll)] == [("", 0), ("<", 1), ("", 0)]
-    (comm,) = comm_standings(poll, time.time() + 2.0)
-    assert (comm.mark, comm.lags, comm.inside, comm.calls) == ("<", {1: 1}, (0, 2), 2)
+    assert [(one.mark, one.lag) for one in rank_entries(poll)] == [("", 0), ("<", 1), ("", 0)]
+    (comm,) = comm_entries(poll, time.time() + 2.0)
+    assert (comm.mark, comm.lags, comm.pending, comm.calls) == ("<", {1: 1}, (0, 2), 2)
 
     poll = job.poll(STALL)
-    assert [one.mark for one in rank_standings(poll)] == ["*", "!", "*"]
-    assert [one.is_inside for one in rank_standings(poll)] == [True, False, True]
-    assert comm_standings(poll, 0.0)[0].mark == "!"
+    assert [one.mark for one in rank_entries(poll)] == ["*", "!", "*"]
+    assert [one.is_pending for one in rank_entries(poll)] == [True, False, True]
+    assert comm_entries(poll, 0.0)[0].mark == "!"
 
 
 def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
@@ -117,9 +117,9 @@ def test_a_rank_is_shown_where_it_is_behind(job: Job) -> None:
 
     poll = job.poll(2.0)
 
-    standing = rank_standings(poll)[1]
-    assert standing.cursor.comm_cursors[standing.key].comm.label == "world"
-    assert standing.lag == 2
+    entry = rank_entries(poll)[1]
+    assert entry.cursor.comm_cursors[entry.key].comm.label == "world"
+    assert entry.lag == 2
 
 
 def test_last_calls_are_those_that_were_recorded(job: Job) -> None:

@@ -26,7 +26,7 @@ class Straggler:
     name = "straggler"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a latent finding for each rank that was last, where it was latest."""
+        """Yield a latent finding for each rank that was last, where it was latest."""
         worst: dict[int, Finding] = {}
         delays: dict[int, float] = {}
         for key, comm in case.run.communicators.items():
@@ -51,14 +51,14 @@ class Straggler:
                     role="latent",
                     analyzer=self.name,
                     evidence=(f"its calls {seq} to {seq + CALLS - 1} agree with its peers'",),
-                    inferred=("whatever it does between these calls takes longer there",),
+                    inferred=("the work between these calls takes longer on this rank",),
                     extent=CALLS,
                 )
         yield from worst.values()
 
 
 def _late(logs: Mapping[int, CallLog]) -> Iterable[tuple[int, int, float]]:
-    """Yields rank, first call and median delay in seconds of each row of late calls."""
+    """Yield rank, first call and median delay in seconds of each row of late calls."""
     if len(logs) < 2:
         return
     first = max(log.first for log in logs.values())

@@ -26,12 +26,12 @@ class SlowRank(Fault):
     least_tp: ClassVar[int] = 2
 
     def planted(self, program: Program) -> dict[str, Any]:
-        """Returns what goes wrong, in the terms of the verdict."""
-        told = f"pauses {PAUSE_SECONDS:g} s before each layer"
-        planted = describe(self, program, "tp", told, odd=None, peers=hidden_reduction(program))
+        """Return the fault in the terms of a verdict."""
+        summary = f"pauses {PAUSE_SECONDS:g} s before each layer"
+        planted = describe(self, program, "tp", summary, odd=None, peers=hidden_reduction(program))
         return {**planted, "comm": None}  # it is late on each of its communicators
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
-        """Posts what all post, later."""
+        """Reduce after attention, as the peers do, but later."""
         time.sleep(PAUSE_SECONDS)
         engine.reduce_attention(hidden)

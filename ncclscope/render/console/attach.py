@@ -1,4 +1,4 @@
-"""The screen of ``ncclscope attach``: who stands where, the merged stacks, and the witnesses."""
+"""Screen of ``ncclscope attach``: state of each process, merged stacks, and data sources."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ncclscope.render.console.verdict import render_verdict, verdict_panel
 
 __all__ = ["render_attach"]
 
-_TELLING = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
-"""Threads that Python never saw are shown where they belong to a communication library."""
+_LIBRARIES = re.compile(r"nccl|c10d|gloo", re.IGNORECASE)
+"""Native threads are shown if they belong to one of these communication libraries."""
 _INNERMOST = 5
-"""C frames shown of each thread."""
+"""C frames shown per thread."""
 _TRUNK = 3
 """Frames shown of a stretch without branches, if it is longer by more than one."""
-_WORDS = {
+_STATES = {
     "moving": "moves",
     "still": "still",
     "stopped": "STOPPED",
@@ -43,21 +43,21 @@ _WORDS = {
 
 
 def render_attach(verdict: Verdict, width: int) -> RenderableType:
-    """Returns the screen of a run with a capture, for a terminal of so many columns."""
+    """Return the screen of a run with a process snapshot; ``width`` is in columns."""
     snapshot = verdict.run.snapshot
     assert snapshot is not None
     motions = read_motions(snapshot)
     parts: list[RenderableType] = []
     if any(rank.logs for rank in verdict.run.ranks):
         parts.append(render_verdict(verdict, width))
-        parts += [_stands(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
-        parts += _witnesses(verdict)
+        parts += [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
+        parts += _data_sources(verdict)
         return Group(*parts)
     parts += [_heading(snapshot), verdict_panel(verdict)]
-    parts += [_stands(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
+    parts += [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause, "seen"))
-    parts += [*coverage_block(verdict.coverage), *_witnesses(verdict), *_notes(verdict)]
+    parts += [*coverage_block(verdict.coverage), *_data_sources(verdict), *_notes(verdict)]
     return Group(*parts)
 
 
@@ -71,14 +71,16 @@ def _heading(snapshot: Snapshot) -> Text:
     )
 
 
-def _stands(snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict) -> RenderableType:
+def _processes(
+    snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict
+) -> RenderableType:
     table = plain_table()
     table.add_column("rank", justify="right")
     table.add_column("pid", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("cpu", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
-    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
     for group in _groups(motions):
         one = group.motion
         pid = str(one.worker.pid) if len(group.ranks) == 1 else ""
@@ -92,24 +94,22 @@ def _stands(snapshot: Snapshot, motions: Mapping[int, Motion], verdict: Verdict)
             table,
             ranks_text(group.ranks).partition(" ")[2],
             pid,
-            f"{_WORDS[one.condition]} ({state})",
+            f"{_STATES[one.condition]} ({state})",
             cpu,
             where + (f"; {one.why}" if one.why else ""),
-            style="bold red" if odd & set(group.ranks) else "",
+            style="bold red" if diverging & set(group.ranks) else "",
         )
     missing = absent_ranks(snapshot)
     if missing:
         name = ranks_text(missing).partition(" ")[2]
         add_row(table, name, "", "MISSING", "", "no such process on this host", style="bold red")
-    traced = any(rank.logs for rank in verdict.run.ranks)
-    title = "what each process does" if traced else "where each rank stands"
-    return Group(section(title, "seen"), table)
+    return Group(section("state of each process", "seen"), table)
 
 
 def _groups(motions: Mapping[int, Motion]) -> list[StackClass]:
-    """Ranks that stand alike, in the order of their ranks."""
+    """Return ranks with equal state and stack as one group, in the order of ranks."""
     found = []
-    for condition in _WORDS:
+    for condition in _STATES:
         found += classify(s for s in motions.values() if s.condition == condition)
     return sorted(found, key=lambda group: group.ranks)
 
@@ -136,9 +136,10 @@ def _tree(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
 
 
 def _walk(node: TreeNode, indent: int, lines: list[tuple[str, str, str]], *, trunk: bool) -> None:
-    """Draws a stretch without branches as a list of frames below each other, the last ones only.
+    """Append the lines of a node: ranks, mark and frame.
 
-    A deeper level begins where ranks part, so that the indentation shows nothing else.
+    A stretch without branches is shown by its last frames. The indentation grows only where the
+    stacks of ranks branch.
     """
     stretch = [node]
     while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
@@ -161,7 +162,7 @@ def _walk(node: TreeNode, indent: int, lines: list[tuple[str, str, str]], *, tru
 
 
 def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
-    """C frames of one rank of each class, and the threads that Python never saw."""
+    """Yield the C frames of one rank per group, with threads of communication libraries."""
     table = plain_table()
     table.show_header = False
     table.add_column("rank", justify="right", no_wrap=True)
@@ -174,38 +175,39 @@ def _native(motions: Mapping[int, Motion]) -> Iterable[RenderableType]:
             if not thread.native:
                 continue
             named = [frame for frame in thread.native if not frame.startswith("???")]
-            if thread.name == group.motion.thread or _TELLING.search(" ".join(named)):
+            if thread.name == group.motion.thread or _LIBRARIES.search(" ".join(named)):
                 frames = " < ".join(reversed(named[-_INNERMOST:]))
                 who = "" if rows else str(group.ranks[0])
                 add_row(table, who, thread.name, frames or "no name")
                 rows += 1
     if table.row_count:
-        yield section("c frames, one rank of each place", "seen; the innermost first")
+        yield section("c frames of one rank per stack", "seen; innermost first")
         yield table
 
 
-def _witnesses(verdict: Verdict) -> Iterable[RenderableType]:
-    yield section("witnesses")
+def _data_sources(verdict: Verdict) -> Iterable[RenderableType]:
+    yield section("data sources")
     table = plain_table()
     table.show_header = False
     table.add_column("name", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    table.add_column("says", overflow="fold")
+    table.add_column("reports", overflow="fold")
     absent = []
     for one in verdict.evidence:
         if not one.available:
             absent.append(one)
             continue
-        add_row(table, one.name, _word(one), one.says, style="red" if one.agrees is False else "")
+        style = "red" if one.agrees is False else ""
+        add_row(table, one.name, _agreement(one), one.says, style=style)
         if one.enable:
             add_row(table, "", "", f"-> {one.enable}", style="dim")
     yield table
     if absent:
-        yield section("not heard")
+        yield section("not available")
         table = plain_table()
         table.show_header = False
         table.add_column("name", no_wrap=True)
-        table.add_column("says", overflow="fold")
+        table.add_column("reason", overflow="fold")
         for one in absent:
             add_row(table, one.name, one.says)
             if one.enable:
@@ -213,10 +215,10 @@ def _witnesses(verdict: Verdict) -> Iterable[RenderableType]:
         yield table
 
 
-def _word(item: Evidence) -> str:
-    if item.agrees is None:
+def _agreement(source: Evidence) -> str:
+    if source.agrees is None:
         return ""
-    return "agrees" if item.agrees else "DISAGREES"
+    return "agrees" if source.agrees else "DISAGREES"
 
 
 def _notes(verdict: Verdict) -> Iterable[RenderableType]:

@@ -1,4 +1,4 @@
-"""What the screens of the commands are put together from."""
+"""Building blocks of the screens: panels, sections, tables and lists."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ WORDS = {
 }
 
 _UNSEEN_SHOWN = 6
+"""Lines about missing records; the rest is in ``--json``."""
 
 
 def status_panel(status: str, text: str) -> Panel:
-    """A frame about a job of which nothing in particular is to be said."""
+    """Return a panel with the status and a text, for a job without a finding."""
     colour = COLOURS[status]
     title = Text(f" {WORDS[status]} ", style=f"bold {colour}")
     return Panel(Text(text), title=title, title_align="left", border_style=colour)
 
 
 def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
-    """A frame with the cause, whom it concerns, and how sure it is.
+    """Return a panel with the cause, its ranks and its confidence.
 
     Args:
-        status: Of the verdict.
-        cause: Its cause.
-        more: What stands beside the confidence.
+        status: Status of the verdict.
+        cause: Cause of the verdict.
+        more: Text to show beside the confidence.
     """
     colour = COLOURS[status]
     who = cause.diverging_ranks or cause.candidate_ranks
@@ -75,17 +76,20 @@ def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
 
 
 def knowledge(cause: Finding, how: str = "recorded") -> RenderableType:
-    """Evidence and what is inferred from it; ``how`` says what the evidence is."""
-    parts: list[RenderableType] = [section("how it is known", how)]
+    """Return the evidence and the conclusions from it.
+
+    ``how`` is the kind of evidence: ``recorded`` or ``seen``.
+    """
+    parts: list[RenderableType] = [section("evidence", how)]
     parts += [item(line) for line in cause.evidence]
     if cause.inferred:
-        parts.append(section("what follows from it", f"inferred, not {how}"))
+        parts.append(section("conclusions", f"inferred, not {how}"))
         parts += [item(line) for line in cause.inferred]
     return Group(*parts)
 
 
 def coverage_block(coverage: Coverage) -> list[RenderableType]:
-    """Return what is not recorded, and communicators whose calls were counted elsewhere, too."""
+    """Return what the records miss, and communicators whose calls another source counted."""
     lines = [item(printable(text)) for text in coverage.unseen[:_UNSEEN_SHOWN]]
     if (more := len(coverage.unseen) - _UNSEEN_SHOWN) > 0:
         lines.append(item(f"and {more} more, see --json"))
@@ -98,7 +102,7 @@ def coverage_block(coverage: Coverage) -> list[RenderableType]:
 
 
 def section(title: str, knowledge: str = "") -> RenderableType:
-    """A heading, and at its right how what follows is known."""
+    """Return a heading, with the kind of knowledge (``recorded``, ``inferred``) at its right."""
     heading = Text(f"\n{title.upper()}", style="bold")
     if not knowledge:
         return heading
@@ -110,7 +114,7 @@ def section(title: str, knowledge: str = "") -> RenderableType:
 
 
 def item(text: str) -> Table:
-    """A line of a list."""
+    """Return a list item."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=2, justify="right")
     grid.add_column()
@@ -119,17 +123,17 @@ def item(text: str) -> Table:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Adds cells as they are: file and function names are foreign text, and no markup."""
+    """Add a row of literal texts: names of files and functions may look like markup."""
     table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
 
 
 def plain_table() -> Table:
-    """A table without lines."""
+    """Return a table without lines."""
     return Table(box=None, pad_edge=True, padding=(0, 1), header_style="dim")
 
 
 def duration(seconds: float) -> str:
-    """A time for a person, from seconds to hours."""
+    """Return ``seconds`` as text, such as ``13 s``, ``2m 05s`` or ``3h 07m``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

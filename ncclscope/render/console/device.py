@@ -1,4 +1,4 @@
-"""Where each rank stands on its device, as a block of a screen."""
+"""Progress of each rank on its device, as a block of a screen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ncclscope.render.console.blocks import add_row, item, plain_table, section
 __all__ = ["device_block"]
 
 MANY = 24
-"""Rows above which those are left out in which nothing is under way."""
+"""Rows above which only those with a pending call are shown."""
 
 
 def device_block(run: Run) -> Iterator[RenderableType]:
-    """Yields a heading and a table; nothing where no device was asked to count."""
+    """Yield a heading and a table; nothing if no device counted its calls."""
     rows = device_rows(run)
     if not rows:
         return
@@ -32,15 +32,15 @@ def device_block(run: Run) -> Iterator[RenderableType]:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("where it is", overflow="fold")
     for row in shown[:MANY]:
-        pending = row.pending
-        counts = [pending.posted, *([pending.entered] if enters else ()), pending.finished]
+        progress = row.pending
+        counts = [progress.posted, *([progress.entered] if enters else ()), progress.finished]
         add_row(
             table,
             ranks_text(row.ranks).partition(" ")[2],
             row.comm.label or row.comm.key[:12],
             *("?" if count is None else str(count) for count in counts),
             row.words,
-            style="yellow" if pending.at is not None or pending.unknown else "",
+            style="yellow" if progress.at is not None or progress.unknown else "",
         )
     yield table
     if len(rows) > len(shown[:MANY]):

@@ -1,4 +1,4 @@
-"""Two call sequences beside each other, as a unified diff with its loops folded."""
+"""Screen of ``ncclscope diff``: a unified diff of two call sequences, with repeats as loops."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ncclscope.parity.hunks import HunkRow, rows
 __all__ = ["print_difference", "render_difference", "render_rows"]
 
 WIDE = 120
-"""Columns from which a call's place in the program stands beside it, not below."""
+"""Terminal columns from which a call site is shown beside the call, not below it."""
 MANY = 8
-"""Groups of ranks that are shown."""
+"""Groups of ranks shown; the rest is in ``--json``."""
 
 _STYLES = {"-": "red", "+": "green", "@": "dim", " ": ""}
 
@@ -30,7 +30,15 @@ def print_difference(
     console: Console,
     context: int = 3,
 ) -> None:
-    """Prints the whole screen."""
+    """Print the screen; the arguments are those of :func:`render_difference`.
+
+    Args:
+        pairs: Comparisons, one per rank.
+        names: Both sides, as the user named them.
+        texts: Text of each line number.
+        console: Terminal to print on.
+        context: Equal lines around each change.
+    """
     console.print(render_difference(pairs, names, texts, console.width, context))
 
 
@@ -41,13 +49,13 @@ def render_difference(
     width: int,
     context: int = 3,
 ) -> RenderableType:
-    """Returns the screen.
+    """Return the screen.
 
     Args:
-        pairs: What was compared.
-        names: Both sides, as they were given.
-        texts: What the lines stand for.
-        width: Columns of the terminal.
+        pairs: Comparisons, one per rank.
+        names: Both sides, as the user named them.
+        texts: Text of each line number.
+        width: Width of the terminal in columns.
         context: Equal lines around each change.
     """
     parts: list[RenderableType] = []
@@ -127,12 +135,12 @@ def _difference_heading(difference: CommDifference) -> Text:
 def render_rows(
     found: Sequence[HunkRow], width: int, sides: tuple[Side, Side] | None = None
 ) -> RenderableType:
-    """Returns the lines of one comparison.
+    """Return the lines of one comparison as a table.
 
     Args:
-        found: The lines.
-        width: Columns of the terminal.
-        sides: Where the calls' numbers and places in the program come from.
+        found: Lines to show.
+        width: Width of the terminal in columns.
+        sides: Both sides, for sequence numbers and call sites; None to show neither.
     """
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
@@ -179,7 +187,7 @@ def _line(row: HunkRow, width: int, sides: tuple[Side, Side] | None) -> str:
 def _summary(pairs: Sequence[RankPair]) -> Text:
     if all(pair.same for pair in pairs):
         notes = {note for pair in pairs for one in pair.differences for note in one.notes}
-        kept = ", as far as both have kept them" if notes else ""
+        kept = ", as far as both sides hold their records" if notes else ""
         return Text(
             f"\nThe same calls in the same order on each communicator{kept}.", style="green"
         )
@@ -194,6 +202,6 @@ def _summary(pairs: Sequence[RankPair]) -> Text:
         if not difference.same
     )
     if len(roles) > 1:
-        roles.pop(ACROSS, None)  # it follows from the others
-    parts.append(f"on {', '.join(roles)}" if roles else "by who took part")
+        roles.pop(ACROSS, None)  # the order differs because the communicators do
+    parts.append(f"on {', '.join(roles)}" if roles else "in the ranks that took part")
     return Text(f"\nDifferent: {' '.join(parts)}", style="bold red")

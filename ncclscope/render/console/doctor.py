@@ -21,7 +21,7 @@ _SIGNS = {
 
 
 def render_checks(checks: Sequence[Check]) -> RenderableType:
-    """Returns a table of what was checked, section by section."""
+    """Return a table of the checks, section by section."""
     parts: list[RenderableType] = []
     for section in dict.fromkeys(check.section for check in checks):
         parts.append(Text(f"{'' if not parts else chr(10)}{section.upper()}", style="bold"))

@@ -1,4 +1,4 @@
-"""Where looks at a watched job are shown."""
+"""Output of ``ncclscope watch``: lines of text or JSON."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["Lines", "Output"]
 
 
 class Output(contextlib.AbstractContextManager["Output"]):
-    """Shows looks, and waits for the next one."""
+    """Interface that shows samples of a job and waits between them."""
 
     in_trouble = False
-    """Whether the last that was shown is a divergence or a hang."""
+    """Whether the last sample shown is a divergence or a hang."""
 
     def show(self, poll: Poll) -> None:
-        """Shows one."""
+        """Show a sample."""
         raise NotImplementedError
 
     def wait(self, seconds: float) -> bool:
-        """Waits; returns whether there is anybody who wants to see more."""
+        """Wait for ``seconds``; return whether the user wants to see more."""
         time.sleep(max(0.0, seconds))
         return True
 
     def say(self, text: str) -> None:
-        """Tells a person something besides."""
+        """Show a message that is not part of the result."""
         print(f"ncclscope: {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Leaves the terminal to other programs for a while."""
+        """Leave the terminal to another program inside the block."""
         yield
 
     def __exit__(self, *_exception: object) -> None:
@@ -43,10 +43,10 @@ class Output(contextlib.AbstractContextManager["Output"]):
 
 
 class Lines(Output):
-    """A line whenever the status changes, for programs and logs.
+    """One line whenever the status changes, for programs and logs.
 
     Args:
-        as_json: Whether each line is a document.
+        as_json: Whether each line is a JSON document.
     """
 
     def __init__(self, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The screen of ``ncclscope check``."""
+"""Screen of ``ncclscope check``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OUTCOMES = {
     "same": "the same calls",
     "differs": "not the same calls",
     "written": "written",
-    "unchanged": "left as it is, nothing has changed",
-    "skipped": "not looked at, since the ranks do not agree",
+    "unchanged": "not written, nothing has changed",
+    "skipped": "not compared, since the ranks do not agree",
 }
 
 
 def render_report(report: Report, width: int) -> RenderableType:
-    """Returns the verdict, if it is one, and what became of the baseline."""
+    """Return the verdict and the comparison with the baseline; ``width`` is in columns."""
     parts: list[RenderableType] = []
     if report.agree:
         run = report.verdict.run
@@ -44,7 +44,7 @@ def render_report(report: Report, width: int) -> RenderableType:
 
 
 def render_baseline_part(report: Report, width: int) -> RenderableType:
-    """Returns what became of the baseline, with its differences."""
+    """Return the result of the baseline, with its differences; ``width`` is in columns."""
     style = {"differs": "bold red", "skipped": "yellow"}.get(report.outcome, "green")
     text = Text(f"baseline: {_OUTCOMES[report.outcome]}", style=style)
     if report.sections:
@@ -58,13 +58,13 @@ def render_baseline_part(report: Report, width: int) -> RenderableType:
             stored = mismatch.stored.lines if mismatch.stored is not None else ()
             own = mismatch.run.lines if mismatch.run is not None else ()
             parts.append(render_rows(rows(stored, own, mismatch.changes, report.texts), width))
-        parts.append(Text("\nIf this is as it should be, store it with --update.", style="dim"))
+        parts.append(Text("\nIf the change is intended, store it with --update.", style="dim"))
     return Group(*parts)
 
 
 def _heading(mismatch: Mismatch) -> Text:
     if mismatch.run is None:
-        return Text(f"\n@@ line {mismatch.line}: no rank posts this any more @@", style="cyan")
+        return Text(f"\n@@ line {mismatch.line}: no rank posts this now @@", style="cyan")
     who = ranks_text(mismatch.run.ranks)
     if mismatch.stored is None:
         return Text(f"\n@@ {who}: not stored @@", style="cyan")

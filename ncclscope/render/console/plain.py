@@ -1,4 +1,4 @@
-"""Screens as plain text: for test failures, XML and logs."""
+"""Screens as plain text, for test failures, XML and logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["plain_text"]
 
 
 def plain_text(screen: RenderableType, width: int = 100) -> str:
-    """Returns what a terminal of so many columns without colours would show."""
+    """Return a screen as a terminal without colours shows it; ``width`` is in columns."""
     output = io.StringIO()
     console = SafeConsole(
         file=output,

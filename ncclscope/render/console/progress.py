@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes longer than a moment."""
+"""Progress bar for commands that take longer than a second."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ncclscope.render.console.terminal import stderr_console
 __all__ = ["SHOWN_AFTER", "progress_for", "shown_progress"]
 
 SHOWN_AFTER = 1.0
-"""Seconds of work before anything is shown."""
+"""Seconds of work before a bar appears."""
 
 
 @contextmanager
 def progress_for(*, json: bool) -> Iterator[None]:
-    """Shows how far a command is, unless its result is a document for another program.
+    """Show the progress of a command, unless its output is for another program.
 
     Args:
-        json: Whether it is to print one.
+        json: Whether the command prints JSON.
     """
     if json and not sys.stdout.isatty():
         yield
@@ -36,12 +36,12 @@ def progress_for(*, json: bool) -> Iterator[None]:
 def shown_progress(
     console: Console, *, after: float, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[None]:
-    """Shows how far the work of a block is, and leaves nothing of it on the screen.
+    """Show the progress of a block of work, then remove the bar.
 
     Args:
-        console: Where; nothing is shown where it is no terminal.
+        console: Console to draw on; without a terminal nothing is shown.
         after: Seconds of work before a bar appears.
-        clock: What tells them.
+        clock: Returns the time in seconds.
     """
     if not console.is_terminal or console.is_dumb_terminal:
         yield
@@ -62,7 +62,7 @@ def shown_progress(
             bars.update(task, description=doing, completed=done, total=total)
             if not shown:
                 shown = True
-                ended.callback(bars.stop)  # first, since Ctrl-C can come while it starts
+                ended.callback(bars.stop)  # first, since Ctrl-C may interrupt start()
                 bars.start()
 
         with watched(show):

@@ -1,4 +1,4 @@
-"""Consoles for results (stdout) and for talk (stderr)."""
+"""Consoles for results (stdout) and for diagnostics (stderr)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["SafeConsole", "stderr_console", "stdout_console"]
 
 
 class SafeConsole(Console):
-    """Prints nothing that a terminal would act on but what rich itself makes of styles.
+    """Console that escapes control characters in texts.
 
-    Names of communicators, places in programs, hosts and paths are other people's, and any of
-    them may hold an escape sequence.
+    Labels of communicators, call sites, hosts and paths come from the job, and any of them may hold
+    an escape sequence.
     """
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Yields what a renderable consists of."""
+        """Yield the segments of a renderable, with control characters escaped."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if control or text.isprintable():
@@ -32,10 +32,10 @@ class SafeConsole(Console):
 
 
 def stdout_console() -> Console:
-    """Where results go. Colour, width and NO_COLOR are rich's business."""
+    """Return the console for results (stdout). rich decides on colour, width and NO_COLOR."""
     return SafeConsole(highlight=False, emoji=False, markup=False)
 
 
 def stderr_console() -> Console:
-    """Where everything goes that is no result."""
+    """Return the console for diagnostics (stderr)."""
     return SafeConsole(stderr=True, highlight=False, emoji=False, markup=False)

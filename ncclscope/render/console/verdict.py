@@ -1,7 +1,7 @@
-"""The verdict screen.
+"""Screen of a verdict.
 
-The answer stands in the frame. Below it each block says how it is known, *recorded* or
-*inferred*, because the two must never be taken for each other.
+The panel holds the answer. Each block below it is marked *recorded* or *inferred*, because the two
+must never be mistaken for each other.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from ncclscope.render.console.blocks import (
     status_panel,
 )
 from ncclscope.render.console.device import device_block
-from ncclscope.render.console.sides import aligned_sides
+from ncclscope.render.console.sides import aligned_sides, differ_by_site
 
 __all__ = ["print_verdict", "render_verdict", "verdict_panel"]
 
 WIDE = 120
-"""Columns from which a call's place in the program stands beside it."""
+"""Terminal columns from which a call site is shown beside the call."""
 NAME_COLUMNS, COMM_COLUMNS = 48, 56
-"""Columns that a rank and each of its communicators take where they stand in one row."""
+"""Terminal columns that a rank and each of its communicators take in one row."""
 MANY = 16
-"""Ranks above which those that stand alike share a row."""
+"""Ranks above which those with equal calls share a row."""
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
-    """Prints the whole screen."""
+    """Print the screen of a verdict."""
     console.print(render_verdict(verdict, console.width))
 
 
 def render_verdict(verdict: Verdict, width: int) -> RenderableType:
-    """Returns the screen for a terminal of so many columns."""
+    """Return the screen of a verdict; ``width`` is in columns."""
     parts: list[RenderableType] = [
         _heading(verdict, width),
         verdict_panel(verdict),
-        _stands(verdict, width),
+        _ranks(verdict, width),
         *device_block(verdict.run),
     ]
     if verdict.neighbourhood is not None and verdict.cause is not None:
-        parts.append(_parting(verdict.neighbourhood, verdict.cause, width))
+        parts.append(_divergence(verdict.neighbourhood, verdict.cause, width))
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause))
     parts += coverage_block(verdict.coverage)
@@ -85,13 +85,13 @@ def _heading(verdict: Verdict, width: int) -> Text:
     parts.append(kept_text(run.ranks))
     parts.append(f"{lost} overwritten" if lost else "none overwritten")
     sources, facts = " ".join(run.sources), ", ".join(parts)
-    # A path that leaves no room for the facts gets a line of its own.
+    # A long path gets a line of its own.
     between = "  " if cell_len(sources) + 2 + len(facts) <= width else "\n"
     return Text(f"{sources}{between}{facts}", style="dim")
 
 
 def verdict_panel(verdict: Verdict) -> Panel:
-    """The frame in which the answer stands."""
+    """Return the panel with the answer."""
     if verdict.cause is None:
         return status_panel(verdict.status, verdict.summary)
     quiet = verdict.quiet_seconds
@@ -99,17 +99,17 @@ def verdict_panel(verdict: Verdict) -> Panel:
     return cause_panel(verdict.status, verdict.cause, more)
 
 
-def _stands(verdict: Verdict, width: int) -> RenderableType:
+def _ranks(verdict: Verdict, width: int) -> RenderableType:
     rows = [_with_calls(row) for row in verdict.table]
     if not rows:
         return Text()
-    folded: list[tuple[tuple[Row, ...], Row]] = [((row,), row) for row in rows]
+    groups: list[tuple[tuple[Row, ...], Row]] = [((row,), row) for row in rows]
     if len(rows) > MANY:
-        folded = _fold(rows)
-    labels = _labels(row for _, row in folded)
+        groups = _grouped(rows)
+    labels = _labels(row for _, row in groups)
     fits = NAME_COLUMNS + COMM_COLUMNS * len(labels) <= width
-    table = _wide_table(verdict, folded) if fits else _narrow_table(verdict, folded)
-    parts: list[RenderableType] = [section("where each rank stands", "recorded"), table]
+    table = _wide_table(verdict, groups) if fits else _narrow_table(verdict, groups)
+    parts: list[RenderableType] = [section("current collective of each rank", "recorded"), table]
     if verdict.run.window:
         parts.append(_window_text(verdict))
     return Group(*parts)
@@ -119,27 +119,25 @@ def _window_text(verdict: Verdict) -> Text:
     totals = {rank.records for rank in verdict.run.ranks if rank.window}
     if len(totals) == 1:
         total = totals.pop()
-        why = (
-            f"every row adds up to {total:,}, so one more call here is one less there by necessity"
-        )
+        why = f"every row adds up to {total:,}, so one more call here means one fewer there"
     else:
-        why = "what came before is not counted"
+        why = "earlier calls are not counted"
     return Text(
-        f"  A window: only the last calls of each rank were kept, and {why}. Counts and "
+        f"  A window: the input holds only the last calls of each rank, and {why}. Counts and "
         f"differences prove nothing; the verdict rests on the order of the calls.",
         style="yellow",
     )
 
 
 def _with_calls(row: Row) -> Row:
-    """Leaves out what a rank has never used, unless its peers have."""
+    """Return a row without the communicators that neither the rank nor its peers have used."""
     used = {label: cell for label, cell in row.cells.items() if cell.calls or cell.delta}
     return Row(row.rank, used)
 
 
-def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
+def _wide_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
     table = plain_table()
-    labels = _labels(row for _, row in folded)
+    labels = _labels(row for _, row in groups)
     for heading in ("rank", "host", "pid"):
         table.add_column(heading, justify="right" if heading != "host" else "left")
     names = _label_names(verdict.table)
@@ -148,27 +146,27 @@ def _wide_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> 
     for label in labels:
         table.add_column(label, justify="right", no_wrap=True)
         table.add_column("last call", overflow="fold")
-    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
-    for group, row in folded:
+    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    for group, row in groups:
         cells = [_group_text(group), *_who(group)]
         cells += [row.rank.labels.get(name, "") if len(group) == 1 else "" for name in names]
         for label in labels:
             cell = row.cells.get(label)
             cells += [_count(cell), _last(cell)]
-        add_row(table, *cells, style="bold red" if row.rank.rank in odd else "")
+        add_row(table, *cells, style="bold red" if row.rank.rank in diverging else "")
     return table
 
 
-def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -> Table:
+def _narrow_table(verdict: Verdict, groups: list[tuple[tuple[Row, ...], Row]]) -> Table:
     table = plain_table()
     table.add_column("rank", justify="right")
     table.add_column("pid", justify="right")
     table.add_column("comm", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     table.add_column("last call", overflow="fold")
-    odd = set(verdict.cause.diverging_ranks) if verdict.cause else set()
-    for group, row in folded:
-        style = "bold red" if row.rank.rank in odd else ""
+    diverging = set(verdict.cause.diverging_ranks) if verdict.cause else set()
+    for group, row in groups:
+        style = "bold red" if row.rank.rank in diverging else ""
         first = True
         for label, cell in row.cells.items():
             name = [_group_text(group), _who(group)[1]] if first else ["", ""]
@@ -179,7 +177,7 @@ def _narrow_table(verdict: Verdict, folded: list[tuple[tuple[Row, ...], Row]]) -
     return table
 
 
-def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
+def _divergence(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     where = near.comm.label or near.comm.key[:12]
     heading = section(f"around call {near.seq} on {where}", "recorded")
     if (sides := aligned_sides(near, cause)) is not None:
@@ -188,16 +186,16 @@ def _parting(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
 
 
 def _aligned(
-    cause: Finding, peers: Sequence[int], odd: Sequence[int], width: int
+    cause: Finding, peers: Sequence[int], diverging: Sequence[int], width: int
 ) -> RenderableType:
-    """Two columns, equal calls in one line."""
+    """Return two columns, with matching calls in one line."""
     assert cause.seq is not None
     table = plain_table()
     table.add_column("", justify="right", no_wrap=True)
     table.add_column(ranks_text(peers), overflow="fold", ratio=1)
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column(ranks_text(odd), overflow="fold", ratio=1)
-    by_site = _told_by_site(cause)
+    table.add_column(ranks_text(diverging), overflow="fold", ratio=1)
+    by_site = differ_by_site(cause)
     for theirs, own in cause.aligned:
         same = theirs and own and theirs.signature == own.signature
         first = cause.seq in (theirs.seq if theirs else 0, own.seq if own else 0) and not same
@@ -212,24 +210,17 @@ def _aligned(
     return table
 
 
-def _told_by_site(cause: Finding) -> bool:
-    """Whether equal calls are told apart by the lines they came from."""
-    if cause.odd is None or cause.peers is None:
-        return False
-    return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site
-
-
 def _number(call: Call | None, *, mark: bool = False) -> str:
     number = f"#{call.seq}" if call is not None else ""
     return f"> {number}" if mark else number
 
 
 def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
-    """A column for each group of ranks that posted the same."""
+    """Return a column for each group of ranks that posted the same calls."""
     columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
-        alike = tuple((seq, call.signature) for seq, call in calls.items())
-        columns.setdefault(alike, []).append(rank)
+        signatures = tuple((seq, call.signature) for seq, call in calls.items())
+        columns.setdefault(signatures, []).append(rank)
     groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
     most = 2 if width < WIDE else 4
     shown = groups[: most - 1] + groups[-1:] if len(groups) > most else groups
@@ -267,7 +258,7 @@ def _others(verdict: Verdict) -> Iterable[RenderableType]:
     rest = [finding for finding in verdict.findings if finding is not verdict.cause]
     if not rest:
         return
-    yield section("besides")
+    yield section("other findings")
     for finding in rest[:8]:
         yield item(f"{finding.role}: {finding.summary}")
     if len(rest) > 8:
@@ -282,13 +273,14 @@ def _label_names(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.rank.labels))[:4]
 
 
-def _fold(rows: Iterable[Row]) -> list[tuple[tuple[Row, ...], Row]]:
+def _grouped(rows: Iterable[Row]) -> list[tuple[tuple[Row, ...], Row]]:
+    """Return groups of rows with equal cells, each with its first row."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        alike = tuple(
+        shown = tuple(
             (label, cell.calls, cell.delta, _last(cell)) for label, cell in row.cells.items()
         )
-        groups.setdefault(alike, []).append(row)
+        groups.setdefault(shown, []).append(row)
     return [(tuple(group), group[0]) for group in groups.values()]
 
 

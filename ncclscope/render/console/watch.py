@@ -1,4 +1,4 @@
-"""The table of a job that is being watched."""
+"""Table of a watched job."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from ncclscope.analysis.wording import plural, ranks_text, shape_text
 from ncclscope.model import State
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import COLOURS, cause_panel, status_panel
-from ncclscope.render.tui.progress import farthest
+from ncclscope.render.tui.entries import farthest
 from ncclscope.untrusted import printable
 from ncclscope.watch.watch import Poll
 
 __all__ = ["one_line", "render_look"]
 
 _NAME_COLUMNS, _COMM_COLUMNS = 24, 44
-"""Columns that a rank and each of its communicators take where they stand in one row."""
+"""Terminal columns that a rank and each of its communicators take in one row."""
 _OTHER_LINES = 10
 """Lines above and below the ranks."""
-_CALM = 1.0
-"""Seconds without progress that are not worth a number."""
+_QUIET_SHOWN = 1.0
+"""Seconds without progress from which they are shown."""
 
 
 def render_look(poll: Poll, width: int, height: int = 10_000, source: str = "") -> RenderableType:
-    """Returns the screen for a terminal of so many columns and lines."""
+    """Return the screen of a sample.
+
+    Args:
+        poll: Sample of the job.
+        width: Width of the terminal in columns.
+        height: Height of the terminal in lines.
+        source: Directory of the rings, to show.
+    """
     parts: list[RenderableType] = [_heading(poll, source)]
     if poll.in_trouble:
         parts.append(_panel(poll))
@@ -36,7 +43,7 @@ def render_look(poll: Poll, width: int, height: int = 10_000, source: str = "") 
         labels = _labels(poll.ranks)
         is_wide = _NAME_COLUMNS + _COMM_COLUMNS * len(labels) <= width
         most = max(4, (height - _OTHER_LINES) // (1 if is_wide else max(1, len(labels))))
-        shown = _most_telling(poll, most)
+        shown = _most_relevant(poll, most)
         parts.append(_wide(poll, shown, labels) if is_wide else _narrow(poll, shown))
         if len(shown) < len(poll.ranks):
             hidden = len(poll.ranks) - len(shown)
@@ -47,10 +54,11 @@ def render_look(poll: Poll, width: int, height: int = 10_000, source: str = "") 
 
 
 def one_line(poll: Poll) -> str:
-    """Returns a status in a line, for a log."""
-    said = f"{poll.status}: {plural(len(poll.ranks), 'rank')}, {poll.activity}"
+    """Return the status as one line, for a log."""
     cause = poll.verdict.cause if poll.verdict is not None else None
-    return f"{poll.status}: {printable(cause.summary)}" if cause is not None else said
+    if cause is not None:
+        return f"{poll.status}: {printable(cause.summary)}"
+    return f"{poll.status}: {plural(len(poll.ranks), 'rank')}, {poll.activity}"
 
 
 def _heading(poll: Poll, source: str) -> Text:
@@ -84,20 +92,20 @@ def _panel(poll: Poll) -> Panel:
     return cause_panel(poll.status, cause)
 
 
-def _most_telling(poll: Poll, most: int) -> list[RingCursor]:
-    """Returns the ranks that fit, in order; of more, those that differ, lag or stand still."""
+def _most_relevant(poll: Poll, most: int) -> list[RingCursor]:
+    """Return at most ``most`` ranks in order, preferring those that diverge, lag or are quiet."""
     if len(poll.ranks) <= most:
         return list(poll.ranks)
     heads = farthest(poll.ranks)
     cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
-    odd = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
+    named = () if cause is None else (*cause.diverging_ranks, *cause.candidate_ranks)
 
-    def weight(words: RingCursor) -> tuple[bool, int, float]:
-        lag = sum(heads[key] - comm_cursor.seq for key, comm_cursor in words.comm_cursors.items())
-        return words.rank not in odd, -lag, words.moved_at
+    def weight(cursor: RingCursor) -> tuple[bool, int, float]:
+        lag = sum(heads[key] - on_comm.seq for key, on_comm in cursor.comm_cursors.items())
+        return cursor.rank not in named, -lag, cursor.moved_at
 
-    chosen = {words.path for words in sorted(poll.ranks, key=weight)[:most]}
-    return [words for words in poll.ranks if words.path in chosen]
+    chosen = {cursor.path for cursor in sorted(poll.ranks, key=weight)[:most]}
+    return [cursor for cursor in poll.ranks if cursor.path in chosen]
 
 
 def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Table:
@@ -110,14 +118,14 @@ def _wide(poll: Poll, shown: Sequence[RingCursor], labels: Sequence[str]) -> Tab
         table.add_column("last call", no_wrap=True, overflow="ellipsis")
     table.add_column("quiet", justify="right", no_wrap=True)
     heads = farthest(poll.ranks)
-    for words in shown:
-        cells = dict(_named(words))
-        row = [_rank(words), str(words.pid or "")]
+    for cursor in shown:
+        cells = dict(_named(cursor))
+        row = [_rank(cursor), str(cursor.pid or "")]
         for label in labels:
             key = cells.get(label)
-            row += ["", "", ""] if key is None else _cell(words, key, heads)
-        row.append(_quiet(poll, words))
-        table.add_row(*map(Text, row), style=_style(poll, words))
+            row += ["", "", ""] if key is None else _cell(cursor, key, heads)
+        row.append(_quiet(poll, cursor))
+        table.add_row(*map(Text, row), style=_style(poll, cursor))
     return table
 
 
@@ -131,12 +139,12 @@ def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
     table.add_column("last call", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("quiet", justify="right", no_wrap=True)
     heads = farthest(poll.ranks)
-    for words in shown:
-        style = _style(poll, words)
-        name = [_rank(words), str(words.pid or "")]
-        quiet = _quiet(poll, words)
-        for label, key in _named(words):
-            row = [*name, label, *_cell(words, key, heads), quiet]
+    for cursor in shown:
+        style = _style(poll, cursor)
+        name = [_rank(cursor), str(cursor.pid or "")]
+        quiet = _quiet(poll, cursor)
+        for label, key in _named(cursor):
+            row = [*name, label, *_cell(cursor, key, heads), quiet]
             table.add_row(*map(Text, row), style=style)
             name, quiet = ["", ""], ""
         if name[1]:
@@ -144,13 +152,13 @@ def _narrow(poll: Poll, shown: Sequence[RingCursor]) -> Table:
     return table
 
 
-def _named(words: RingCursor) -> list[tuple[str, str]]:
-    """Returns names and keys of the communicators that a process has used."""
+def _named(cursor: RingCursor) -> list[tuple[str, str]]:
+    """Return names and keys of the communicators that a process has used, by name."""
     found: dict[str, str] = {}
-    for key, comm_cursor in words.comm_cursors.items():
-        if not (comm_cursor.seq or comm_cursor.p2p):
+    for key, on_comm in cursor.comm_cursors.items():
+        if not (on_comm.seq or on_comm.p2p):
             continue
-        label = printable(comm_cursor.comm.label) or f"comm-{printable(key[-8:])}"
+        label = printable(on_comm.comm.label) or f"comm-{printable(key[-8:])}"
         number, free = 2, label
         while free in found:
             free, number = f"{label} #{number}", number + 1
@@ -158,39 +166,39 @@ def _named(words: RingCursor) -> list[tuple[str, str]]:
     return sorted(found.items())
 
 
-def _cell(words: RingCursor, key: str, heads: dict[str, int]) -> list[str]:
-    comm_cursor = words.comm_cursors[key]
-    lag = heads[key] - comm_cursor.seq
+def _cell(cursor: RingCursor, key: str, heads: dict[str, int]) -> list[str]:
+    on_comm = cursor.comm_cursors[key]
+    lag = heads[key] - on_comm.seq
     behind = f"\N{MINUS SIGN}{lag}" if lag else ""
-    last = words.last(key)
+    last = cursor.last(key)
     if last is None:
-        return [str(comm_cursor.seq), behind, ""]
+        return [str(on_comm.seq), behind, ""]
     parts = [printable(last.op), shape_text(last.shape)]
-    if comm_cursor.tells and last.state is not State.COMPLETED:
-        parts.append("in it")
-    return [str(comm_cursor.seq), behind, " ".join(part for part in parts if part)]
+    if on_comm.tells and last.state is not State.COMPLETED:
+        parts.append("pending")
+    return [str(on_comm.seq), behind, " ".join(part for part in parts if part)]
 
 
-def _quiet(poll: Poll, words: RingCursor) -> str:
-    if words.over:
+def _quiet(poll: Poll, cursor: RingCursor) -> str:
+    if cursor.over:
         return "ended"
-    seconds = poll.now - words.moved_at
-    return f"{seconds:.0f} s" if seconds >= _CALM else ""
+    seconds = poll.now - cursor.moved_at
+    return f"{seconds:.0f} s" if seconds >= _QUIET_SHOWN else ""
 
 
-def _style(poll: Poll, words: RingCursor) -> str:
+def _style(poll: Poll, cursor: RingCursor) -> str:
     cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
-    if cause is not None and words.rank in cause.diverging_ranks:
+    if cause is not None and cursor.rank in cause.diverging_ranks:
         return "bold red"
-    return "dim" if words.over else ""
+    return "dim" if cursor.over else ""
 
 
-def _rank(words: RingCursor) -> str:
-    return str(words.rank) if words.rank >= 0 else "-"
+def _rank(cursor: RingCursor) -> str:
+    return str(cursor.rank) if cursor.rank >= 0 else "-"
 
 
 def _labels(ranks: Iterable[RingCursor]) -> list[str]:
-    return sorted({label for words in ranks for label, _ in _named(words)})
+    return sorted({label for cursor in ranks for label, _ in _named(cursor)})
 
 
 def _table() -> Table:

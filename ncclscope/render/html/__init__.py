@@ -1,1 +1,1 @@
-"""One page with everything: ``ncclscope report``."""
+"""The HTML page of ``ncclscope report``."""

@@ -1,7 +1,7 @@
-"""What the page's script draws: sequences side by side and the timeline, in a few numbers.
+"""Data for the page's script: calls side by side, and the timeline.
 
-Calls are listed once, and everything else names them by their number: a job of 64 ranks posts
-a handful of different calls, thousands of times.
+Each distinct call is listed once, and the rest refers to it by number: a job of 64 ranks posts a
+handful of different calls, thousands of times.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.analysis.wording import call_text, comm_text, replay_text, sizes_text
 from ncclscope.model import Call, Communicator, State
 from ncclscope.model.log import newest_of
+from ncclscope.render.console.sides import differ_by_site
 
 __all__ = ["Calls", "page_data"]
 
 MOST_CELLS = 9000
-"""Calls in all sheets together; with more communicators each sheet becomes shorter."""
+"""Calls in all alignments together; further communicators are left out."""
 MOST_EVENTS = 9000
 """Calls on the timeline."""
-MOST_LANES = 40
-"""Columns of one sheet; more than so many ways to differ are not read side by side."""
+MOST_COLUMNS = 40
+"""Columns of one alignment; nobody compares more side by side."""
 WHYS = {"gap": -1, "ahead": -2, "gone": -3, "outside": -4}
+"""Numbers for a cell without a call, by the reason: see ``WHY`` in report.js."""
 
 
 class Calls:
-    """Numbers for calls that look alike, so that each is written once."""
+    """Numbering of distinct calls.
+
+    Attributes:
+        entries: By number: operation, description and call site.
+    """
 
     def __init__(self) -> None:
         self.entries: list[list[str]] = []
@@ -41,7 +47,7 @@ class Calls:
         self._texts: dict[object, int] = {}
 
     def number(self, call: Call) -> int:
-        """The number of a call's operation, parameters and place in the program."""
+        """Return the number of a call's operation, parameters and call site."""
         what = (call.op, call.redop, call.shape, call.numel, call.dtype, call.root, call.peer)
         replay = None if call.replay is None else replay_text(call, numbered=False)
         key = (*what, call.sizes, call.site, call.captured, replay)
@@ -63,18 +69,18 @@ class Calls:
 
 
 def page_data(verdict: Verdict, case: Case) -> dict[str, Any]:
-    """Returns what stands in the page as JSON."""
+    """Return the JSON data of the page."""
     calls = Calls()
     comms = _Comms(verdict)
-    column_tables = [_sheet(column_table, calls, comms) for column_table in _sheets(verdict, case)]
+    alignments = [_alignment_dict(one, calls, comms) for one in _alignments(verdict, case)]
     timeline = _timeline(verdict, calls, comms)
     cause = verdict.cause
     return {
         "calls": calls.entries,
         "comms": comms.entries,
-        "sheets": column_tables,
+        "alignments": alignments,
         "timeline": timeline,
-        "odd": list(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else [],
+        "diverging": [] if cause is None else list(cause.diverging_ranks or cause.candidate_ranks),
     }
 
 
@@ -102,10 +108,10 @@ class _Comms:
         return self._numbers[comm.key]
 
 
-def _sheets(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
-    """The cause's communicator first, then those whose members differ, then the others."""
+def _alignments(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
+    """Yield the cause's communicator first, then those with a divergence, then the others."""
     run, cause = verdict.run, verdict.cause
-    diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
+    diverged = {one.comm.key: one.seq for one in case.divergences}
     marked = {
         finding.comm.key: finding.seq
         for finding in reversed(verdict.findings)
@@ -128,7 +134,7 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
         call is not None and call.peer is not None for call in (cause.odd, cause.peers)
     )
     if about_transfers:
-        yield from (column_table for column_table in p2p if column_table.comm.key == main)
+        yield from (one for one in p2p if one.comm.key == main)
     budget = MOST_CELLS
     for key in keys:
         comm = run.communicators[key]
@@ -136,29 +142,29 @@ def _sheets(verdict: Verdict, case: Case) -> Iterable[ColumnTable]:
         seq = diverged.get(key)
         if is_main and cause is not None and cause.seq is not None:
             seq = cause.seq
-        column_table = align_columns(
+        alignment = align_columns(
             comm,
             case.recorded(key),
             seq=seq,
-            odd=_odd(verdict, key),
-            by_site=is_main and _told_by_site(verdict),
+            odd=_diverging(verdict, key),
+            by_site=is_main and cause is not None and differ_by_site(cause),
             before=40 if is_main else 12 if seq is not None else 8,
             after=30 if is_main else 12 if seq is not None else 6,
         )
-        if column_table is None:
+        if alignment is None:
             continue
-        budget -= sum(len(column.cells) for column in column_table.columns)
+        budget -= sum(len(column.cells) for column in alignment.columns)
         if budget < 0 and not is_main:
             return
-        yield column_table
+        yield alignment
     if not about_transfers:
         yield from p2p
     else:
-        yield from (column_table for column_table in p2p if column_table.comm.key != main)
+        yield from (one for one in p2p if one.comm.key != main)
 
 
 def _transfers(verdict: Verdict) -> list[ColumnTable]:
-    """The last sends and receives of each rank on each communicator that has some."""
+    """Return the last sends and receives of each rank, for each communicator that has some."""
     rows = sum(len(rank.p2p) for rank in verdict.run.ranks)
     last = max(4, min(24, 3000 // max(1, rows)))
     found: dict[str, dict[int, Sequence[Call]]] = {}
@@ -173,40 +179,36 @@ def _transfers(verdict: Verdict) -> list[ColumnTable]:
     ]
 
 
-def _odd(verdict: Verdict, key: str) -> tuple[int, ...]:
+def _diverging(verdict: Verdict, key: str) -> tuple[int, ...]:
     for finding in verdict.findings:
         if finding.comm is not None and finding.comm.key == key:
             return finding.diverging_ranks or finding.candidate_ranks[-1:]
     return verdict.cause.diverging_ranks if verdict.cause is not None else ()
 
 
-def _told_by_site(verdict: Verdict) -> bool:
-    cause = verdict.cause
-    if cause is None or cause.odd is None or cause.peers is None:
-        return False
-    return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site
-
-
-def _sheet(column_table: ColumnTable, calls: Calls, comms: _Comms) -> dict[str, Any]:
+def _alignment_dict(alignment: ColumnTable, calls: Calls, comms: _Comms) -> dict[str, Any]:
     return {
-        "comm": comms.number(column_table.comm),
-        "seq": column_table.seq,
-        "row": column_table.first_row,
-        "aligned": column_table.aligned,
-        "hidden": max(0, len(column_table.columns) - MOST_LANES),
-        "lanes": [
+        "comm": comms.number(alignment.comm),
+        "seq": alignment.seq,
+        "row": alignment.first_row,
+        "aligned": alignment.aligned,
+        "hidden": max(0, len(alignment.columns) - MOST_COLUMNS),
+        "columns": [
             {
                 "ranks": list(column.ranks),
                 "calls": column.calls,
                 "cells": [_cell(cell, calls) for cell in column.cells],
             }
-            for column in column_table.columns[:MOST_LANES]
+            for column in alignment.columns[:MOST_COLUMNS]
         ],
     }
 
 
 def _cell(cell: ColumnCell, calls: Calls) -> int | list[int]:
-    """``[number of the call, seq, state]``; the state is 3 where it differs among the ranks."""
+    """Return ``[number of the call, seq, state]``, with state 3 if it differs among the ranks.
+
+    A cell without a call is the reason, one of ``WHYS``.
+    """
     if cell.call is None:
         return WHYS[cell.why]
     state = 3 if len(cell.states) > 1 else int(cell.call.state)
@@ -214,7 +216,7 @@ def _cell(cell: ColumnCell, calls: Calls) -> int | list[int]:
 
 
 def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] | None:
-    """The last calls of each rank on each communicator, in microseconds before the last one."""
+    """Return the last calls per rank and communicator, in microseconds before the last call."""
     found: list[tuple[int, Communicator, bool, list[Call]]] = []
     columns = sum(len(rank.logs) + len(rank.p2p) for rank in verdict.run.ranks)
     each = max(3, min(60, MOST_EVENTS // max(1, columns)))
@@ -229,7 +231,7 @@ def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] |
     if not times:
         return None
     end = max(times)
-    tells = {rank.rank for rank in verdict.run.ranks if _tells(rank.logs.values())}
+    reporting = {rank.rank for rank in verdict.run.ranks if _reports_completion(rank.logs.values())}
     seen = {rank.rank: rank.last_seen_ns for rank in verdict.run.ranks}
     rows = []
     for number, comm, p2p, kept in found:
@@ -242,8 +244,8 @@ def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] |
                 "at": [(end - (call.time_ns or 0)) // 1000 for call in kept],
                 "call": [calls.number(call) for call in kept],
                 "seq": kept[0].seq,
-                # What a backend does not tell is not drawn as if it were known.
-                "open": number in tells and kept[-1].state is not State.COMPLETED,
+                # Only a backend that reports completion has calls known to be pending.
+                "open": number in reporting and kept[-1].state is not State.COMPLETED,
                 "seen": None if last_seen is None else (last_seen - end) // 1000,
             }
         )
@@ -251,8 +253,8 @@ def _timeline(verdict: Verdict, calls: Calls, comms: _Comms) -> dict[str, Any] |
     return {"end_ns": str(end), "rows": rows, "hosts": len(hosts), "each": each}
 
 
-def _tells(logs: Iterable[Any]) -> bool:
-    """Whether a rank's records say of any call that it has completed."""
+def _reports_completion(logs: Iterable[Any]) -> bool:
+    """Return whether a rank's records report the completion of any call."""
     return any(
         call.state is State.COMPLETED
         for log in logs

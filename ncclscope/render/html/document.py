@@ -1,4 +1,4 @@
-"""What the page says in words and tables, before it is put into HTML."""
+"""Texts and tables of the page, as plain values for the template."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ncclscope.render.html.graph import draw_graph
 __all__ = ["build_document"]
 
 MANY = 16
-"""Ranks above which those that stand alike share a row, to be unfolded."""
+"""Ranks above which equal rows are merged into one that can be expanded."""
 MOST_COLUMNS = 4
-"""Communicators with columns of their own; of more each rank has a list."""
-MOST_PLACES = 200
-"""Rows of places on GPUs; ranks in one place share a row."""
+"""Communicators with columns of their own; with more, each rank has a list instead."""
+MOST_DEVICE_ROWS = 200
+"""Rows of the device table; ranks with equal counts share a row."""
 _CONFIDENCE = {
     "certain": "This is certain",
     "likely": "This is likely, not certain: a part of it is inferred",
@@ -44,7 +44,7 @@ _CONFIDENCE = {
 
 
 def build_document(verdict: Verdict) -> dict[str, Any]:
-    """Returns everything the template needs, as plain values."""
+    """Return the variables of the template, as plain values."""
     run = verdict.run
     how = "recorded" if _is_recorded(verdict) else "seen"
     case = Case(run)
@@ -62,7 +62,7 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
         "device": _device(run),
         "graph": draw_graph(waits),
         "stacks": _stacks(verdict),
-        "witnesses": [item.to_dict() for item in verdict.evidence],
+        "sources_seen": [source.to_dict() for source in verdict.evidence],
         "unseen": list(verdict.coverage.unseen),
         "notes": list(verdict.notes),
         "data": page_data(verdict, case),
@@ -70,7 +70,7 @@ def build_document(verdict: Verdict) -> dict[str, Any]:
 
 
 def _device(run: Run) -> list[dict[str, Any]]:
-    """Where the ranks are on their GPUs, those first that stand in a call."""
+    """Return the rows of the device table, those with a pending call first."""
     rows = sorted(device_rows(run), key=lambda row: row.pending.at is None)
     return [
         {
@@ -81,7 +81,7 @@ def _device(run: Run) -> list[dict[str, Any]]:
             "finished": row.pending.finished,
             "where": row.words,
         }
-        for row in rows[:MOST_PLACES]
+        for row in rows[:MOST_DEVICE_ROWS]
     ]
 
 
@@ -103,7 +103,7 @@ def _input(verdict: Verdict) -> list[str]:
     if times:
         parts.append(f"last call at {_moment(max(times))}")
     if run.snapshot is not None and run.snapshot.time_ns > 1:
-        parts.append(f"looked at {_moment(run.snapshot.time_ns)}")
+        parts.append(f"sampled at {_moment(run.snapshot.time_ns)}")
     return parts
 
 
@@ -124,7 +124,7 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
     quiet = verdict.quiet_seconds
     second = _CONFIDENCE[cause.confidence]
     if how == "seen":
-        second += ", from what was seen of the processes"
+        second += ", from the state of the processes"
     elif cause.confidence == "certain":
         second += ", by the records alone"
     if quiet is not None and quiet >= 1:
@@ -141,7 +141,7 @@ def _verdict(verdict: Verdict, how: str) -> dict[str, Any]:
 
 
 def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:
-    """Term, text and how it is known."""
+    """Return the facts of the verdict: term, text and how it is known."""
     cause = verdict.cause
     if cause is None:
         return []
@@ -153,16 +153,16 @@ def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:
         facts.append(("Communicator", where))
     if cause.seq is not None:
         facts.append(("Call", f"#{cause.seq}"))
-    odd = cause.diverging_ranks
-    if odd and (cause.odd is not None or cause.peers is not None):
-        # Of a rank that never came to the call, the record is the last that it posted elsewhere.
+    diverging = cause.diverging_ranks
+    if diverging and (cause.odd is not None or cause.peers is not None):
+        # A rank that never posted the call is shown with its last call elsewhere.
         elsewhere = cause.kind in ("dead_rank", "not_joined") and cause.odd is not None
-        term = sentence(ranks_text(odd)) + (", last call" if elsewhere else "")
+        term = sentence(ranks_text(diverging)) + (", last call" if elsewhere else "")
         facts.append((term, _posted(cause.odd)))
     elif cause.odd is not None:
         facts.append(("One side", _posted(cause.odd)))
     if cause.peers is not None:
-        facts.append(("Its peers" if odd else "The other side", _posted(cause.peers)))
+        facts.append(("Its peers" if diverging else "The other side", _posted(cause.peers)))
     return [{"term": term, "text": text, "how": how} for term, text in facts]
 
 
@@ -189,7 +189,7 @@ def _other(finding: Finding) -> dict[str, Any]:
 
 
 def _awaited(picture: WaitPicture) -> dict[int, str]:
-    """For each rank that waits, for whom."""
+    """Return, for each waiting rank, the ranks it waits for."""
     targets: dict[int, set[int]] = {}
     for link in picture.links:
         targets.setdefault(link.source, set()).update(picture.places[link.target].ranks)
@@ -201,11 +201,11 @@ def _awaited(picture: WaitPicture) -> dict[int, str]:
 
 
 def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
-    """Groups of ranks that stand alike; in a small job each rank is one."""
+    """Return the table of ranks, with equal rows grouped in a job of more than ``MANY`` ranks."""
     run, cause = verdict.run, verdict.cause
     waits = _awaited(picture)
-    odd = set(cause.diverging_ranks) if cause is not None else set()
-    maybe = set(cause.candidate_ranks) if cause is not None else set()
+    diverging = set(cause.diverging_ranks) if cause is not None else set()
+    candidates = set(cause.candidate_ranks) if cause is not None else set()
     labels = sorted(
         {
             label
@@ -218,7 +218,7 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
     for row in verdict.table:
         number = row.rank.rank
         cells = [{"label": label, **_cell(row.cells.get(label))} for label in labels]
-        remark = "diverging" if number in odd else "candidate" if number in maybe else ""
+        remark = "diverging" if number in diverging else "candidate" if number in candidates else ""
         entry = {
             "rank": number,
             "host": row.rank.host,
@@ -230,10 +230,10 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
             "remark": remark,
             "waits": waits.get(number, ""),
         }
-        alike: object = number
+        group: object = number
         if len(verdict.table) > MANY:
-            alike = (tuple(tuple(cell.items()) for cell in cells), remark)
-        groups.setdefault(alike, []).append(entry)
+            group = (tuple(tuple(cell.items()) for cell in cells), remark)
+        groups.setdefault(group, []).append(entry)
     return {
         "labels": labels,
         "listed": len(labels) > MOST_COLUMNS,
@@ -242,7 +242,7 @@ def _table(verdict: Verdict, picture: WaitPicture) -> dict[str, Any]:
         "named": any(row.rank.labels for row in verdict.table),
         "gpus": any(row.rank.gpu is not None for row in verdict.table),
         "lost": any(row.rank.lost for row in verdict.table),
-        "waits": any(entry["waits"] for group in groups.values() for entry in group),
+        "waits": any(entry["waits"] for rows in groups.values() for entry in rows),
         "groups": [_group(rows) for rows in groups.values()],
         "missing": ranks_text(run.missing) if run.missing else "",
         "window": run.window,
@@ -281,14 +281,14 @@ def _stacks(verdict: Verdict) -> dict[str, Any] | None:
     if snapshot is None:
         return None
     motions = read_motions(snapshot)
-    odd = set(verdict.cause.diverging_ranks) if verdict.cause is not None else set()
+    diverging = set(verdict.cause.diverging_ranks) if verdict.cause is not None else set()
     return {
         "host": snapshot.host,
         "gap": f"{snapshot.gap:.1f}",
         "classes": [
             {
                 "ranks": ranks_text(group.ranks),
-                "odd": bool(odd & set(group.ranks)),
+                "diverging": bool(diverging & set(group.ranks)),
                 "where": _where(group.motion),
                 "conditions": ", ".join(sorted({one.condition for one in group.motions})),
                 "why": group.motion.why,
@@ -320,7 +320,7 @@ def _where(motion: Motion) -> str:
 
 
 def _node(node: TreeNode) -> dict[str, Any]:
-    """A stretch of frames without a branch, and what branches off at its end."""
+    """Return a stretch of frames without a branch, and the branches at its end."""
     stretch = [node]
     while len(stretch[-1].children) == 1 and stretch[-1].children[0].ranks == node.ranks:
         stretch.append(stretch[-1].children[0])

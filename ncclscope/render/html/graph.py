@@ -1,4 +1,4 @@
-"""The wait-for graph as a picture: boxes in layers, arrows from who waits to whom."""
+"""Layout of the wait-for graph: boxes in layers, arrows from waiting ranks to awaited ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from ncclscope.analysis.wording import call_text, ranks_text
 __all__ = ["draw_graph"]
 
 BOX = (212, 66)
+"""Width and height of a box in pixels."""
 GAP = (28, 64)
+"""Horizontal and vertical distance between boxes in pixels."""
 MARGIN = 14
 LETTERS, BOLD_LETTERS = 32, 26
-"""As many fit into a line of a box."""
+"""Characters that fit into a line of a box."""
 
 Point = tuple[float, float]
+"""x and y in pixels, from the upper left corner."""
 
 
 def draw_graph(picture: WaitPicture) -> dict[str, Any] | None:
-    """Lays a picture out.
+    """Lay out the wait-for graph.
 
     Returns:
-        Size, boxes and arrows in pixels; None where nobody waits for anybody.
+        Size, boxes and arrows in pixels; None if no rank waits for another.
     """
     if not picture.links:
         return None
@@ -35,7 +38,7 @@ def draw_graph(picture: WaitPicture) -> dict[str, Any] | None:
             "y": corners[number][1],
             "width": BOX[0],
             "height": BOX[1],
-            "odd": place.odd,
+            "diverging": place.odd,
             "lines": _lines(place),
             "title": _title(place),
         }
@@ -53,7 +56,10 @@ def draw_graph(picture: WaitPicture) -> dict[str, Any] | None:
 
 
 def _corners(places: Sequence[WaitGroup]) -> tuple[list[Point], float, float]:
-    """Layers from top to bottom, those who wait for nobody first; what turns in a circle last."""
+    """Return the corner of each box, and the width and height of the graph, in pixels.
+
+    Layers run from top to bottom: ranks that wait for nobody first, deadlock cycles last.
+    """
     layers: dict[float, list[int]] = {}
     for number, place in enumerate(places):
         layers.setdefault(math.inf if place.depth is None else place.depth, []).append(number)
@@ -74,17 +80,17 @@ def _corners(places: Sequence[WaitGroup]) -> tuple[list[Point], float, float]:
 
 
 def _arrow(link: Link, corners: Sequence[Point]) -> dict[str, Any]:
-    """A curve between the sides of two boxes that face each other."""
+    """Return an SVG path between the facing sides of two boxes."""
     (x1, y1), (x2, y2) = corners[link.source], corners[link.target]
     wide, high = BOX
-    if y1 == y2:  # beside each other
+    if y1 == y2:  # in the same row
         right = x2 > x1
         start = (x1 + (wide if right else 0), y1 + high / 2 + (8 if right else -8))
         end = (x2 + (0 if right else wide), start[1])
         path = f"M{start[0]:.0f} {start[1]:.0f}L{end[0]:.0f} {end[1]:.0f}"
     else:
         up = y2 < y1
-        # Two that wait for each other must not lie on one line.
+        # Shift the arrows, so that those of two ranks that wait for each other do not overlap.
         shift = -14 if up else 14
         start = (x1 + wide / 2 + shift, y1 + (0 if up else high))
         end = (x2 + wide / 2 + shift, y2 + (high if up else 0))
@@ -123,7 +129,7 @@ def _sentence(link: Link, places: Sequence[WaitGroup]) -> str:
     one, other = ranks_text(places[link.source].ranks), ranks_text(places[link.target].ranks)
     return {
         "absent": f"{one} → {other}: has not posted the call",
-        "queued": f"{one} → {other}: has posted it, but stands in an earlier call",
+        "queued": f"{one} → {other}: has posted the call, but an earlier one is pending",
         "unlike": f"{one} → {other}: has posted another call under the same number",
     }[link.kind]
 

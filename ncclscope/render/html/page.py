@@ -1,9 +1,8 @@
-"""One page with everything: ``ncclscope report``.
+"""The HTML page of ``ncclscope report``, one file.
 
-The page carries its style, its script and its data, and asks nobody for anything: the policy
-in its head forbids every request and every script but its own, by their hashes. What came from
-the job, such as host names, labels and command lines, reaches it as text only: the template
-escapes it, and the script never makes markup of it.
+The page carries its style, its script and its data. Its Content-Security-Policy forbids every
+request and every script but its own, by their hashes. Texts of the job, such as host names, labels
+and command lines, stay text: the template escapes them, and the script never parses markup.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ from ncclscope.untrusted import printable
 __all__ = ["FIRST", "render_html"]
 
 FIRST = "<!doctype html>\n<!-- ncclscope report -->"
-"""How each page begins."""
+"""First lines of each page, by which a report is recognised."""
 LONGEST = 2000
-"""Letters of one text that are shown; a name of a megabyte must not fill the page."""
+"""Characters shown of one text: a name of a megabyte must not fill the page."""
 COLUMNS = 100
+"""Width in characters of the screen that the page holds as text."""
 _PATH = re.compile(r"(?<![\w.:])/(?:[^\s/:;,'\"]+/)+([^\s/:;,'\"]+)")
 
 
 def render_html(verdict: Verdict, *, redacted: bool = False) -> str:
-    """Returns the page.
+    """Return the page as HTML.
 
     Args:
-        verdict: What to show.
-        redacted: Whether folders are left out of every text on it. What a capture holds of
-            command lines and environments has to be left out before.
+        verdict: Verdict to show.
+        redacted: Whether to remove folders from every text of the page. The caller removes
+            command lines and environments from the process snapshot.
     """
     draw = render_verdict if verdict.run.snapshot is None else render_attach
     document = build_document(verdict)
@@ -90,7 +90,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _shown(text: str) -> str:
-    """What is not seen, such as a mark that turns the direction of writing, is spelled out."""
+    """Return a text cut to ``LONGEST`` characters, with invisible ones escaped."""
     return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
 
 

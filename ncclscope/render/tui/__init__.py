@@ -1,1 +1,1 @@
-"""The live view of ``ncclscope watch``: what stands on the screen, and how it gets there."""
+"""Live view of ``ncclscope watch``: terminal, keys, lists and panes."""

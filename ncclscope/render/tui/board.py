@@ -1,4 +1,4 @@
-"""What the person in front of the screen has chosen: panes, a rank, a communicator."""
+"""State of the live view that the user controls: panes, and the picked rank or communicator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _LISTS = ("ranks", "comms")
 
 @dataclass
 class Board:
-    """Answers keys; knows nothing of what is shown but its names and its size.
+    """Handles keys; knows only names and sizes of what is shown.
 
     Attributes:
-        upper: ``ranks`` or ``comms``.
-        lower: ``calls``, ``divergence``, ``log`` or ``help``.
-        picked: By list, what is picked in it; None for the first.
-        top: By list, the first line that is shown.
-        scroll: Lines by which the lower pane is moved: of the calls and the log back from
-            the newest, of the others down from the first.
+        upper: Upper list: ``ranks`` or ``comms``.
+        lower: Lower pane: ``calls``, ``divergence``, ``log`` or ``help``.
+        picked: By list, the name of the picked entry; absent for the first.
+        top: By list, the index of the first line shown.
+        scroll: Lines by which the lower pane is scrolled: back from the newest in the calls and
+            the log, down from the first in the others.
         is_full: Whether the lower pane takes the whole screen.
-        worst_first: Whether those that somebody should look at stand first.
-        typed: Digits of a rank so far.
-        has_quit: Whether that is the end.
+        worst_first: Whether entries with a mark are listed first.
+        typed: Digits of a rank typed so far.
+        has_quit: Whether the user has quit.
     """
 
     upper: str = "ranks"
@@ -38,11 +38,11 @@ class Board:
     has_quit: bool = False
 
     def show(self, lower: str) -> None:
-        """Opens a lower pane at its beginning."""
+        """Open a lower pane, not scrolled."""
         self.lower, self.scroll = lower, 0
 
     def place(self, names: Sequence[Hashable]) -> int:
-        """Returns where the picked one stands in the upper list; 0 where it is gone."""
+        """Return the index of the picked entry in the upper list; 0 if it is gone."""
         picked = self.picked.get(self.upper)
         return names.index(picked) if picked in names else 0
 
@@ -54,14 +54,14 @@ class Board:
         marked: Sequence[bool],
         pages: tuple[int, int],
     ) -> None:
-        """Answers a key.
+        """Handle a key.
 
         Args:
-            key: Its name, or its letter.
-            names: What stands in the upper list, in its order.
-            numbers: What a person types to pick each of them; empty where that is nothing.
-            marked: Which of them somebody should look at.
-            pages: Lines of the upper and of the lower pane.
+            key: Name of the key, or its letter.
+            names: Names of the entries of the upper list, in order.
+            numbers: By entry, the digits that pick it; empty for none.
+            marked: By entry, whether it has a mark.
+            pages: Heights of the upper and of the lower pane in lines.
         """
         if key.isdecimal() and len(key) == 1 and self.upper == "ranks":
             self._type(key, names, numbers)
@@ -85,7 +85,7 @@ class Board:
             self._pick(names, next(place for place in turned if marked[place]))
         elif key == "s":
             self.worst_first = not self.worst_first
-            self.picked.pop(self.upper, None)  # whoever stands first now
+            self.picked.pop(self.upper, None)  # pick the entry that is first now
         elif key == "f":
             self.is_full = not self.is_full
         elif key == "escape":
@@ -97,7 +97,7 @@ class Board:
     def _type(self, digit: str, names: Sequence[Hashable], numbers: Sequence[str]) -> None:
         self.typed = (self.typed + digit)[-7:]
         if self.typed not in numbers:
-            # No such rank, or not yet: the digit may begin another.
+            # No rank has this number: the digit may begin another.
             self.typed = self.typed if any(n.startswith(self.typed) for n in numbers) else digit
         if self.typed in numbers:
             self._pick(names, numbers.index(self.typed))

@@ -1,4 +1,4 @@
-"""The lower pane: last calls, the log, what the keys mean."""
+"""Lower pane: last calls, the log, and the help."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import zip_longest
 
 from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
+from ncclscope.render.tui.entries import MARKS, CommEntry, RankEntry, comm_label
 from ncclscope.render.tui.events import Event
 from ncclscope.render.tui.lists import WIDE, place_text
-from ncclscope.render.tui.progress import MARKS, CommStanding, RankStanding, comm_label
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
 
 __all__ = [
@@ -22,43 +22,51 @@ __all__ = [
 ]
 
 
-def rank_calls(standing: RankStanding, calls: Sequence[Call], width: int) -> list[Line]:
-    """Returns the last calls of a rank, under their headings.
+def rank_calls(entry: RankEntry, calls: Sequence[Call], width: int) -> list[Line]:
+    """Return the last calls of a rank, under their headings.
 
     Args:
-        standing: The rank.
-        calls: Read from its ring, oldest first.
-        width: Cells of a line.
+        entry: The rank.
+        calls: Calls from its ring, oldest first.
+        width: Width of a line in cells.
     """
-    comm_cursors = standing.cursor.comm_cursors
+    communicators = entry.cursor.comm_cursors
     columns = [Column("comm", least=6, most=24), Column("call", right=True, least=6)]
     rows: list[list[Span]] = []
     for call in calls:
-        comm_cursor = comm_cursors.get(call.comm)
-        label = comm_label(comm_cursor.comm) if comm_cursor is not None else "?"
-        # What a call of its own says counts, too: others may have been passed over.
-        tells = call.state is not State.SCHEDULED or (comm_cursor is not None and comm_cursor.tells)
-        rows.append([(label, ""), (f"#{call.seq}", ""), *_call_cells(call, width, tells=tells)])
+        on_comm = communicators.get(call.comm)
+        label = comm_label(on_comm.comm) if on_comm is not None else "?"
+        # The state of this call counts, too: the cursor may have skipped earlier ones.
+        is_known = call.state is not State.SCHEDULED or (on_comm is not None and on_comm.tells)
+        cells = _call_cells(call, width, is_state_known=is_known)
+        rows.append([(label, ""), (f"#{call.seq}", ""), *cells])
     return _called(columns, rows, width)
 
 
-def comm_calls(standing: CommStanding, calls: Sequence[Call], width: int) -> list[Line]:
-    """Returns the last calls on a communicator, and who has posted each."""
-    members = {cursor.rank: cursor.comm_cursors[standing.key].seq for cursor in standing.members}
-    everyone = set(members) | set(standing.comm.ranks)
-    tells = standing.tells
+def comm_calls(entry: CommEntry, calls: Sequence[Call], width: int) -> list[Line]:
+    """Return the last calls on a communicator, each with the ranks that have not posted it.
+
+    Args:
+        entry: The communicator.
+        calls: Calls from the ring of the farthest member, oldest first.
+        width: Width of a line in cells.
+    """
+    members = {cursor.rank: cursor.comm_cursors[entry.key].seq for cursor in entry.members}
+    everyone = set(members) | set(entry.comm.ranks)
+    is_known = entry.reports_completion
     columns = [Column("call", right=True, least=6), Column("missing", most=30)]
     rows: list[list[Span]] = []
     for call in calls:
         absent = [rank for rank in everyone if members.get(rank, 0) < call.seq]
         late = (ranks_text(absent), "yellow") if absent else ("", "")
-        rows.append([(f"#{call.seq}", ""), late, *_call_cells(call, width, tells=tells)])
+        cells = _call_cells(call, width, is_state_known=is_known)
+        rows.append([(f"#{call.seq}", ""), late, *cells])
     return _called(columns, rows, width)
 
 
-def _call_cells(call: Call, width: int, *, tells: bool) -> list[Span]:
-    state = call.state.word if tells else ""
-    style = "yellow" if tells and call.state is not State.COMPLETED else ""
+def _call_cells(call: Call, width: int, *, is_state_known: bool) -> list[Span]:
+    state = call.state.word if is_state_known else ""
+    style = "yellow" if is_state_known and call.state is not State.COMPLETED else ""
     site = place_text(call.site or "", width)
     cells: list[Span] = [(call_text(call), ""), (state, style), (site, "dim")]
     if width >= WIDE:
@@ -85,15 +93,21 @@ def _clock(time_ns: int | None) -> str:
     try:
         return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 1_000_000:03}"
     except (OSError, OverflowError, ValueError):
-        return ""  # a time that no clock has shown
+        return ""  # a damaged time
 
 
-def event_lines(events: Sequence[Event], width: int, *, folded: bool = False) -> list[Line]:
-    """Returns a line for each event; ``folded`` several, where one does not hold it."""
+def event_lines(events: Sequence[Event], width: int, *, wrapped: bool = False) -> list[Line]:
+    """Return the lines of a log.
+
+    Args:
+        events: Events to show, oldest first.
+        width: Width of a line in cells.
+        wrapped: Whether to wrap long texts; otherwise they are cropped.
+    """
     room = max(width - 10, 10)
     lines: list[Line] = []
     for event in events:
-        texts = textwrap.wrap(event.text, room) if folded else [cropped(event.text, room)]
+        texts = textwrap.wrap(event.text, room) if wrapped else [cropped(event.text, room)]
         for number, text in enumerate(texts):
             clock = f"{event.clock}  " if not number else " " * 10
             lines.append([(clock, "dim"), (text, event.style)])
@@ -101,7 +115,7 @@ def event_lines(events: Sequence[Event], width: int, *, folded: bool = False) ->
 
 
 def help_lines(width: int, *, has_keys: bool) -> list[Line]:
-    """Returns what keys and marks mean, beside each other where there is room."""
+    """Return the meaning of keys and marks, in two columns if ``width`` permits."""
     keys: list[Line] = [[(f"{key:<10}", "bold"), (what, "")] for key, what in _KEYS]
     marks: list[Line] = [[(f"{mark:<7}", style), (what, "")] for mark, (what, style) in _MARKED]
     marks += [[], *([(f"{word:<7}", "bold"), (what, "")] for word, what in _WORDS)]
@@ -123,20 +137,20 @@ _KEYS = (
     ("up down", "pick a rank or communicator"),
     ("k j", "the same"),
     ("digits", "pick the rank of that number"),
-    ("n", "pick the next with a mark"),
+    ("n", "pick the next one with a mark"),
     ("tab", "communicators, or ranks"),
     ("enter", "its last calls"),
     ("d", "the divergence or hang"),
     ("l", "the log of events"),
     ("space b", "scroll the lower pane"),
-    ("f", "the lower pane alone, or not"),
-    ("s", "those with a mark first, or not"),
+    ("f", "the lower pane alone, or both"),
+    ("s", "marked ones first, or in order"),
     ("PgUp PgDn", "a page; g G first, last"),
-    ("q", "end: status 1 in trouble"),
+    ("q", "quit: status 1 in trouble"),
 )
 _MARKED = [(mark, about) for mark, about in MARKS.items() if mark]
 _WORDS = (
     ("lag", "calls behind the farthest peer"),
-    ("in it", "posted, not known to be done"),
+    ("pending", "posted, not known to be done"),
     ("quiet", "time without any progress"),
 )

@@ -1,4 +1,4 @@
-"""What is known of a divergence or a hang: the sentence, both sequences, and how it is known."""
+"""Pane of a divergence or hang: summary, calls side by side, and evidence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text
 from ncclscope.model import Call, Finding
 from ncclscope.render.console.blocks import knowledge
-from ncclscope.render.console.sides import aligned_sides
+from ncclscope.render.console.sides import aligned_sides, differ_by_site
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable
@@ -18,27 +18,27 @@ from ncclscope.untrusted import printable
 __all__ = ["divergence_lines"]
 
 _NARROW_GROUPS, _WIDE_GROUPS = 2, 4
-"""Groups of ranks that stand beside each other."""
+"""Groups of ranks shown side by side."""
 _ABSENT = "-"
 
 
-def divergence_lines(verdict: Verdict | None, told: str, width: int) -> list[Line]:
-    """Returns the pane.
+def divergence_lines(verdict: Verdict | None, note: str, width: int) -> list[Line]:
+    """Return the lines of the pane.
 
     Args:
-        verdict: With a cause, or there is none.
-        told: Where it comes from, or what there is to say without a cause.
-        width: Cells of a line.
+        verdict: Verdict to show; None if there is none.
+        note: Origin of the verdict, or the text to show without one.
+        width: Width of a line in cells.
     """
     cause = verdict.cause if verdict is not None else None
     if verdict is None or cause is None:
-        return drawn(Text(told, style="dim"), width)
+        return drawn(Text(note, style="dim"), width)
     who = cause.diverging_ranks or cause.candidate_ranks
     sure = [cause.confidence, cause.kind.replace("_", " ")]
     if who:
         sure.append(f"{'' if cause.diverging_ranks else 'one of '}{ranks_text(who)}")
     lines = drawn(Text(cause.summary, style="bold"), width)
-    lines += drawn(Text(" · ".join(filter(None, (*sure, told))), style="red"), width)
+    lines += drawn(Text(" · ".join(filter(None, (*sure, note))), style="red"), width)
     if verdict.neighbourhood is not None:
         lines += [[], *_side_by_side(_sides(verdict.neighbourhood, cause, width), cause, width)]
     return lines + drawn(knowledge(cause), width)
@@ -46,13 +46,13 @@ def divergence_lines(verdict: Verdict | None, told: str, width: int) -> list[Lin
 
 @dataclass(frozen=True)
 class _Sides:
-    """Sequences beside each other.
+    """Sequences side by side.
 
     Attributes:
-        names: Whose they are.
-        rows: A call of each, or None where one has no counterpart.
-        hidden: Ranks that are left out.
-        is_aligned: Whether calls that belong together stand in a row, and not equal numbers.
+        names: Headings of the columns, such as ``ranks 0-2``.
+        rows: By row, the call of each column, or None.
+        hidden: Ranks without a column.
+        is_aligned: Whether a row holds matching calls; otherwise it holds equal numbers.
     """
 
     names: tuple[str, ...]
@@ -66,9 +66,9 @@ def _sides(near: Neighbourhood, cause: Finding, width: int) -> _Sides:
         return _Sides(tuple(map(ranks_text, sides)), tuple(cause.aligned), is_aligned=True)
     columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, calls in sorted(near.calls.items()):
-        alike = tuple((seq, call.signature) for seq, call in calls.items())
-        columns.setdefault(alike, []).append(rank)
-    # Those that diverge stand last, and are never left out.
+        signatures = tuple((seq, call.signature) for seq, call in calls.items())
+        columns.setdefault(signatures, []).append(rank)
+    # Diverging ranks are last, and are always shown.
     groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
     most = _WIDE_GROUPS if width >= WIDE else _NARROW_GROUPS
     shown = groups if len(groups) <= most else [*groups[: most - 1], groups[-1]]
@@ -83,7 +83,7 @@ def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:
     cells = (width - 2) // max(1, len(sides.names)) - 2
     columns = [Column(" ")]
     columns += [Column(name, least=cells, most=cells) for name in sides.names]
-    by_site = _told_by_site(cause)
+    by_site = differ_by_site(cause)
     rows: list[list[Span]] = []
     for calls in sides.rows:
         here = any(call is not None and call.seq == cause.seq for call in calls)
@@ -91,7 +91,7 @@ def _side_by_side(sides: _Sides, cause: Finding, width: int) -> list[Line]:
         style = "red" if differs else ""
         mark = ">" if here and (differs or not sides.is_aligned) else ""
         sites = [_site(call, width) for call in calls]
-        # Where nothing else tells calls apart, their places do.
+        # Calls that differ in their sites alone are shown with them.
         is_elsewhere = by_site and len(set(sites)) > 1
         shows_sites = bool(mark) or is_elsewhere
         rows.append([(mark, "bold red"), *((_text(call), style) for call in calls)])
@@ -110,10 +110,3 @@ def _site(call: Call | None, width: int) -> str | None:
 
 def _text(call: Call | None) -> str:
     return _ABSENT if call is None else f"#{call.seq} {call_text(call)}"
-
-
-def _told_by_site(cause: Finding) -> bool:
-    """Whether equal calls are told apart by the lines they came from."""
-    if cause.odd is None or cause.peers is None:
-        return False
-    return cause.odd.signature == cause.peers.signature and cause.odd.site != cause.peers.site

@@ -1,4 +1,4 @@
-"""What has happened while somebody watched, and when."""
+"""Log of events of a watched job."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KEPT = 1000
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened.
+    """An event of the job.
 
     Attributes:
         time: Seconds since 1970.
-        text: What.
-        style: How it is shown.
+        text: Description.
+        style: Style in which it is shown.
     """
 
     time: float
@@ -36,15 +36,15 @@ class Event:
 
     @property
     def clock(self) -> str:
-        """When, as a person would say it."""
+        """Local time of day as ``HH:MM:SS``."""
         return time.strftime("%H:%M:%S", time.localtime(self.time))
 
 
 class Events:
-    """Finds out what has happened from one look to the next.
+    """Derives events from consecutive samples of a job.
 
     Args:
-        wall: Seconds since 1970.
+        wall: Returns the seconds since 1970.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
@@ -58,16 +58,16 @@ class Events:
 
     @property
     def all(self) -> list[Event]:
-        """What has happened, oldest first; of very much, the newest."""
+        """The newest 1,000 events, oldest first."""
         return list(self._kept)
 
     def add(self, text: str, style: str = "") -> None:
-        """Notes something that was not found out from a look."""
+        """Add an event that does not come from a sample."""
         self._kept.append(Event(self._wall(), printable(text), style))
 
     def note(self, poll: Poll) -> None:
-        """Notes what is different from the look before."""
-        here = {words.path: words for words in poll.ranks}
+        """Add the differences between this sample and the previous one."""
+        here = {cursor.path: cursor for cursor in poll.ranks}
         if poll.activity == "over" and not self._activity:
             self._add_ranks(here, here, "had ended before this watch began")
             self._ended, self._known = set(here), here
@@ -86,22 +86,22 @@ class Events:
         self._was_in_trouble = poll.in_trouble
 
     def _note_ends(self, here: dict[Path, RingCursor]) -> None:
-        ended = {path for path, words in here.items() if words.over}
+        ended = {path for path, cursor in here.items() if cursor.over}
         new = ended - self._ended
         self._ended = ended
         orderly = {path for path in new if here[path].exited}
         self._add_ranks(orderly, here, "ended in order")
-        self._add_ranks(new - orderly, here, "ended without a word: killed, or crashed", "yellow")
+        self._add_ranks(new - orderly, here, "ended without a record: killed or crashed", "yellow")
 
     def _note_stalls(self, poll: Poll, here: dict[Path, RingCursor]) -> None:
         new = poll.stuck - self._stuck.keys()
         if new:
             seconds = duration(min(poll.now - here[path].moved_at for path in new if path in here))
-            self._add_ranks(new, here, f"stalled: inside of a call for {seconds}", "yellow")
+            self._add_ranks(new, here, f"stalled: inside a collective for {seconds}", "yellow")
         moved = {
-            path: words.moved_at - self._stuck[path]
+            path: cursor.moved_at - self._stuck[path]
             for path in self._stuck.keys() - poll.stuck
-            if (words := here.get(path)) is not None and not words.over
+            if (cursor := here.get(path)) is not None and not cursor.over
         }
         if moved:
             self._add_ranks(moved, here, f"resumed after {duration(max(moved.values()))}", "green")
@@ -111,7 +111,7 @@ class Events:
         self, paths: Iterable[Path], among: dict[Path, RingCursor], what: str, style: str = ""
     ) -> None:
         found = [among[path] for path in paths if path in among]
-        ranks = [words.rank for words in found if words.rank >= 0]
+        ranks = [cursor.rank for cursor in found if cursor.rank >= 0]
         others = len(found) - len(ranks)
         who = [ranks_text(ranks)] if ranks else []
         who += [plural(others, "other process" if others == 1 else "other processe")] * (others > 0)

@@ -1,4 +1,4 @@
-"""What a terminal sends when a key is pressed -> the name of the key."""
+"""Decoder of a terminal's key sequences into names of keys."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LETTERS = {"\t": "tab", "\r": "enter", "\n": "enter", "\x0c": "redraw", " ": "s
 
 
 class Keys:
-    """Takes what has been read, which may end inside of what one key sends."""
+    """Decodes input that may end in the middle of a key's sequence."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     @property
     def waits(self) -> bool:
-        """Whether more is to come, or the key was Escape alone."""
+        """Whether the input so far is the beginning of a sequence, or Escape alone."""
         return bool(self._rest)
 
     def take(self, data: bytes) -> list[str]:
-        """Returns the keys that were pressed: names, or the letters themselves."""
+        """Return the keys in ``data``: their names, or the letters themselves."""
         data, self._rest = self._rest + data, b""
         found = []
         while data:
@@ -48,7 +48,7 @@ class Keys:
                 found.append(_LETTERS.get(letter, letter))
                 continue
             if match := _SEQUENCE.match(data):
-                # Applications' arrows differ from the cursor's in one letter.
+                # Arrow keys in application mode begin with O in place of [.
                 name = _NAMES.get(match[0][1:].replace(b"O", b"[", 1))
                 found += [name] if name else []
                 data = data[match.end() :]
@@ -60,6 +60,6 @@ class Keys:
         return found
 
     def end(self) -> list[str]:
-        """Returns what was pressed if nothing more has come for a while."""
+        """Return the key of an unfinished sequence after which nothing more came."""
         rest, self._rest = self._rest, b""
         return ["escape"] if rest else []

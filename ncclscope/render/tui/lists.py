@@ -1,4 +1,4 @@
-"""The upper pane: ranks, or communicators, a line each."""
+"""Upper pane: a line for each rank or communicator."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from collections.abc import Sequence
 from ncclscope.analysis.wording import ranks_text, shape_text
 from ncclscope.readers.ring.cursor import LastCall
 from ncclscope.render.console.blocks import duration
-from ncclscope.render.tui.progress import MARKS, CommStanding, RankStanding, comm_label
+from ncclscope.render.tui.entries import MARKS, CommEntry, RankEntry, comm_label
 from ncclscope.render.tui.spans import Column, Line, Span, table
 from ncclscope.untrusted import printable
 
 __all__ = ["WIDE", "comm_lines", "place_text", "rank_lines"]
 
 WIDE = 110
-"""Cells from which there is room for more than the most important."""
+"""Width in cells from which additional columns are shown."""
 _COMM_CELLS = 13
 _CALL_CELLS = 36
-"""Where there is more room, what stands behind a call is not to be far away from it."""
+"""Most cells of a call on a wide terminal, so that the next column stays near."""
 _MINUS = "\N{MINUS SIGN}"
-_CALM = 1.0
+_QUIET_SHOWN = 1.0
+"""Seconds without progress from which they are shown."""
 
 
-def rank_lines(
-    standings: Sequence[RankStanding], picked: int, width: int
-) -> tuple[Line, list[Line]]:
-    """Returns the headings, and a line for each rank.
+def rank_lines(entries: Sequence[RankEntry], picked: int, width: int) -> tuple[Line, list[Line]]:
+    """Return the headings, and a line for each rank.
 
     Args:
-        standings: The ranks to show.
-        picked: Place of the one that is picked.
-        width: Cells of a line.
+        entries: Ranks to show.
+        picked: Index of the picked one.
+        width: Width of a line in cells.
     """
     is_wide = width >= WIDE
-    hosts = {standing.cursor.host for standing in standings}
-    labels = _labels(standings)[: max(0, (width - 126) // _COMM_CELLS)] if is_wide else []
+    hosts = {entry.cursor.host for entry in entries}
+    labels = _labels(entries)[: max(0, (width - 126) // _COMM_CELLS)] if is_wide else []
     columns = [Column(" "), Column("rank", right=True, least=4)]
     if is_wide:
         columns.append(Column("is"))
@@ -46,37 +45,41 @@ def rank_lines(
         Column("call", right=True, least=7),
         Column("lag", right=True, least=5),
         Column("last call", least=20, most=_CALL_CELLS if is_wide else 1000, fills=True),
-        Column("", least=5),
+        Column("", least=7),
         Column("quiet", right=True, least=7),
     ]
     columns += [Column(label, right=True, least=_COMM_CELLS - 2, most=24) for label in labels]
     rows: list[list[Span]] = []
-    for standing in standings:
-        cursor, style = standing.cursor, MARKS[standing.mark][1]
-        comm_cursor = cursor.comm_cursors.get(standing.key)
-        cells = [standing.mark, standing.name]
+    for entry in entries:
+        cursor, style = entry.cursor, MARKS[entry.mark][1]
+        on_comm = cursor.comm_cursors.get(entry.key)
+        cells = [entry.mark, entry.name]
         if is_wide:
-            cells.append(standing.labels)
+            cells.append(entry.labels)
         if is_wide and len(hosts) > 1:
             cells.append(cursor.host)
         cells += [
             str(cursor.pid or ""),
-            comm_label(comm_cursor.comm) if comm_cursor is not None else "",
-            str(comm_cursor.seq) if comm_cursor is not None else "",
-            f"{_MINUS}{standing.lag}" if standing.lag else "",
-            _call(standing.last) or "no calls",
-            "in it" if standing.is_inside and not cursor.over else "",
-            _quiet(standing),
+            comm_label(on_comm.comm) if on_comm is not None else "",
+            str(on_comm.seq) if on_comm is not None else "",
+            f"{_MINUS}{entry.lag}" if entry.lag else "",
+            _call(entry.last) or "no calls",
+            "pending" if entry.is_pending and not cursor.over else "",
+            _quiet(entry),
         ]
-        cells += [_on_comm(standing, label) for label in labels]
+        cells += [_on_comm(entry, label) for label in labels]
         rows.append([(text, style) for text in cells])
     return _picked(table(columns, rows, width), picked, width)
 
 
-def comm_lines(
-    standings: Sequence[CommStanding], picked: int, width: int
-) -> tuple[Line, list[Line]]:
-    """Returns the headings, and a line for each communicator; as :func:`rank_lines`."""
+def comm_lines(entries: Sequence[CommEntry], picked: int, width: int) -> tuple[Line, list[Line]]:
+    """Return the headings, and a line for each communicator.
+
+    Args:
+        entries: Communicators to show.
+        picked: Index of the picked one.
+        width: Width of a line in cells.
+    """
     is_wide = width >= WIDE
     columns = [
         Column(" "),
@@ -84,24 +87,24 @@ def comm_lines(
         Column("ranks", most=40 if is_wide else 13),
         Column("call", right=True, least=7),
         Column("last call", least=18, most=_CALL_CELLS if is_wide else 1000, fills=True),
-        Column("in it", most=24 if is_wide else 7),
+        Column("pending", most=24 if is_wide else 7),
         Column("behind", most=40 if is_wide else 12),
         Column("quiet", right=True, least=6),
     ]
     if is_wide:
         columns.insert(3, Column("backend"))
     rows: list[list[Span]] = []
-    for standing in standings:
-        style, comm = MARKS[standing.mark][1], standing.comm
+    for entry in entries:
+        style, comm = MARKS[entry.mark][1], entry.comm
         cells = [
-            standing.mark,
+            entry.mark,
             comm_label(comm),
             _numbers(comm.ranks),
-            str(standing.calls),
-            _call(standing.leader.last(comm.key)),
-            _part(standing.inside, len(comm.ranks), is_wide=is_wide),
-            _behind(standing),
-            duration(standing.quiet) if standing.quiet >= _CALM else "",
+            str(entry.calls),
+            _call(entry.leader.last(comm.key)),
+            _part(entry.pending, len(comm.ranks), is_wide=is_wide),
+            _behind(entry),
+            duration(entry.quiet) if entry.quiet >= _QUIET_SHOWN else "",
         ]
         if is_wide:
             cells.insert(3, comm.backend)
@@ -110,7 +113,7 @@ def comm_lines(
 
 
 def place_text(site: str, width: int) -> str:
-    """Returns a place in a program; where there is little room, without its folders."""
+    """Return a call site, without its folders if ``width`` is less than ``WIDE`` cells."""
     return site if width >= WIDE else site.rpartition("/")[2]
 
 
@@ -122,23 +125,23 @@ def _picked(laid: tuple[Line, list[Line]], picked: int, width: int) -> tuple[Lin
     return heading, lines
 
 
-def _labels(standings: Sequence[RankStanding]) -> list[str]:
+def _labels(entries: Sequence[RankEntry]) -> list[str]:
     found: dict[str, int] = {}
-    for standing in standings:
-        for comm_cursor in standing.cursor.comm_cursors.values():
-            if comm_cursor.seq:
-                label = comm_label(comm_cursor.comm)
-                found[label] = max(found.get(label, 0), comm_cursor.seq)
+    for entry in entries:
+        for on_comm in entry.cursor.comm_cursors.values():
+            if on_comm.seq:
+                label = comm_label(on_comm.comm)
+                found[label] = max(found.get(label, 0), on_comm.seq)
     return sorted(sorted(found, key=lambda label: -found[label])[:12])
 
 
-def _on_comm(standing: RankStanding, label: str) -> str:
-    """How far a rank is on the communicators of a name, of which it is seldom in more than one."""
+def _on_comm(entry: RankEntry, label: str) -> str:
+    """Return calls and lag of a rank on each communicator with this label, usually one."""
     parts = []
-    for key, comm_cursor in standing.cursor.comm_cursors.items():
-        if comm_cursor.seq and comm_label(comm_cursor.comm) == label:
-            lag = standing.lags.get(key)
-            parts.append(f"{comm_cursor.seq}{f' {_MINUS}{lag}' if lag else ''}")
+    for key, on_comm in entry.cursor.comm_cursors.items():
+        if on_comm.seq and comm_label(on_comm.comm) == label:
+            lag = entry.lags.get(key)
+            parts.append(f"{on_comm.seq}{f' {_MINUS}{lag}' if lag else ''}")
     return ", ".join(parts)
 
 
@@ -148,10 +151,10 @@ def _call(last: LastCall | None) -> str:
     return " ".join(part for part in (printable(last.op), shape_text(last.shape)) if part)
 
 
-def _quiet(standing: RankStanding) -> str:
-    if standing.cursor.over:
+def _quiet(entry: RankEntry) -> str:
+    if entry.cursor.over:
         return "ended"
-    return duration(standing.quiet) if standing.quiet >= _CALM else ""
+    return duration(entry.quiet) if entry.quiet >= _QUIET_SHOWN else ""
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -165,9 +168,9 @@ def _part(ranks: Sequence[int], members: int, *, is_wide: bool) -> str:
     return f"{count}: {_numbers(ranks)}" if is_wide and len(ranks) < members else count
 
 
-def _behind(standing: CommStanding) -> str:
-    """Who is behind, the farthest first."""
+def _behind(entry: CommEntry) -> str:
+    """Return the ranks that are behind with their lag in calls, the farthest behind first."""
     by_lag: dict[int, list[int]] = {}
-    for rank, lag in standing.lags.items():
+    for rank, lag in entry.lags.items():
         by_lag.setdefault(lag, []).append(rank)
     return ", ".join(f"{_numbers(by_lag[lag])} {_MINUS}{lag}" for lag in sorted(by_lag)[::-1])

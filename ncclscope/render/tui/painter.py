@@ -1,7 +1,7 @@
-"""Turns a picture into the bytes that make a terminal show it: only what has changed.
+"""Encodes a screen as terminal output, sending only the cells that changed.
 
-A line over which a terminal is far away is slow, and a screen that is cleared and drawn again
-flickers. So the painter remembers what the terminal shows, cell by cell.
+Remote terminals are slow, and a screen that is cleared and drawn again flickers. So the painter
+remembers what the terminal shows, cell by cell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ncclscope.render.tui.spans import Line
 __all__ = ["Painter"]
 
 Cell = tuple[str, str]
-"""What one cell shows and its style; the second cell of a wide letter shows nothing."""
+"""Character and style of one cell; the second cell of a wide character is empty."""
 
 _BLANK: Cell = (" ", "")
 _CODES = {
@@ -30,19 +30,19 @@ _CODES = {
 }
 _COLOURS = frozenset({"red", "green", "yellow"})
 _PLAIN_LETTERS = str.maketrans("─·…−↑↓×–", "--.-^vx-")
-"""For terminals whose encoding has no others."""
+"""ASCII replacements for terminals with a smaller encoding."""
 _NEAR = 8
-"""Equal cells that are quicker written again than passed over."""
+"""Unchanged cells that are shorter to write again than to skip."""
 _MOST_COMBINED = 4
-"""Letters that share a cell: a name may have thousands of accents."""
+"""Characters that share a cell: a hostile name may have thousands of combining accents."""
 
 
 class Painter:
     """Remembers what a terminal shows.
 
     Args:
-        encoding: What the terminal takes.
-        colour: Whether it is to have colours, too.
+        encoding: Encoding of the terminal.
+        colour: Whether to use colours.
     """
 
     def __init__(self, encoding: str = "utf-8", *, colour: bool = True) -> None:
@@ -52,16 +52,16 @@ class Painter:
         self._shown: list[list[Cell]] = []
 
     def forget(self) -> None:
-        """Takes the terminal for one that shows anything: the next picture is drawn whole."""
+        """Forget what the terminal shows, so that the next screen is drawn whole."""
         self._shown = []
 
     def paint(self, lines: Sequence[Line], width: int, height: int) -> bytes:
-        """Returns what has to be written for a picture to be seen.
+        """Return the bytes that make the terminal show a screen.
 
         Args:
-            lines: The picture from the top; what does not fit is left out.
-            width: Cells of a line of the terminal.
-            height: Its lines.
+            lines: Lines from the top; further ones than ``height`` are left out.
+            width: Width of the terminal in cells.
+            height: Height of the terminal in lines.
         """
         wanted = [_cells(line, width) for line in lines[:height]]
         wanted += [[_BLANK] * width for _ in range(height - len(wanted))]
@@ -100,7 +100,7 @@ class Painter:
 
 
 def _runs(old: Sequence[Cell], new: Sequence[Cell], end: int) -> Iterator[tuple[int, int]]:
-    """Yields where cells differ, near ones together, never half a wide letter."""
+    """Yield spans of cells that differ, near ones merged, never half a wide character."""
     places = [place for place in range(end) if old[place] != new[place]]
     at = 0
     while at < len(places):
@@ -128,16 +128,16 @@ def _cells(line: Line, width: int) -> list[Cell]:
     if len(cells) > width:
         del cells[width:]
         if get_character_cell_size(cells[-1][0][:1] or " ") > 1:
-            cells[-1] = (" ", cells[-1][1])  # its other half is outside
+            cells[-1] = (" ", cells[-1][1])  # its other half does not fit
     cells += [_BLANK] * (width - len(cells))
     if len(cells[-1][0]) > 1:
-        cells[-1] = (cells[-1][0][:1], cells[-1][1])  # some go to the next line for an accent
+        cells[-1] = (cells[-1][0][:1], cells[-1][1])  # an accent may wrap to the next line
     return cells
 
 
 def _add(cells: list[Cell], text: str, style: str) -> None:
     for letter in text:
-        # Whatever came as far as this, the terminal is not to act on it.
+        # The terminal must never act on a control character.
         shown = letter if letter.isprintable() else "?"
         size = get_character_cell_size(shown)
         if size > 0:

@@ -1,4 +1,4 @@
-"""What stands on the screen: a head, a list, a pane below it, and what the keys do."""
+"""Composes the screen of the live view: head, list, lower pane, log and keys."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ncclscope.render.console.blocks import COLOURS, duration
 from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.divergence import divergence_lines
+from ncclscope.render.tui.entries import (
+    MARKS,
+    CommEntry,
+    RankEntry,
+    comm_entries,
+    comm_label,
+    rank_entries,
+)
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.lists import comm_lines, rank_lines
-from ncclscope.render.tui.progress import (
-    MARKS,
-    CommStanding,
-    RankStanding,
-    comm_label,
-    comm_standings,
-    rank_standings,
-)
 from ncclscope.render.tui.recent import RecentCalls
 from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable
@@ -29,68 +29,72 @@ from ncclscope.watch.watch import Poll
 __all__ = ["Picture"]
 
 _TALL = 40
-"""Lines from which the log has a place of its own."""
+"""Terminal lines from which the log has a pane of its own."""
 _LOGGED = 5
 _FRAME = 6
-"""Lines of a picture that are no list and no pane: two of head, two rules, headings, keys."""
+"""Lines outside list and pane: two of head, two rules, headings, keys."""
 _LEAST_LIST = 3
 _ORDER = [*MARKS]
-_STILL = 2.0
-"""Seconds without progress on any rank that are worth a word."""
+_QUIET_SHOWN = 2.0
+"""Seconds without progress on any rank from which they are shown."""
 
 
 class Picture:
-    """Composes pictures of a job, as the person in front of them has chosen.
+    """Composes screens of a job, as the user has chosen.
 
     Args:
-        source: The directory that is watched.
-        events: What has happened so far.
-        has_keys: Whether there are keys to choose with.
+        source: Directory of the rings.
+        events: Log of events.
+        has_keys: Whether keys can be read.
+
+    Attributes:
+        board: Choices of the user.
+        origin: Origin of the verdict, if the job had ended before the watch began.
     """
 
     def __init__(self, source: str, events: Events, *, has_keys: bool = True) -> None:
         self.board = Board()
-        self.told = ""
+        self.origin = ""
         self._source = printable(source)
         self._events = events
         self._has_keys = has_keys
         self._recent = RecentCalls()
-        self._rows: Sequence[RankStanding | CommStanding] = ()
+        self._rows: Sequence[RankEntry | CommEntry] = ()
         self._pages = (1, 1)
         self._drawn: tuple[Verdict | None, str, int] | None = None
         self._divergence: list[Line] = []
 
     def press(self, key: str) -> None:
-        """Answers a key."""
+        """Handle a key."""
         self.board.press(
             key,
             [_name(row) for row in self._rows],
-            [row.name if isinstance(row, RankStanding) else "" for row in self._rows],
+            [row.name if isinstance(row, RankEntry) else "" for row in self._rows],
             [row.mark not in ("", "x") for row in self._rows],
             self._pages,
         )
 
     def turn_to(self, poll: Poll) -> None:
-        """Shows what has been waited for: trouble that has just begun."""
+        """Show a divergence or hang that has just been found, and pick its rank."""
         cause = poll.verdict.cause if poll.verdict is not None else None
         self.board.show("divergence")
         if cause is None:
             return
-        odd = cause.diverging_ranks or cause.candidate_ranks
-        named = [cursor.path for cursor in poll.ranks if cursor.rank in odd[:1]]
-        if named:
-            self.board.picked["ranks"] = named[-1]
+        named = cause.diverging_ranks or cause.candidate_ranks
+        paths = [cursor.path for cursor in poll.ranks if cursor.rank in named[:1]]
+        if paths:
+            self.board.picked["ranks"] = paths[-1]
         if cause.comm is not None:
             self.board.picked["comms"] = cause.comm.key
 
     def lines(self, poll: Poll, width: int, height: int, wall: float) -> list[Line]:
-        """Returns the picture.
+        """Return the lines of the screen.
 
         Args:
-            poll: What is known of the job.
-            width: Cells of a line.
-            height: Lines.
-            wall: Seconds since 1970 when it was looked at.
+            poll: Sample of the job.
+            width: Width of the terminal in cells.
+            height: Height of the terminal in lines.
+            wall: Time of the sample in seconds since 1970.
         """
         board = self.board
         rows = self._rows = self._list(poll, wall)
@@ -122,7 +126,7 @@ class Picture:
         left: Line = [(f" {word} ", style), (f" {about}  ", "")]
         room = width - len(word) - len(about) - len(clock) - 7
         if room > 8:
-            # Of a path its end says more.
+            # Crop a path at its beginning.
             path = self._source
             left.append((path if len(path) <= room else f"…{path[1 - room :]}", "dim"))
         return aligned_right(left, [(f"{clock} ", "dim")], width)
@@ -140,29 +144,27 @@ class Picture:
             for event in self._events.all[-1:]
         ]
 
-    def _list(self, poll: Poll, wall: float) -> Sequence[RankStanding | CommStanding]:
-        rows: Sequence[RankStanding | CommStanding]
-        rows = rank_standings(poll) if self.board.upper == "ranks" else comm_standings(poll, wall)
+    def _list(self, poll: Poll, wall: float) -> Sequence[RankEntry | CommEntry]:
+        rows: Sequence[RankEntry | CommEntry]
+        rows = rank_entries(poll) if self.board.upper == "ranks" else comm_entries(poll, wall)
         if not self.board.worst_first:
             return rows
         last = len(_ORDER)
         return sorted(rows, key=lambda row: _ORDER.index(row.mark) if row.mark else last)
 
     def _upper(self, room: int, count: int) -> int:
-        """Returns how many lines the list has of those that there are for both panes."""
+        """Return the height in lines of the upper list, of ``room`` lines for both panes."""
         below = {"divergence": room * 2 // 3, "help": room}.get(self.board.lower, room // 2)
         return max(min(count, max(room - below, _LEAST_LIST)), 1)
 
-    def _listed(
-        self, rows: Sequence[RankStanding | CommStanding], height: int, width: int
-    ) -> list[Line]:
+    def _listed(self, rows: Sequence[RankEntry | CommEntry], height: int, width: int) -> list[Line]:
         board = self.board
         at = board.place([_name(row) for row in rows])
         top = min(board.top[board.upper], max(0, len(rows) - height))
         top = board.top[board.upper] = min(max(top, at - height + 1), at)
         shown = rows[top : top + height]
-        ranks = [row for row in shown if isinstance(row, RankStanding)]
-        comms = [row for row in shown if isinstance(row, CommStanding)]
+        ranks = [row for row in shown if isinstance(row, RankEntry)]
+        comms = [row for row in shown if isinstance(row, CommEntry)]
         if board.upper == "ranks":
             heading, lines = rank_lines(ranks, at - top, width)
         else:
@@ -186,7 +188,7 @@ class Picture:
             lines = details.help_lines(width, has_keys=self._has_keys)
             return title, self._scrolled(lines, height)
         if board.lower == "log":
-            lines = details.event_lines(self._events.all, width, folded=True)
+            lines = details.event_lines(self._events.all, width, wrapped=True)
             back = board.scroll = min(board.scroll, max(0, len(lines) - height))
             stop = len(lines) - back
             start = max(0, stop - height)
@@ -205,14 +207,14 @@ class Picture:
         row = self._rows[self.board.place([_name(row) for row in self._rows])]
         back = self.board.scroll
         count = max(1, height - 1)
-        cursor, key = (row.cursor, None) if isinstance(row, RankStanding) else (row.leader, row.key)
+        cursor, key = (row.cursor, None) if isinstance(row, RankEntry) else (row.leader, row.key)
         calls = self._recent.of(cursor, count + back, key, poll.now)
         if back:
             back = self.board.scroll = min(back, max(0, len(calls) - count))
             calls = calls[: len(calls) - back]
         has_older = len(calls) >= count and calls[0].position > 0
         calls = calls[max(0, len(calls) - count) :]
-        if isinstance(row, CommStanding):
+        if isinstance(row, CommEntry):
             title: Line = [(comm_label(row.comm).upper(), "bold")]
             backend = f", {printable(row.comm.backend)}" if row.comm.backend else ""
             title.append((f" {ranks_text(row.comm.ranks)}{backend}: last calls", ""))
@@ -225,26 +227,28 @@ class Picture:
         return [*title, *_more(back, has_older=has_older)], lines
 
     def _divergence_lines(self, poll: Poll, width: int) -> list[Line]:
-        told = self.told
+        note = self.origin
         verdict = poll.verdict if poll.in_trouble else None
         if verdict is None:
             shared = {
                 key for cursor in poll.ranks for key, one in cursor.comm_cursors.items() if one.seq
             }
             where = (
-                f"on {plural(len(shared), 'communicator')}" if shared else "as soon as they come"
+                f"on {plural(len(shared), 'communicator')}"
+                if shared
+                else "as soon as they post calls"
             )
-            told = " ".join(
+            note = " ".join(
                 (
                     "No divergence and no hang has been found.",
-                    *filter(None, [told]),
+                    *filter(None, [note]),
                     f"Ranks are compared call by call, {where}.",
                 )
             )
-        about = verdict, told, width
-        if self._drawn != about:
-            self._drawn = about
-            self._divergence = divergence_lines(verdict, told, width)
+        drawn = verdict, note, width
+        if self._drawn != drawn:
+            self._drawn = drawn
+            self._divergence = divergence_lines(verdict, note, width)
         return self._divergence
 
     def _scrolled(self, lines: list[Line], height: int) -> list[Line]:
@@ -281,12 +285,12 @@ _FOOT = (
 )
 
 
-def _name(row: RankStanding | CommStanding) -> Hashable:
-    return row.path if isinstance(row, RankStanding) else row.key
+def _name(row: RankEntry | CommEntry) -> Hashable:
+    return row.path if isinstance(row, RankEntry) else row.key
 
 
 def _about(poll: Poll, wall: float) -> str:
-    """Who takes part, and for how long already."""
+    """Return the heading's facts: number of ranks, activity, age of the job."""
     run = poll.verdict.run if poll.verdict is not None else None
     if poll.activity == "waiting":
         return "for a ring to appear"
@@ -297,10 +301,12 @@ def _about(poll: Poll, wall: float) -> str:
         agree = " and agree" if poll.status == "ok" else ""
         return f"{parts[0]}, all have ended{agree}"
     if poll.in_trouble:
-        still = min(
+        quiet = min(
             (poll.now - cursor.moved_at for cursor in poll.ranks if not cursor.over), default=0
         )
-        parts.append(f"nothing moves for {duration(still)}" if still >= _STILL else "still moving")
+        parts.append(
+            f"no progress for {duration(quiet)}" if quiet >= _QUIET_SHOWN else "still moving"
+        )
     else:
         parts.append(poll.activity)
     ended = sum(cursor.over for cursor in poll.ranks)
@@ -312,7 +318,7 @@ def _about(poll: Poll, wall: float) -> str:
     return ", ".join(parts)
 
 
-def _who(row: RankStanding) -> str:
+def _who(row: RankEntry) -> str:
     parts = [f" pid {row.cursor.pid}"] if row.cursor.pid else []
     if row.cursor.host:
         parts.append(printable(row.cursor.host))
@@ -321,15 +327,15 @@ def _who(row: RankStanding) -> str:
     return ", ".join(parts)
 
 
-def _marked(rows: Sequence[RankStanding | CommStanding], room: int) -> Line:
-    """Who should be looked at, where not all can be seen at once."""
+def _marked(rows: Sequence[RankEntry | CommEntry], room: int) -> Line:
+    """Return the marked ranks or communicators, for the rule above the list."""
     line: Line = []
     for mark, (_, style) in MARKS.items():
         found = [row for row in rows if row.mark == mark]
         if not mark or not found or len(found) == len(rows):
             continue
-        numbers = [row.cursor.rank for row in found if isinstance(row, RankStanding)]
-        labels = [comm_label(row.comm) for row in found if isinstance(row, CommStanding)]
+        numbers = [row.cursor.rank for row in found if isinstance(row, RankEntry)]
+        labels = [comm_label(row.comm) for row in found if isinstance(row, CommEntry)]
         names = dict.fromkeys(labels)
         text = ranks_text(numbers).partition(" ")[2] if numbers else " ".join(names)
         line.append((cropped(f"  {mark} {text}", room), style))
@@ -337,6 +343,6 @@ def _marked(rows: Sequence[RankStanding | CommStanding], room: int) -> Line:
 
 
 def _more(back: int, *, has_older: bool) -> Line:
-    """Which way there is more than what is shown."""
+    """Return the keys that scroll to newer and older lines."""
     parts = [f"{plural(back, 'newer line')}: space"] * (back > 0) + ["older: b"] * has_older
     return [(f", {', '.join(parts)}", "dim")] if parts else []

@@ -1,4 +1,4 @@
-"""Calls for the lower pane, read from rings when somebody looks at them and not before."""
+"""Calls for the lower pane, read from rings on demand."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ncclscope.readers.ring.cursor import RingCursor
 __all__ = ["RecentCalls"]
 
 _AGAIN = 1.0
-"""Seconds between two readings of a rank that moves while somebody looks at it."""
+"""Seconds between two readings of a rank that moves."""
 
 
 class RecentCalls:
-    """The last calls of one process, kept until another is asked for or it has moved."""
+    """Cache of the last calls of one process."""
 
     def __init__(self) -> None:
         self._about: object = None
@@ -22,13 +22,13 @@ class RecentCalls:
         self._calls: list[Call] = []
 
     def of(self, cursor: RingCursor, count: int, key: str | None, now: float) -> list[Call]:
-        """Returns the last calls, oldest first; none where they cannot be read.
+        """Return the last calls, oldest first; none if the ring cannot be read.
 
         Args:
-            cursor: The process.
-            count: How many at most.
-            key: Of the communicator; all when absent.
-            now: The clock of whoever looks.
+            cursor: Cursor of the process.
+            count: Most calls to return.
+            key: Key of a communicator; None for all.
+            now: Current time in seconds, of a monotonic clock.
         """
         about = cursor.path, count, key
         if about == self._about and (

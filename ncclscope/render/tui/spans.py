@@ -1,7 +1,6 @@
-"""Lines of a screen: pieces of text, each with a style, and tables made of them.
+"""Lines of styled text, and tables of them.
 
-A table here is laid out again several times a second for as long as somebody leaves it open,
-which is why it does without rich.
+The live view lays out its tables several times a second, for hours: hence without rich.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from ncclscope.untrusted import printable
 __all__ = ["Column", "Line", "Span", "aligned_right", "cropped", "drawn", "rule", "table", "width"]
 
 Span = tuple[str, str]
-"""A text and its style, which are words such as ``bold red`` that the painter knows."""
+"""A text and its style, words such as ``bold red`` that :mod:`.painter` knows."""
 Line = list[Span]
+"""Spans of one line, from left to right."""
 
 _LEAST_FILLED = 8
 _COLOURS = ("red", "green", "yellow")
@@ -27,14 +27,14 @@ _COLOURS = ("red", "green", "yellow")
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is laid out.
+    """Layout of a column.
 
     Attributes:
-        heading: What stands above it.
+        heading: Text above it.
         right: Whether it is aligned to the right.
-        least: Cells that it takes at least, so that it does not jump as numbers grow.
-        most: Cells that it takes at most; what is longer is cropped.
-        fills: Whether it takes what the others leave, up to ``most``, and gives way first.
+        least: Least width in cells, so that the column does not jump as numbers grow.
+        most: Most width in cells; longer texts are cropped.
+        fills: Whether it takes the remaining width, up to ``most``, and shrinks first.
     """
 
     heading: str
@@ -45,25 +45,37 @@ class Column:
 
 
 def width(line: Iterable[Span]) -> int:
-    """Returns the cells that a line takes."""
+    """Return the width of a line in cells."""
     return sum(cell_len(text) for text, _ in line)
 
 
 def cropped(text: str, most: int) -> str:
-    """Returns a text that takes no more cells, with a mark where something is left out."""
+    """Return ``text`` cropped to at most ``most`` cells, with an ellipsis if it was longer."""
     if cell_len(text) <= most:
         return text
     return set_cell_size(text, most - 1) + "…" if most > 1 else "…"[:most]
 
 
 def aligned_right(left: Line, right: Line, most: int) -> Line:
-    """Returns a line with some of it at its right end; where there is no room, that is left out."""
+    """Return a line of ``most`` cells with ``right`` at its end; only ``left`` if it is too long.
+
+    Args:
+        left: Spans at the beginning.
+        right: Spans at the end.
+        most: Width of the line in cells.
+    """
     free = most - width(left) - width(right)
     return [*left, (" " * free, ""), *right] if free > 0 else left
 
 
 def rule(title: Line, most: int, right: str = "") -> Line:
-    """Returns the line above a pane, with its title in it."""
+    """Return the rule above a pane.
+
+    Args:
+        title: Title at its beginning.
+        most: Width of the rule in cells.
+        right: Text at its end.
+    """
     line: Line = [("── ", "dim"), *title, (" ", "")]
     end = f" {right} ──" if right else ""
     free = most - width(line) - cell_len(end)
@@ -75,15 +87,15 @@ def rule(title: Line, most: int, right: str = "") -> Line:
 def table(
     columns: Sequence[Column], rows: Sequence[Sequence[Span]], most: int
 ) -> tuple[Line, list[Line]]:
-    """Lays out a table.
+    """Lay out a table.
 
     Args:
-        columns: Its columns.
-        rows: A span for each column; foreign texts may be in them.
-        most: Cells of a line.
+        columns: Columns of the table.
+        rows: By row, a span for each column; control characters are escaped.
+        most: Width of a line in cells.
 
     Returns:
-        The line with the headings, and the others.
+        The line of headings, and the lines of the rows.
     """
     clean = [[(printable(text), style) for text, style in row] for row in rows]
     widths = [
@@ -119,12 +131,12 @@ def _row(row: Sequence[Span], columns: Sequence[Column], widths: Sequence[int]) 
 
 
 def drawn(screen: RenderableType, most: int) -> list[Line]:
-    """Returns what rich makes of a screen, in lines of so many cells."""
+    """Return a rich renderable as lines of ``most`` cells."""
     console = Console(width=max(most, 20), color_system="standard", force_terminal=True)
     options = console.options.update(highlight=False, markup=False)
     lines: list[Line] = []
     for segments in console.render_lines(screen, options, pad=False):
-        # What rich would write as it is, an escape sequence in a file's name for one.
+        # Escape control characters, which rich would pass on.
         line = [
             (printable(text), _style(style)) for text, style, control in segments if not control
         ]

@@ -1,8 +1,8 @@
-"""The terminal: its modes, its size, its keys, and bytes for it that wait for nobody.
+"""Terminal of the live view: modes, size, keys, and output that never blocks.
 
-A watch must go on while the terminal takes nothing, because somebody has stopped it or a line
-is down. Hence what is written goes through a descriptor of our own that never blocks: the one
-we were given is shared with whoever started us, and stays as it is.
+A watch must go on while the terminal accepts nothing, because the user stopped it or the line is
+down. So output goes through a non-blocking descriptor of our own: stdout is shared with the
+program that started us, whose mode must not change.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ncclscope.render.tui.keys import Keys
 __all__ = ["Terminal", "is_usable"]
 
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[2J"
-"""The alternate screen, without a cursor."""
+"""Switch to the alternate screen, without a cursor."""
 _LEAVE = b"\x1b[?25h\x1b[?1049l"
-_LAST_WORDS = 1.0
-"""Seconds that a terminal has to take what brings it back."""
+_LEAVE_SECONDS = 1.0
+"""Seconds that a terminal has to accept the bytes that restore it."""
 _ESCAPE = 0.4
-"""Seconds after which an escape is the key and not the beginning of another."""
+"""Seconds after which an escape is the key and not the beginning of a sequence."""
 _SMALLEST = (20, 4)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 def is_usable() -> bool:
-    """Whether stdout is a terminal that can show a picture, and that is ours to draw on."""
+    """Return whether stdout is a capable terminal, with this process in its foreground."""
     try:
         return (
             sys.stdout.isatty()
@@ -47,23 +47,23 @@ def is_usable() -> bool:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Whether we are in the foreground of a terminal, where it has such a thing."""
+    """Return whether this process is in the terminal's foreground, or no shell controls it."""
     try:
-        # 0 is a group of another container's: no shell of ours has put us into the background.
+        # 0 is a process group of another container: its shell does not control us.
         return os.tcgetpgrp(descriptor) in (0, os.getpgrp())
     except OSError:
-        return True  # nobody's: there is no shell that could have put us into the background
+        return True  # not a controlling terminal: no shell can put us into the background
 
 
 class Terminal:
-    """A terminal that shows pictures, as a context manager that brings it back.
+    """Context manager of the terminal that restores it at the end.
 
-    It comes back however the block ends; also while the program is stopped by Ctrl-Z.
+    It restores the terminal however the block ends, and while Ctrl-Z stops the program.
 
     Attributes:
         has_keys: Whether keys can be read.
-        is_shown: Whether pictures can be seen now.
-        is_resized: Whether all has to be drawn anew; set back by whoever does it.
+        is_shown: Whether the alternate screen is active.
+        is_resized: Whether the screen must be drawn whole; reset by the caller that draws.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Terminal:
         self._end()
 
     def _end(self) -> None:
-        # A second Ctrl-C is not to leave half of it undone.
+        # A second Ctrl-C must not interrupt this.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             self._hide()
@@ -116,34 +116,34 @@ class Terminal:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    # --- what it shows -----------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------
 
     def size(self) -> tuple[int, int]:
-        """Returns columns and lines."""
+        """Return the size in columns and lines."""
         try:
             columns, lines = os.get_terminal_size(self._given)
         except OSError:
             columns = lines = 0
-        if not columns or not lines:  # as on a serial line, which knows nothing of it
+        if not columns or not lines:  # a serial line has no size
             columns, lines = shutil.get_terminal_size()
         return max(columns, _SMALLEST[0]), max(lines, _SMALLEST[1])
 
     def write(self, data: bytes) -> None:
-        """Writes, as far as the terminal takes it; the rest follows as soon as it does."""
+        """Write as much as the terminal accepts now, and keep the rest for later."""
         self._pending += data
         self._flush()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has taken all that was written, and can take another picture."""
+        """Whether the terminal has accepted all output and can show another screen."""
         if not self.is_shown and not self._is_away and _is_ours(self._given):
-            self._show()  # it was in the background
+            self._show()  # we were in the background
         self._flush()
         return self.is_shown and not self._pending
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
-        """Brings the terminal back for a while, for programs that write on it."""
+        """Restore the terminal inside the block, for programs that write to it."""
         self._hide()
         self._is_away = True
         try:
@@ -161,23 +161,23 @@ class Terminal:
         except BlockingIOError:
             return
         except OSError:
-            self._pending = b""  # it is gone; what is watched is not, and others may be told
+            self._pending = b""  # the terminal is gone; go on watching for --on-hang
 
     def _show(self) -> None:
         if self.is_shown:
             return
-        self.is_shown = True  # first, so that whatever happens now is undone
+        self.is_shown = True  # first, so that _hide() undoes a failure below
         self._take_keys()
         self._pending = b""
         self.is_resized = True
         self.write(_ENTER)
 
     def _take_keys(self) -> None:
-        """Has keys come one by one, and not be shown. Ctrl-C and Ctrl-Z stay what they are."""
+        """Read keys one by one, without echo. Ctrl-C and Ctrl-Z keep their meaning."""
         if self._input < 0:
             return
         try:
-            if self._modes is None:  # those of the first time: later they may be ours
+            if self._modes is None:  # save them once: later they may be ours
                 self._modes = termios.tcgetattr(self._input)
             modes = [*self._modes[:6], list(self._modes[6])]
             modes[3] &= ~(termios.ICANON | termios.ECHO)
@@ -189,27 +189,27 @@ class Terminal:
     def _hide(self) -> None:
         if not self.is_shown:
             return
-        # Where there is no other screen, the shell goes on below the picture.
+        # Without an alternate screen, the shell goes on below ours.
         self.write(f"\x1b[0m\x1b[{self.size()[1]};1H\x1b[K".encode() + _LEAVE)
-        deadline = time.monotonic() + _LAST_WORDS
+        deadline = time.monotonic() + _LEAVE_SECONDS
         while self._pending and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._output], [], left)
             self._flush()
         self._pending = b""
         if self._modes is not None:
             with contextlib.suppress(OSError, termios.error):
-                # Not TCSADRAIN: a terminal that takes nothing would keep us for ever.
+                # Not TCSADRAIN, which blocks while the terminal accepts nothing.
                 termios.tcsetattr(self._input, termios.TCSANOW, self._modes)
         self.is_shown = False
 
-    # --- what comes from it ------------------------------------------------------------------
+    # --- input -------------------------------------------------------------------------------
 
     def wait(self, seconds: float, waiting: bool = False) -> list[str]:
-        """Waits for a key, for another size, or for the time to pass.
+        """Wait for a key, a change of size, or the timeout.
 
         Args:
-            seconds: How long.
-            waiting: Whether to come back as soon as the terminal can take another picture.
+            seconds: Timeout in seconds.
+            waiting: Whether to return as soon as the terminal accepts another screen.
 
         Returns:
             The keys that were pressed.
@@ -241,7 +241,7 @@ class Terminal:
         except OSError:
             data = b""
         if not data:
-            self._input, self.has_keys = -1, False  # the other end is gone
+            self._input, self.has_keys = -1, False  # the terminal is gone
         return self._keys.take(data)
 
     # --- signals -----------------------------------------------------------------------------
@@ -254,11 +254,11 @@ class Terminal:
         self._hide()
         previous = signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-        # Here it goes on, after SIGCONT, whose handler shows the picture again.
+        # Execution goes on here after SIGCONT, whose handler shows the screen again.
         signal.signal(number, previous)
 
     def _on_continue(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_shown:  # it was stopped by a signal that nobody can handle
+        if self.is_shown:  # stopped by SIGSTOP, which cannot be handled
             self._take_keys()
             self.is_resized = True
         elif not self._is_away and _is_ours(self._given):
@@ -271,7 +271,7 @@ class Terminal:
 
 
 def _input() -> int:
-    """Returns the descriptor that keys come from; -1 where there is none."""
+    """Return the descriptor to read keys from; -1 without one."""
     try:
         descriptor = sys.stdin.fileno()
         return descriptor if os.isatty(descriptor) and _is_ours(descriptor) else -1
@@ -280,7 +280,7 @@ def _input() -> int:
 
 
 def _own_descriptor(given: int) -> int:
-    """Opens a terminal once more, not to block; where that fails, there is what was given."""
+    """Return a non-blocking descriptor of the terminal; a duplicate if it cannot be opened."""
     with contextlib.suppress(OSError):
         own = os.open(os.ttyname(given), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         if os.fstat(own).st_rdev == os.fstat(given).st_rdev:

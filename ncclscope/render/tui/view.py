@@ -1,4 +1,4 @@
-"""The live view: shows looks on a terminal for as long as somebody leaves it open."""
+"""Live view of a job: draws samples and handles keys until the user quits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ncclscope.watch.watch import Poll, Watcher
 __all__ = ["LiveView"]
 
 _REDRAWN = 0.5
-"""Seconds between two pictures in which only numbers have changed."""
+"""Seconds between two screens of which only numbers differ."""
 
 
 class LiveView(Output):
-    """Pictures of a job on a terminal, and keys to choose what they show.
+    """Full-screen view of a job, controlled by keys.
 
     Args:
-        watcher: Where the looks come from.
+        watcher: Source of the samples.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -44,31 +44,31 @@ class LiveView(Output):
         self._picture = Picture(
             str(watcher.directory), self._events, has_keys=self._terminal.has_keys
         )
-        self._talk = _Talk(self._events)
+        self._stderr = _StderrCapture(self._events)
         self._look: Poll | None = None
-        self._last_word: Poll | None = None
+        self._final: Poll | None = None
         self._looked_at = 0.0
         self._drawn_at = 0.0
         self._is_due = False
 
     def __enter__(self) -> LiveView:
         sys.stdout.flush()
-        self._talk.begin()
+        self._stderr.begin()
         try:
             self._terminal.__enter__()
         except BaseException:
-            self._talk.end()
+            self._stderr.end()
             raise
         return self
 
     def __exit__(self, kind: object = None, *_others: object) -> None:
         self._terminal.__exit__()
-        self._talk.end()
+        self._stderr.end()
         if kind in (None, KeyboardInterrupt) and self._look is not None:
             self._close(self._look)
 
     def show(self, poll: Poll) -> None:
-        poll = self._with_last_word(poll)
+        poll = self._with_final_verdict(poll)
         is_first = self._look is None
         begins = poll.in_trouble and (poll.news or is_first)
         self._look, self._looked_at = poll, time.time()
@@ -96,16 +96,16 @@ class LiveView(Output):
 
     def say(self, text: str) -> None:
         self._events.add(text)
-        self._talk.keep(f"ncclscope: {text}\n")
+        self._stderr.keep(f"ncclscope: {text}\n")
 
     @contextlib.contextmanager
     def away(self) -> Iterator[None]:
         with self._terminal.away():
-            self._talk.end()
+            self._stderr.end()
             try:
                 yield
             finally:
-                self._talk.begin()
+                self._stderr.begin()
 
     def _draw(self) -> None:
         self._is_due = not self._terminal.is_ready
@@ -119,32 +119,31 @@ class LiveView(Output):
         self._terminal.write(self._painter.paint(lines, width, height))
         self._drawn_at = time.monotonic()
 
-    def _with_last_word(self, poll: Poll) -> Poll:
-        """Adds what is to be said of a job that had ended before the watch began."""
+    def _with_final_verdict(self, poll: Poll) -> Poll:
+        """Return the sample with the verdict of a job that had ended before the watch began."""
         if poll.activity != "over" or poll.verdict is not None:
-            self._last_word, self._picture.told = None, ""
+            self._final, self._picture.origin = None, ""
             return poll
-        if self._last_word is None or self._last_word.ranks != poll.ranks:
+        if self._final is None or self._final.ranks != poll.ranks:
             try:
                 verdict = self._watcher.last_word()
                 poll = replace(poll, verdict=verdict, status=verdict.status)
-                self._picture.told = "from what ended before this watch began"
+                self._picture.origin = "the job ended before this watch began"
             except NcclscopeError as error:
                 self._events.add(str(error), "yellow")
-            self._last_word = replace(poll, changed=True)
-            return self._last_word
-        kept = self._last_word
-        return replace(poll, verdict=kept.verdict, status=kept.status)
+            self._final = replace(poll, changed=True)
+            return self._final
+        return replace(poll, verdict=self._final.verdict, status=self._final.status)
 
     def _close(self, poll: Poll) -> None:
-        """Leaves the last word where the shell goes on: the picture is gone with its screen."""
+        """Print the last sample below the shell's prompt, after the alternate screen is gone."""
         console = stdout_console()
         width, height = console.size
         console.print(render_look(poll, width, height - 2, str(self._watcher.directory)))
 
 
-class _Talk:
-    """Keeps what goes to stderr off the picture: it is an event, and is said in the end."""
+class _StderrCapture:
+    """Captures stderr while the live view is shown: as events, and printed at the end."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -152,12 +151,12 @@ class _Talk:
         self._kept: list[str] = []
 
     def begin(self) -> None:
-        """Takes the place of a stderr that is a terminal."""
+        """Replace ``sys.stderr`` if it is a terminal."""
         if sys.stderr is not None and sys.stderr.isatty():
             self._stderr, sys.stderr = sys.stderr, _Lines(self)
 
     def end(self) -> None:
-        """Gives stderr back, with all that has been said."""
+        """Restore ``sys.stderr`` and print the captured text."""
         if self._stderr is None:
             return
         sys.stderr, self._stderr = self._stderr, None
@@ -167,24 +166,24 @@ class _Talk:
             sys.stderr.flush()
 
     def keep(self, text: str) -> None:
-        """Keeps what is to be said in the end."""
+        """Keep a text to print at the end; print it now if nothing is captured."""
         if self._stderr is not None:
             self._kept.append(text)
         else:
             with contextlib.suppress(OSError, ValueError):
                 print(text, end="", file=sys.stderr, flush=True)
 
-    def hear(self, line: str) -> None:
-        """Takes what was printed."""
+    def receive(self, line: str) -> None:
+        """Add a printed line to the events, and keep it."""
         self._events.add(line.removeprefix("ncclscope: "), "yellow")
         self.keep(f"{line}\n")
 
 
 class _Lines(io.TextIOBase):
-    """A stderr that passes lines on."""
+    """Text stream that passes complete lines on."""
 
-    def __init__(self, talk: _Talk) -> None:
-        self._talk = talk
+    def __init__(self, snapshot: _StderrCapture) -> None:
+        self._capture = snapshot
         self._rest = ""
 
     def writable(self) -> bool:
@@ -193,5 +192,5 @@ class _Lines(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, lines):
-            self._talk.hear(line)
+            self._capture.receive(line)
         return len(text)

@@ -1,13 +1,13 @@
 "use strict";
 (() => {
-  // Everything that is drawn here is made of elements and text; no markup is parsed.
+  // Build elements and text nodes only: texts of the job must never be parsed as markup.
   const data = JSON.parse(document.getElementById("data").textContent);
-  const NAMES = ["scheduled", "started", "completed", "not alike on these ranks"];
+  const NAMES = ["scheduled", "started", "completed", "state differs among these ranks"];
   const WHY = {
     "-1": "no such call", "-2": "not posted", "-3": "overwritten", "-4": "not shown",
   };
   const SVG = "http://www.w3.org/2000/svg";
-  const odd = new Set(data.odd);
+  const diverging = new Set(data.diverging);
   const byId = (id) => document.getElementById(id);
 
   function make(name, properties = {}, ...children) {
@@ -44,7 +44,7 @@
   const filter = { ranks: null, comm: null, op: "" };
 
   function parseRanks(text) {
-    // null stands for all ranks, undefined for a text that names none.
+    // Return null for all ranks, undefined for a text that is not a list of ranks.
     if (!text.trim() || text.trim() === "all") return null;
     const found = [];
     for (const part of text.trim().split(/[\s,;]+/)) {
@@ -59,9 +59,9 @@
 
   // --- calls side by side ------------------------------------------------------------------
 
-  const KEEP = 3; // rows that stay unfolded before and after a difference
-  const SHOWN = 4; // differences that stay unfolded
-  const COLUMNS = matchMedia("(max-width: 640px)").matches ? 2 : 4;
+  const KEEP = 3; // rows that stay expanded before and after a difference
+  const SHOWN = 4; // differences that stay expanded
+  const MOST_COLUMNS = matchMedia("(max-width: 640px)").matches ? 2 : 4;
 
   const opOf = (cell) => (typeof cell === "number" ? null : data.calls[cell[0]][0]);
   const sameCall = (a, b) =>
@@ -77,41 +77,41 @@
     return node;
   }
 
-  function lanesOf(sheet) {
-    return filter.ranks ? sheet.lanes.filter((lane) => lane.ranks.some(wanted)) : sheet.lanes;
+  function columnsOf(alignment) {
+    return filter.ranks ? alignment.columns.filter((column) => column.ranks.some(wanted)) : alignment.columns;
   }
 
-  function sheetTable(sheet, box) {
-    const all = lanesOf(sheet);
-    const lanes = box.showAll ? all : all.slice(0, COLUMNS);
-    const table = make("table", { className: "sheet" });
+  function alignmentTable(alignment, box) {
+    const all = columnsOf(alignment);
+    const columns = box.showAll ? all : all.slice(0, MOST_COLUMNS);
+    const table = make("table", { className: "alignment" });
     const head = make("tr", {});
-    for (const lane of lanes) {
+    for (const column of columns) {
       head.append(make("th", { scope: "col", text: "#", className: "number" }));
-      const shown = filter.ranks ? lane.ranks.filter(wanted) : lane.ranks;
-      const isOdd = shown.some((rank) => odd.has(rank));
-      const name = make("th", { scope: "col", className: isOdd ? "odd" : "", text: ranksText(shown) });
-      name.append(make("span", { className: "state", text: ` ${lane.calls} calls` }));
+      const shown = filter.ranks ? column.ranks.filter(wanted) : column.ranks;
+      const isDiverging = shown.some((rank) => diverging.has(rank));
+      const name = make("th", { scope: "col", className: isDiverging ? "diverging" : "", text: ranksText(shown) });
+      name.append(make("span", { className: "state", text: ` ${column.calls} calls` }));
       head.append(name);
     }
     table.append(make("thead", {}, head));
     const body = make("tbody", {});
-    const count = lanes.length ? lanes[0].cells.length : 0;
+    const count = columns.length ? columns[0].cells.length : 0;
     const rows = [];
     for (let row = 0; row < count; row++) {
-      const cells = lanes.map((lane) => lane.cells[row]);
+      const cells = columns.map((column) => column.cells[row]);
       const same = cells.every((cell) => sameCall(cell, cells[0]));
       const alike = cells.every((cell) => typeof cell !== "number" && cell[0] === (cells[0] && cells[0][0]));
-      const differs = sheet.aligned && !alike && cells.length > 1 && !cells.every((cell) => typeof cell === "number");
+      const differs = alignment.aligned && !alike && cells.length > 1 && !cells.every((cell) => typeof cell === "number");
       if (!cells.some((cell) => typeof cell !== "number")) continue;
       if (filter.op && !cells.some((cell) => opOf(cell) === filter.op)) continue;
       rows.push({ row, cells, same: same || alike, differs });
     }
-    // The first differences are shown; a loop that makes the same one again and again is folded.
+    // Show the first differences; collapse the rest, such as the same one in each turn of a loop.
     const near = new Set();
     let differences = 0;
     rows.forEach((one, index) => {
-      const here = one.row === sheet.row;
+      const here = one.row === alignment.row;
       if ((one.differs && differences++ < SHOWN) || here)
         for (let n = index - KEEP; n <= index + KEEP; n++) near.add(n);
     });
@@ -121,19 +121,19 @@
       let end = index;
       while (end < rows.length && !near.has(end)) end++;
       if (end - index >= 4) {
-        body.append(foldRow(rows.slice(index, end), lanes.length, sheet));
+        body.append(collapsedRow(rows.slice(index, end), columns.length, alignment));
         index = end;
       } else {
-        body.append(callRow(rows[index], sheet));
+        body.append(callRow(rows[index], alignment));
         index++;
       }
     }
     table.append(body);
-    return [table, all.length - lanes.length];
+    return [table, all.length - columns.length];
   }
 
-  function callRow(one, sheet) {
-    const first = one.row === sheet.row;
+  function callRow(one, alignment) {
+    const first = one.row === alignment.row;
     const row = make("tr", { className: `${one.differs ? "differs" : ""}${first ? " first" : ""}` });
     for (const cell of one.cells) {
       row.append(make("td", { className: "seq", text: typeof cell === "number" ? "" : `#${cell[1]}` }));
@@ -142,7 +142,7 @@
     return row;
   }
 
-  // What repeats in a stretch: the shortest period, and how often.
+  // Return the shortest period with which the rows repeat; 0 if they do not.
   function period(rows) {
     const keys = rows.map((one) => one.cells.map((cell) => (typeof cell === "number" ? cell : data.calls[cell[0]][1])).join("\n"));
     for (let size = 1; size <= Math.min(16, keys.length / 2); size++)
@@ -150,15 +150,15 @@
     return 0;
   }
 
-  function foldRow(rows, lanes, sheet) {
+  function collapsedRow(rows, columns, alignment) {
     const size = period(rows);
     const first = rows[0].cells.find((cell) => typeof cell !== "number");
     const last = rows[rows.length - 1].cells.find((cell) => typeof cell !== "number");
     const differing = rows.filter((one) => one.differs).length;
     const span = `#${first[1]} to #${last[1]}`;
     let text = differing
-      ? `▸ ${rows.length} rows more, ${differing} of them different, ${span}`
-      : `▸ ${rows.length} ${sheet.aligned ? "equal " : ""}calls, ${span}`;
+      ? `▸ ${rows.length} more rows, ${differing} of them different, ${span}`
+      : `▸ ${rows.length} ${alignment.aligned ? "equal " : ""}calls, ${span}`;
     if (size && size <= 3 && !differing) {
       const names = rows.slice(0, size).map((one) => {
         const cell = one.cells.find((each) => typeof each !== "number");
@@ -168,10 +168,10 @@
     }
     const button = make("button", { type: "button", text, "aria-expanded": "false" });
     const cell = make("td", {}, button);
-    cell.colSpan = 2 * lanes;
-    const row = make("tr", { className: "fold" }, cell);
+    cell.colSpan = 2 * columns;
+    const row = make("tr", { className: "collapsed" }, cell);
     button.addEventListener("click", () => {
-      const next = rows.map((one) => callRow(one, sheet));
+      const next = rows.map((one) => callRow(one, alignment));
       row.replaceWith(...next);
       next[0].tabIndex = -1;
       next[0].focus({ preventScroll: true });
@@ -181,21 +181,21 @@
 
   const boxes = [];
 
-  function sheetBox(sheet, number) {
-    const comm = data.comms[sheet.comm];
-    const differs = sheet.seq !== null;
-    const box = make("details", { className: `sheet-box${differs ? " differs" : ""}`, open: number === 0 });
-    const what = !sheet.aligned
+  function alignmentBox(alignment, number) {
+    const comm = data.comms[alignment.comm];
+    const differs = alignment.seq !== null;
+    const box = make("details", { className: `alignment-box${differs ? " differs" : ""}`, open: number === 0 });
+    const what = !alignment.aligned
       ? "sends and receives, each rank's own, not aligned"
-      : differs ? `around call #${sheet.seq}` : "no difference; the last calls";
+      : differs ? `around call #${alignment.seq}` : "no difference; the last calls";
     box.append(make("summary", {}, make("b", { text: comm.text }), ` ${what}`));
     const body = make("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": `Calls on ${comm.text}` });
     const more = make("button", { type: "button", className: "more" });
     box.append(body, more);
-    const one = { box, sheet, showAll: false, drawn: false };
+    const one = { box, alignment, showAll: false, drawn: false };
     more.addEventListener("click", () => { one.showAll = true; fill(); });
     function fill() {
-      const [table, rest] = sheetTable(sheet, one);
+      const [table, rest] = alignmentTable(alignment, one);
       body.replaceChildren(table);
       more.hidden = rest <= 0;
       more.textContent = `Show ${rest} more column${rest === 1 ? "" : "s"}`;
@@ -208,14 +208,14 @@
     return box;
   }
 
-  function drawSheets() {
-    const place = byId("sheets");
+  function drawAlignments() {
+    const place = byId("alignments");
     if (!place) return;
     const calm = make("details", { className: "calm" });
     const quiet = [];
-    data.sheets.forEach((sheet, number) => {
-      const box = sheetBox(sheet, number);
-      if (number > 0 && sheet.seq === null && sheet.aligned) quiet.push(box);
+    data.alignments.forEach((alignment, number) => {
+      const box = alignmentBox(alignment, number);
+      if (number > 0 && alignment.seq === null && alignment.aligned) quiet.push(box);
       else place.append(box);
     });
     if (quiet.length > 3) {
@@ -224,14 +224,14 @@
     } else place.append(...quiet);
   }
 
-  function filterSheets() {
+  function filterAlignments() {
     let shown = 0;
     for (const one of boxes) {
-      const comm = data.comms[one.sheet.comm];
+      const comm = data.comms[one.alignment.comm];
       const fits =
-        (filter.comm === null || one.sheet.comm === filter.comm) &&
-        (!filter.ranks || one.sheet.lanes.some((lane) => lane.ranks.some(wanted))) &&
-        (!filter.op || one.sheet.lanes.some((lane) => lane.cells.some((cell) => opOf(cell) === filter.op)));
+        (filter.comm === null || one.alignment.comm === filter.comm) &&
+        (!filter.ranks || one.alignment.columns.some((column) => column.ranks.some(wanted))) &&
+        (!filter.op || one.alignment.columns.some((column) => column.cells.some((cell) => opOf(cell) === filter.op)));
       one.box.hidden = !fits;
       shown += fits;
       one.drawn = false;
@@ -240,7 +240,7 @@
     }
     const calm = document.querySelector(".calm");
     if (calm) {
-      const inside = [...calm.querySelectorAll(".sheet-box")].filter((box) => !box.hidden).length;
+      const inside = [...calm.querySelectorAll(".alignment-box")].filter((box) => !box.hidden).length;
       calm.hidden = !inside;
       if (filter.comm !== null && inside) calm.open = true;
     }
@@ -257,16 +257,16 @@
       const ranks = row.dataset.ranks.split(" ").map(Number);
       const fits = ranks.some((rank) => wanted(rank) && (!comm || !comm.size || comm.has(rank)));
       const group = row.parentElement.querySelector("tr.group");
-      const folded = group && row !== group && !unfolded(group);
-      row.hidden = !fits || Boolean(folded);
+      const hidden = group && row !== group && !expanded(group);
+      row.hidden = !fits || Boolean(hidden);
       if (fits && !row.classList.contains("group")) shown++;
     }
     return shown;
   }
 
-  const unfolded = (group) => group.querySelector(".unfold").getAttribute("aria-expanded") === "true";
+  const expanded = (group) => group.querySelector(".expand").getAttribute("aria-expanded") === "true";
 
-  for (const button of document.querySelectorAll(".unfold"))
+  for (const button of document.querySelectorAll(".expand"))
     button.addEventListener("click", () => {
       const open = button.getAttribute("aria-expanded") !== "true";
       button.setAttribute("aria-expanded", String(open));
@@ -279,7 +279,7 @@
   const SPANS = [100, 200, 500];
   while (SPANS.length < 24) SPANS.push(SPANS[SPANS.length - 3] * 10);
   let span = 0;
-  let cursor = null; // [row, call] of the call that the arrow keys are at
+  let cursor = null; // [row, call] that the arrow keys have selected
   let shownRows = [];
 
   const timeText = (micros) =>
@@ -290,8 +290,8 @@
     return `${Number((micros / size).toPrecision(3))} ${unit}`;
   }
 
-  // In a large job those whom the verdict is about, and the members of its communicator.
-  const concerned = new Set([...odd, ...(odd.size && data.comms.length ? data.comms[0].ranks : [])]);
+  // In a large job, show the diverging ranks and the members of the verdict's communicator.
+  const concerned = new Set([...diverging, ...(diverging.size && data.comms.length ? data.comms[0].ranks : [])]);
   const isLarge = () => data.timeline.rows.length > 60 && concerned.size > 0;
 
   function say(row, number) {
@@ -333,11 +333,11 @@
     let before = null;
     shownRows.forEach((row, index) => {
       const y = TOP + ROW * index;
-      const isOdd = odd.has(row.rank);
+      const isDiverging = diverging.has(row.rank);
       const comm = data.comms[row.comm];
       if (row.rank !== before) {
         svg.append(draw("path", { class: "between", d: `M0 ${y}H${width}` }));
-        svg.append(draw("text", { x: 2, y: y + 10, class: isOdd ? "odd-name" : "" }, `rank ${row.rank}`));
+        svg.append(draw("text", { x: 2, y: y + 10, class: isDiverging ? "diverging-name" : "" }, `rank ${row.rank}`));
       }
       before = row.rank;
       const label = nameOf(row);
@@ -345,10 +345,10 @@
       const last = row.at.length - 1;
       if (row.open) {
         const from = Math.max(LEFT, x(row.at[last]));
-        svg.append(draw("rect", { class: `open${isOdd ? " odd-row" : ""}`, x: from, y: y + 2, width: width - 4 - from, height: ROW - 4 }));
+        svg.append(draw("rect", { class: `open${isDiverging ? " diverging-row" : ""}`, x: from, y: y + 2, width: width - 4 - from, height: ROW - 4 }));
       }
       const kind = kinds.indexOf(comm.label.replace(/:\d+/, "")) % 3;
-      const colour = isOdd ? "odd-row" : ["", "second", "third"][kind];
+      const colour = isDiverging ? "diverging-row" : ["", "second", "third"][kind];
       let strokes = "";
       row.at.forEach((at, n) => {
         if (at <= span && (!filter.op || data.calls[row.call[n]][0] === filter.op))
@@ -385,7 +385,7 @@
       const index = Math.min(shownRows.length - 1, Math.max(0, cursor[0] + move[0]));
       const row = shownRows[index];
       let number = cursor[1] + move[1];
-      if (move[0]) { // the nearest in time
+      if (move[0]) { // select the call nearest in time
         const time = shownRows[cursor[0]].at[cursor[1]];
         number = 0;
         row.at.forEach((one, n) => { if (Math.abs(one - time) < Math.abs(row.at[number] - time)) number = n; });
@@ -406,7 +406,7 @@
       span = value;
       select.append(make("option", { value: String(value), text: unitText(value) }));
     }
-    // The span in which most rows still have some calls.
+    // Choose the span in which most rows still have some calls.
     const spread = data.timeline.rows.map((row) => row.at[Math.max(0, row.at.length - 20)]).sort((a, b) => a - b);
     const usual = Math.max(spread[Math.floor(spread.length / 2)] ?? 1, 1);
     span = choices.find((value) => value >= usual) ?? choices[choices.length - 1];
@@ -418,7 +418,7 @@
     addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(drawTimeline, 150); });
   }
 
-  // --- all together ------------------------------------------------------------------------
+  // --- set-up ------------------------------------------------------------------------------
 
   function setUpFilter() {
     const form = byId("filter");
@@ -435,19 +435,19 @@
       filter.comm = comms.value === "" ? null : Number(comms.value);
       filter.op = ops.value;
       const rows = filterTable();
-      const sheets = filterSheets();
+      const alignments = filterAlignments();
       drawTimeline();
       const on = filter.ranks || filter.comm !== null || filter.op;
-      const what = ranks === undefined ? "Ranks are written like 0-3 13." : `${rows} ranks, ${sheets} communicators`;
+      const what = ranks === undefined ? "Ranks are written like 0-3 13." : `${rows} ranks, ${alignments} communicators`;
       byId("filter-count").textContent = on || ranks === undefined ? what : "";
     }
     form.addEventListener("input", apply);
     form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
     form.addEventListener("reset", () => setTimeout(apply));
-    form.hidden = !data.sheets.length;
+    form.hidden = !data.alignments.length;
   }
 
-  drawSheets();
+  drawAlignments();
   setUpFilter();
   setUpTimeline();
   drawTimeline();

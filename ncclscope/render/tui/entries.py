@@ -1,4 +1,4 @@
-"""How each process and each communicator stands, and which of them somebody should look at."""
+"""Entries of the upper list: one for each process or communicator, with its mark."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from ncclscope.watch.watch import Poll
 
 __all__ = [
     "MARKS",
-    "CommStanding",
-    "RankStanding",
+    "CommEntry",
+    "RankEntry",
+    "comm_entries",
     "comm_label",
-    "comm_standings",
     "farthest",
-    "rank_standings",
+    "rank_entries",
 ]
 
 MARKS = {
     "!": ("named by the verdict", "bold red"),
-    "?": ("one of those that it names", "red"),
+    "?": ("candidate of the verdict", "red"),
     "X": ("killed or crashed, others run", "yellow"),
-    "*": ("stalled inside of a call", "yellow"),
-    "<": ("behind its peers, and still", "yellow"),
+    "*": ("stalled inside a collective", "yellow"),
+    "<": ("behind its peers, not moving", "yellow"),
     "x": ("ended", "dim"),
     "": ("", ""),
 }
-"""What stands before a rank or a communicator: its meaning and its style, the worst first."""
-_CALM = 1.0
-"""Seconds without progress after which a rank that is behind is worth a mark."""
+"""Marks before a rank or a communicator: meaning and style, the worst first."""
+_QUIET_MARKED = 1.0
+"""Seconds without progress after which a rank that is behind gets a mark."""
 
 
 @dataclass(frozen=True)
-class RankStanding:
-    """One process.
+class RankEntry:
+    """Entry of one process.
 
     Attributes:
-        words: What is known of it.
+        cursor: Cursor of its ring.
         mark: One of :data:`MARKS`.
-        key: The communicator that matters: where it is said to diverge or is behind, else that
-            of its newest collective; empty where it has made none.
+        key: Key of the communicator to show: that of the verdict, else one on which the rank is
+            behind, else that of its newest collective; empty without a collective.
         last: Its newest collective there.
-        is_inside: Whether that is known not to have completed.
+        is_pending: Whether that collective is known not to have completed.
         lag: Calls by which it is behind there.
-        lags: The same for all communicators on which it is behind.
+        lags: Calls by which it is behind, by key of the communicator.
         quiet: Seconds without progress.
     """
 
@@ -55,19 +55,19 @@ class RankStanding:
     mark: str
     key: str
     last: LastCall | None
-    is_inside: bool
+    is_pending: bool
     lag: int
     lags: dict[str, int]
     quiet: float
 
     @property
     def path(self) -> Path:
-        """What it is known by."""
+        """Path of its ring, which identifies it."""
         return self.cursor.path
 
     @property
     def name(self) -> str:
-        """Its rank; of a process that is none, what it is."""
+        """Its rank; for a process without a rank its role."""
         if self.cursor.rank >= 0:
             return str(self.cursor.rank)
         role = self.cursor.about.get("role")
@@ -75,24 +75,24 @@ class RankStanding:
 
     @property
     def labels(self) -> str:
-        """The names that it gave itself, such as ``dp1 tp2``."""
+        """Its own labels, such as ``dp1 tp2``."""
         found = texts(self.cursor.about.get("labels"))
         return printable(" ".join(f"{name}{found[name]}" for name in sorted(found)))[:24]
 
 
 @dataclass(frozen=True)
-class CommStanding:
-    """One communicator.
+class CommEntry:
+    """Entry of one communicator.
 
     Attributes:
         comm: The communicator.
         mark: One of :data:`MARKS`.
-        members: Processes that have used it, by rank.
-        calls: Collectives of the member that has come farthest.
-        leader: That member.
-        lags: By rank, of those that are behind.
-        inside: Ranks whose newest call is known not to have completed.
-        tells: Whether any member has said that a call had completed.
+        members: Cursors of the processes that have used it, in the order of ranks.
+        calls: Collectives posted by the farthest member.
+        leader: Cursor of that member.
+        lags: Calls by which a member is behind, by rank.
+        pending: Ranks whose newest call is known not to have completed.
+        reports_completion: Whether any member has recorded the completion of a call.
         quiet: Seconds since a collective was posted.
     """
 
@@ -102,53 +102,50 @@ class CommStanding:
     calls: int
     leader: RingCursor
     lags: dict[int, int]
-    inside: tuple[int, ...]
-    tells: bool
+    pending: tuple[int, ...]
+    reports_completion: bool
     quiet: float
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """Key of the communicator, which identifies it."""
         return self.comm.key
 
 
 def comm_label(comm: Communicator) -> str:
-    """Returns a communicator's name; a label is foreign text and may be missing."""
+    """Return a communicator's label, or the end of its key without one."""
     return printable(comm.label) or f"comm-{printable(comm.key[-8:])}"
 
 
 def farthest(ranks: Iterable[RingCursor]) -> dict[str, int]:
-    """Returns how many calls the member has made that has come farthest, by communicator."""
+    """Return the calls of the farthest member, by key of the communicator."""
     found: dict[str, int] = {}
     for cursor in ranks:
-        for key, comm_cursor in cursor.comm_cursors.items():
-            found[key] = max(found.get(key, 0), comm_cursor.seq)
+        for key, on_comm in cursor.comm_cursors.items():
+            found[key] = max(found.get(key, 0), on_comm.seq)
     return found
 
 
-def rank_standings(poll: Poll) -> list[RankStanding]:
-    """Returns the processes in the order of their ranks."""
-    most, telling = farthest(poll.ranks), _telling(poll.ranks)
-    return [_rank_standing(poll, cursor, most, telling) for cursor in poll.ranks]
+def rank_entries(poll: Poll) -> list[RankEntry]:
+    """Return the entries of all processes, in the order of ranks."""
+    most, reporting = farthest(poll.ranks), _reporting(poll.ranks)
+    return [_rank_entry(poll, cursor, most, reporting) for cursor in poll.ranks]
 
 
-def _telling(ranks: Iterable[RingCursor]) -> set[str]:
-    """Returns the communicators of which any member has said that a call had completed."""
+def _reporting(ranks: Iterable[RingCursor]) -> set[str]:
+    """Return the communicators for which any member has recorded the completion of a call."""
     return {
-        key
-        for cursor in ranks
-        for key, comm_cursor in cursor.comm_cursors.items()
-        if comm_cursor.tells
+        key for cursor in ranks for key, on_comm in cursor.comm_cursors.items() if on_comm.tells
     }
 
 
-def _rank_standing(
-    poll: Poll, cursor: RingCursor, most: dict[str, int], telling: set[str]
-) -> RankStanding:
+def _rank_entry(
+    poll: Poll, cursor: RingCursor, most: dict[str, int], reporting: set[str]
+) -> RankEntry:
     lags = {
-        key: most[key] - comm_cursor.seq
-        for key, comm_cursor in cursor.comm_cursors.items()
-        if comm_cursor.seq < most[key]
+        key: most[key] - on_comm.seq
+        for key, on_comm in cursor.comm_cursors.items()
+        if on_comm.seq < most[key]
     }
     quiet = max(0.0, poll.now - cursor.moved_at)
     cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
@@ -161,7 +158,7 @@ def _rank_standing(
     elif cursor.path in poll.stuck:
         mark = "*"
     else:
-        mark = "<" if lags and quiet >= _CALM else ""
+        mark = "<" if lags and quiet >= _QUIET_MARKED else ""
     about = cause.comm.key if cause is not None and cause.comm is not None else ""
     if about in cursor.comm_cursors:
         key = about
@@ -170,13 +167,13 @@ def _rank_standing(
     else:
         key = _newest(cursor)
     last = cursor.last(key) if key else None
-    inside = last is not None and last.state is not State.COMPLETED and key in telling
-    return RankStanding(
+    pending = last is not None and last.state is not State.COMPLETED and key in reporting
+    return RankEntry(
         cursor=cursor,
         mark=mark,
         key=key,
         last=last,
-        is_inside=inside,
+        is_pending=pending,
         lag=lags.get(key, 0),
         lags=lags,
         quiet=quiet,
@@ -184,32 +181,32 @@ def _rank_standing(
 
 
 def _newest(cursor: RingCursor) -> str:
-    """Returns the communicator of the newest collective."""
+    """Return the key of the communicator of the newest collective; empty without one."""
     times = {
-        key: int(comm_cursor.last["time"])
-        for key, comm_cursor in cursor.comm_cursors.items()
-        if comm_cursor.last is not None
+        key: int(on_comm.last["time"])
+        for key, on_comm in cursor.comm_cursors.items()
+        if on_comm.last is not None
     }
     return max(times, key=lambda key: times[key], default="")
 
 
-def comm_standings(poll: Poll, wall: float) -> list[CommStanding]:
-    """Returns the communicators that have been used, by name.
+def comm_entries(poll: Poll, wall: float) -> list[CommEntry]:
+    """Return the entries of all communicators that have been used, by name.
 
     Args:
-        poll: What is known of the job.
-        wall: Seconds since 1970 at that moment.
+        poll: Sample of the job.
+        wall: Time of the sample in seconds since 1970.
     """
     members: dict[str, list[RingCursor]] = {}
     for cursor in poll.ranks:
-        for key, comm_cursor in cursor.comm_cursors.items():
-            if comm_cursor.seq or comm_cursor.p2p:
+        for key, on_comm in cursor.comm_cursors.items():
+            if on_comm.seq or on_comm.p2p:
                 members.setdefault(key, []).append(cursor)
-    found = [_comm_standing(poll, key, tuple(own), wall) for key, own in members.items()]
+    found = [_comm_entry(poll, key, tuple(own), wall) for key, own in members.items()]
     return sorted(found, key=lambda one: (comm_label(one.comm), one.comm.ranks, one.key))
 
 
-def _comm_standing(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: float) -> CommStanding:
+def _comm_entry(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: float) -> CommEntry:
     leader = max(own, key=lambda cursor: cursor.comm_cursors[key].seq)
     calls = leader.comm_cursors[key].seq
     lags = {
@@ -217,8 +214,8 @@ def _comm_standing(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: floa
         for cursor in own
         if cursor.comm_cursors[key].seq < calls
     }
-    tells = any(cursor.comm_cursors[key].tells for cursor in own)
-    inside = tuple(cursor.rank for cursor in own if tells and key in cursor.pending())
+    reports = any(cursor.comm_cursors[key].tells for cursor in own)
+    pending = tuple(cursor.rank for cursor in own if reports and key in cursor.pending())
     last = [call.time_ns for cursor in own if (call := cursor.last(key)) is not None]
     quiet = max(0.0, wall - max(last) / 1e9) if last else 0.0
     cause = poll.verdict.cause if poll.verdict is not None and poll.in_trouble else None
@@ -227,18 +224,18 @@ def _comm_standing(poll: Poll, key: str, own: tuple[RingCursor, ...], wall: floa
         mark = "!"
     elif any(cursor.path in poll.stuck and key in cursor.pending() for cursor in own):
         mark = "*"
-    elif lags and quiet >= _CALM:
+    elif lags and quiet >= _QUIET_MARKED:
         mark = "<"
     elif all(cursor.over for cursor in own):
         mark = "x"
-    return CommStanding(
+    return CommEntry(
         comm=leader.comm_cursors[key].comm,
         mark=mark,
         members=own,
         calls=calls,
         leader=leader,
         lags=lags,
-        inside=inside,
-        tells=tells,
+        pending=pending,
+        reports_completion=reports,
         quiet=quiet,
     )

@@ -51,7 +51,7 @@ class Engine:
         tp: The ranks of the replica.
         dp: The ranks with the same place in each replica.
         stream: Runs what is posted.
-        tracer: Is told the steps.
+        tracer: Records the steps.
         progress: Likewise.
         device: Where tensors live.
         healthy: How all ranks go through a step.

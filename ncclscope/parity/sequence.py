@@ -195,8 +195,13 @@ class Section:
 def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Section]:
     """Return the distinct sequences of a run's ranks, that of the lowest rank first.
 
+    Args:
+        run: The run.
+        words: Vocabulary that collects the spelled calls.
+        shapes: Whether to spell tensor sizes.
+
     Raises:
-        InputError: A rank's calls are not all there, so that its sequence is not known.
+        InputError: Calls of a rank are missing, so that its sequence is unknown.
     """
     _check_whole(run.ranks)
     found: dict[tuple[int, ...], list[int]] = {}

@@ -3,6 +3,7 @@
 The job is that of :mod:`benchmarks.runners.rings`: each node is a replica of eight ranks with a
 tensor parallel group of its own, a member of eight data parallel groups, and of the world. What a
 node says differs in its ranks, its own group's name, and the members of groups.
+"""
 
 from __future__ import annotations
 

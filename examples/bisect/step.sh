@@ -3,7 +3,7 @@
 #
 #     git bisect run sh step.sh torchrun --nproc-per-node 4 train.py
 #
-# Ends with 0 where they did, 1 where they parted or hung, 125 (git: skip) where that cannot be told.
+# Exits with 0 if they agree, 1 if they diverged or hung, 125 (git: skip) if that is undecided.
 rings=$(mktemp -d)
 trap 'rm -rf "$rings"' EXIT
 

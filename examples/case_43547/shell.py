@@ -82,11 +82,11 @@ def show(*arguments: object, lines: int | None = None) -> int:
         check=False,
         env=os.environ | {"COLUMNS": "100"},
     )
-    told = done.stdout.rstrip().splitlines()
-    for line in told[:lines]:
+    lines_read = done.stdout.rstrip().splitlines()
+    for line in lines_read[:lines]:
         say(line.rstrip())
-    if lines is not None and len(told) > lines:
-        say(f"[... {len(told) - lines} more lines]")
+    if lines is not None and len(lines_read) > lines:
+        say(f"[... {len(lines_read) - lines} more lines]")
     if done.returncode == 2:
         say(done.stderr.rstrip())
     say(f"[exit status {done.returncode}]\n")

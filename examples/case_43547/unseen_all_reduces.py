@@ -192,7 +192,7 @@ def main() -> int:
         say()
     with place(arguments.directory) as directory:
         counts = count(arguments.rings or record(directory, arguments.steps))
-    say("Recorded on the CPU, where shared memory stands in the place of custom all-reduce:")
+    say("Recorded on the CPU, where shared memory replaces custom all-reduce:")
     for (label, backend), number in sorted(counts.items()):
         say(f"  all_reduce on {label:9} {number:6,} by {backend}")
     seen = sum(

@@ -25,7 +25,7 @@ def share_gradients(gradients: torch.Tensor) -> None:
 
 
 def gather_losses(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Tell every rank the losses of all."""
+    """Gather the losses of all ranks on every rank."""
     losses = [torch.empty_like(loss) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
     return losses

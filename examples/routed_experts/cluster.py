@@ -66,8 +66,8 @@ class Cluster:
             "NCCLSCOPE_RECORDS": str(1 << 17),
         }
         with self.plan.log.open("ab") as log:
-            self._nursery = subprocess.Popen(
-                [sys.executable, str(_HERE / "nursery.py"), self.plan.to_json()],
+            self._fork_server = subprocess.Popen(
+                [sys.executable, str(_HERE / "fork_server.py"), self.plan.to_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -86,14 +86,14 @@ class Cluster:
         self.kill()
 
     def _wait_until_ready(self) -> None:
-        assert self._nursery.stdout is not None
-        line = self._nursery.stdout.readline()
+        assert self._fork_server.stdout is not None
+        line = self._fork_server.stdout.readline()
         if not line:
             raise ClusterError(f"the processes could not be started: {self._reason()}")
         self.port = int(line)
         deadline = time.monotonic() + _START_SECONDS
         while not self._healthy():
-            if self._nursery.poll() is not None or time.monotonic() > deadline:
+            if self._fork_server.poll() is not None or time.monotonic() > deadline:
                 raise ClusterError(f"the engines did not get ready: {self._reason()}")
             time.sleep(_POLL_SECONDS)
 
@@ -113,7 +113,7 @@ class Cluster:
         Raises:
             ClusterError: A process has ended, which no collective makes it do.
         """
-        if self._nursery.poll() is not None:
+        if self._fork_server.poll() is not None:
             raise ClusterError(self._reason())
         return self.board.total("failed") > 0
 
@@ -123,10 +123,10 @@ class Cluster:
         Raises:
             ClusterError: They did not.
         """
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.close()
+        assert self._fork_server.stdin is not None
+        self._fork_server.stdin.close()
         try:
-            status = self._nursery.wait(_END_SECONDS)
+            status = self._fork_server.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             status = 1
         if status:
@@ -134,12 +134,12 @@ class Cluster:
 
     def kill(self) -> None:
         """End all of them at once."""
-        if self._nursery.poll() is None:
+        if self._fork_server.poll() is None:
             # Its children have asked the kernel to be killed along with it.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._nursery.pid, signal.SIGKILL)
-        self._nursery.wait()
-        for stream in (self._nursery.stdin, self._nursery.stdout):
+                os.killpg(self._fork_server.pid, signal.SIGKILL)
+        self._fork_server.wait()
+        for stream in (self._fork_server.stdin, self._fork_server.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()

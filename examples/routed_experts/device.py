@@ -1,4 +1,4 @@
-"""What stands for a GPU: a queue of work beside the host, done in its order.
+"""Stand-in for a GPU: a queue of work that runs in order beside the host.
 
 The host posts a step and goes on to the next. To wait for the device is to wait for real work,
 so it costs what it costs: the host has nothing posted when the device is done.

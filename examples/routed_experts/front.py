@@ -110,7 +110,7 @@ class Front:
         return {"id": name, "object": "text_completion", "choices": [choice], "usage": usage}
 
     def _submit(self, engine: int | None, header: dict[str, Any], *arrays: Any) -> None:
-        """Tell one engine, and all others that there was something to be told."""
+        """Send a message to one engine, and wake all others."""
         self._submitted += 1
         for number, writer in enumerate(self._writers):
             if engine is None or number == engine:

@@ -1,8 +1,8 @@
-"""What eight vLLM workers hand to pynccl, recorded by the real tracer.
+"""pynccl calls of eight vLLM workers, recorded by the real tracer.
 
-MiniMax-M2 with ``-tp 4 -dp 2 --enable-expert-parallel``, as far as its collectives go: no
-tensor is made and none is sent. A worker's step is a generator that stops after each collective
-it has posted, so that eight workers advance side by side and each can be left standing anywhere.
+The collectives of MiniMax-M2 with ``-tp 4 -dp 2 --enable-expert-parallel``, without tensors. A
+worker's step is a generator that yields after each posted collective, so that eight workers advance
+side by side and each can stop at any call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CAPACITY = 1 << 16
 CUSTOM_LIMIT = 8 << 20
 ITEM_SIZE = {"bfloat16": 2, "float32": 4}
 
-STANDS = (129, 72)
+POSTED_CALLS = (129, 72)
 """Calls of the unfinished step that the workers of each node have posted when they are killed:
 21 layers and the attention of the next; 18 layers. A host posts on while its GPU waits, until
 there is no room left for more launches."""
@@ -61,7 +61,7 @@ class Story:
             return 0
         if steps_left:
             return None
-        return STANDS[worker.node] - self.behind.get(worker.rank, 0)
+        return POSTED_CALLS[worker.node] - self.behind.get(worker.rank, 0)
 
 
 STORIES = {
@@ -79,7 +79,7 @@ def custom_takes(tokens: int, width: int, dtype: str) -> bool:
 
 
 def unique(name: str) -> str:
-    """Stand for the digest of the ncclUniqueId that the members of a communicator share."""
+    """Return a placeholder for the digest of the ncclUniqueId of a communicator."""
     return blake2b(f"seed_v4y {name}".encode(), digest_size=16).hexdigest()
 
 
@@ -177,7 +177,7 @@ class Worker:
 
 
 def run(directory: str, story: Story) -> None:
-    """Take all workers through all steps, and leaves them where the story has them stand."""
+    """Advance all workers through all steps, up to the last calls of the story."""
     workers = [Worker(directory, node, rank) for node in range(len(NODES)) for rank in range(TP)]
     schedule = batches()
     for number, batch in enumerate(schedule):

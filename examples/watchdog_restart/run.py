@@ -25,7 +25,7 @@ from tests.integration.traced_server import NCCLSCOPE, TracedServer  # noqa: E40
 PROMPT = [1, 2, 3, 4, 5]
 TOKENS = 12
 HUNG_SECONDS = 5.0
-"""How long the watch waits for a call that does not complete. Parted ranks it sees at once."""
+"""Seconds after which a call that does not complete is a hang; divergence is found at once."""
 _END_SECONDS = 60.0
 
 _began = time.monotonic()
@@ -42,7 +42,7 @@ def watch(traced: TracedServer, directory: Path) -> subprocess.Popen[str]:
         [
             *(*NCCLSCOPE, "watch", str(traced.rings), "--json", "--stall", str(HUNG_SECONDS)),
             *("--bundle", str(directory / "bundles"), "--kill"),
-            *("--on-hang", f"echo $NCCLSCOPE_BUNDLE > {directory / 'told'}"),
+            *("--on-hang", f"echo $NCCLSCOPE_BUNDLE > {directory / 'bundle-path'}"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -102,7 +102,7 @@ def main() -> int:
         supervise(traced)
         after = traced.server.complete(PROMPT, TOKENS)
         say(f"it serves again; workers {traced.server.worker_pids()}")
-        bundle = Path((directory / "told").read_text().strip())
+        bundle = Path((directory / "bundle-path").read_text().strip())
         verdict = json.loads((bundle / "verdict.json").read_text())["verdict"]
         say(f"kept in {bundle.name}: {verdict['kind']}, one of {verdict['candidate_ranks']}")
         again = subprocess.run(

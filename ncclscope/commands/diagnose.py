@@ -86,5 +86,5 @@ def _remote_run(arguments: argparse.Namespace) -> Run:
     if not 0.1 <= arguments.ray_timeout <= 86_400:
         raise UsageError("--ray-timeout must be from 0.1 to 86400 seconds")
     ray = connect(arguments.ray_address)
-    asker = RayClient(ray, members(ray), arguments.paths, arguments.ray_timeout)
-    return open_remote_run(Fleet(asker), arguments.paths or ("--ray",))
+    client = RayClient(ray, members(ray), arguments.paths, arguments.ray_timeout)
+    return open_remote_run(Fleet(client), arguments.paths or ("--ray",))

@@ -30,7 +30,7 @@ _LOGITS = 8
 
 
 class Conduct(Protocol):
-    """How a rank goes through a step: see :class:`~ncclscope.lab.faults.base.Fault`."""
+    """Behaviour of a rank in a step: see :class:`~ncclscope.lab.faults.base.Fault`."""
 
     def coordinate(self, engine: Engine) -> list[int]: ...
     def share_schedule(self, engine: Engine) -> None: ...
@@ -42,24 +42,24 @@ class Conduct(Protocol):
 
 
 class Engine:
-    """What one rank does.
+    """Step loop of one rank.
 
     Args:
-        program: What is run.
+        program: Sizes of the run.
         rank: Own global rank.
-        world: All ranks.
-        tp: The ranks of the replica.
-        dp: The ranks with the same place in each replica.
-        stream: Runs what is posted.
-        tracer: Is told the steps.
-        progress: Likewise.
-        device: Where tensors live.
-        healthy: How all ranks go through a step.
-        planted: How the diverging rank goes through the step of the fault.
+        world: Communicator of all ranks.
+        tp: Communicator of the replica.
+        dp: Communicator of the ranks with the same tensor-parallel rank.
+        stream: Runs the posted calls.
+        tracer: Records the steps.
+        progress: Counts the steps.
+        device: Device of the tensors.
+        healthy: Behaviour of all ranks in a step.
+        planted: Behaviour of the diverging rank in the step of the fault.
 
     Attributes:
         rows: Rows of the batch in this step.
-        sizes: Rows of each replica in this step, as they were agreed on.
+        sizes: Rows of each replica in this step, ``[dp]``.
     """
 
     def __init__(

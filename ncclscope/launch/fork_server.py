@@ -40,14 +40,14 @@ _PR_SET_NAME = 15
 
 @dataclass(frozen=True)
 class Order:
-    """What the server is to fork.
+    """Order to fork ranks.
 
     Attributes:
         function: ``package.module:function``, a :data:`RankFunction`; importing the module imports
             what all ranks need.
-        argument: Handed to it.
-        names: What the process of each rank is called, in at most 15 letters.
-        workplace: Directory of the run, removed in the end.
+        argument: Argument of the function.
+        names: Process name of each rank, at most 15 characters.
+        workplace: Directory of the run, removed at the end.
     """
 
     function: str
@@ -141,7 +141,7 @@ def _tell(control: socket.socket, message: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def _child_signals() -> Iterator[socket.socket]:
-    """Yields a socket that becomes readable when a child ends."""
+    """Yield a socket that becomes readable when a child ends."""
     woken, waker = socket.socketpair()
     waker.setblocking(False)
     with woken, waker:
@@ -153,7 +153,7 @@ def _child_signals() -> Iterator[socket.socket]:
 
 
 def _attend(control: socket.socket, woken: socket.socket, children: dict[int, int]) -> None:
-    """Reports what ends until the launcher has enough, then ends what is left.
+    """Report ranks that end until the launcher closes its socket, then kill the others.
 
     Children are reaped here and nowhere else, so a pid that is signalled is theirs.
     """
@@ -176,7 +176,7 @@ def _attend(control: socket.socket, woken: socket.socket, children: dict[int, in
 
 
 def _is_over(control: socket.socket) -> bool:
-    """Whether the launcher has closed its end."""
+    """Return whether the launcher has closed its socket."""
     try:
         return not control.recv(4096, socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -75,7 +75,7 @@ def render_baseline(sections: Iterable[Section], words: Vocabulary, *, shapes: b
     ]
     for section in sections:
         out += ["", f"section  # {ranks_text(section.ranks)}" if section.ranks else "section"]
-        out += _indented(section.folded(), words, _STEP)
+        out += _indented(section.looped(), words, _STEP)
     return "\n".join(out) + "\n"
 
 

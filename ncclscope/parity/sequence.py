@@ -187,16 +187,21 @@ class Section:
     ranks: tuple[int, ...] = ()
     places: Sequence[int] = field(default=(), repr=False)
 
-    def folded(self) -> tuple[Node, ...]:
-        """Return the calls with their loops folded."""
+    def looped(self) -> tuple[Node, ...]:
+        """Return calls and loops."""
         return fold(self.lines)
 
 
 def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Section]:
     """Return the distinct sequences of a run's ranks, that of the lowest rank first.
 
+    Args:
+        run: The run.
+        words: Vocabulary that collects the spelled calls.
+        shapes: Whether to spell tensor sizes.
+
     Raises:
-        InputError: A rank's calls are not all there, so that its sequence is not known.
+        InputError: Calls of a rank are missing, so that its sequence is unknown.
     """
     _check_whole(run.ranks)
     found: dict[tuple[int, ...], list[int]] = {}
@@ -207,7 +212,7 @@ def sections(run: Run, words: Vocabulary, *, shapes: bool = True) -> list[Sectio
 
 
 def _check_size(rank: Rank) -> None:
-    """A record of a replay stands for any number of calls: memory may not hold them all."""
+    """Raise for more calls than memory holds: a replay's record expands to any number."""
     kept = sum(log.calls + 1 - log.first for log in rank.logs.values())
     if rank.graphs and kept > MOST_REPLAYED:
         raise InputError(

@@ -85,19 +85,43 @@ class Fault:
         engine.share_schedule()
 
     def reduce_attention(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
-        """Reduce after attention."""
+        """Reduce after attention.
+
+        Args:
+            engine: Engine of the rank.
+            hidden: Hidden states ``[rows, hidden]``, reduced in place.
+            layer: Number of the layer, from 0.
+        """
         engine.reduce_attention(hidden)
 
     def dispatch(self, engine: Engine, hidden: torch.Tensor, layer: int) -> torch.Tensor:
-        """Send tokens to the experts."""
+        """Send tokens to the experts; return those of all replicas.
+
+        Args:
+            engine: Engine of the rank.
+            hidden: Hidden states ``[rows, hidden]``.
+            layer: Number of the layer, from 0.
+        """
         return engine.dispatch(hidden)
 
     def combine(self, engine: Engine, gathered: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return tokens from the experts."""
+        """Return the replica's tokens ``[rows, hidden]`` from the experts.
+
+        Args:
+            engine: Engine of the rank.
+            gathered: Expert outputs ``[sum(sizes), hidden]`` of all replicas.
+            layer: Number of the layer, from 0.
+        """
         return engine.combine(gathered)
 
     def reduce_experts(self, engine: Engine, hidden: torch.Tensor, layer: int) -> None:
-        """Reduce after the experts."""
+        """Reduce after the experts.
+
+        Args:
+            engine: Engine of the rank.
+            hidden: Hidden states ``[rows, hidden]``, reduced in place.
+            layer: Number of the layer, from 0.
+        """
         engine.reduce_experts(hidden)
 
     def finish(self, engine: Engine) -> None:
@@ -145,6 +169,11 @@ def describe(
 
 def require_ranks(fault: Fault, program: Sizes, least: int) -> None:
     """Check that a program has at least ``least`` ranks.
+
+    Args:
+        fault: The fault that needs them.
+        program: The program.
+        least: Least number of ranks.
 
     Raises:
         LaboratoryError: It has fewer.

@@ -1,7 +1,7 @@
-"""The process that all others of a run are forked from, so that torch is imported once.
+"""Fork server of a run: imports torch once and forks all other processes.
 
-It is started by :mod:`cluster` with the plan as its argument, says on standard output which port
-the front listens on, and ends with all its children when its standard input is closed.
+:mod:`cluster` starts it with the plan as its argument. It prints the port of the front on standard
+output, and ends with all its children when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _END_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 
 
-class Nursery:
-    """A run's processes.
+class ForkServer:
+    """Processes of a run.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
 
     Attributes:
-        port: Where the front listens.
-        children: What has been forked, by process id.
+        port: Port of the front.
+        children: Names of the forked processes, by process id.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -54,7 +54,7 @@ class Nursery:
         self._pipes = [self._pair() for _ in range(plan.world_size)]
 
     def start(self) -> None:
-        """Fork everybody."""
+        """Fork all processes."""
         plan = self.plan
         for rank, (_, theirs) in enumerate(self._pipes):
             self._fork(f"worker-{rank}", [theirs], run_worker, plan, rank, Channel(theirs))
@@ -74,7 +74,7 @@ class Nursery:
                 own.close()
 
     def reap(self) -> list[tuple[str, int]]:
-        """Return who has ended since, and with which status."""
+        """Return name and exit status of processes that have ended since the last call."""
         gone = []
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -83,8 +83,8 @@ class Nursery:
         return gone
 
     def end(self) -> list[str]:
-        """Has everybody end in order; returns who did not."""
-        self._leash[0].close()  # the front then tells the engines, and they their workers
+        """End all processes in order; return the names of those that did not."""
+        self._leash[0].close()  # the front then ends the engines, and they their workers
         disorderly = []
         deadline = time.monotonic() + _END_SECONDS
         while self.children and time.monotonic() < deadline:
@@ -121,7 +121,7 @@ class Nursery:
             libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
-            # Who holds another's end keeps it from seeing that its peer has gone.
+            # Close the sockets of others: an open copy would hide the end of their peer.
             for other in self._sockets:
                 if other not in kept:
                     other.close()
@@ -140,14 +140,14 @@ def main() -> int:
     """Start a run's processes, and end them."""
     plan = Plan.from_json(sys.argv[1])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    nursery = Nursery(plan)
-    nursery.start()
-    print(nursery.port, flush=True)
+    server = ForkServer(plan)
+    server.start()
+    print(server.port, flush=True)
     while not select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
-        if gone := nursery.reap():
+        if gone := server.reap():
             print(f"{gone[0][0]} ended with status {gone[0][1]}", file=sys.stderr)
             return 1
-    disorderly = nursery.end()
+    disorderly = server.end()
     if disorderly:
         print(f"did not end in order: {' '.join(disorderly)}", file=sys.stderr)
     return int(bool(disorderly))

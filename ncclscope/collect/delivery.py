@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ncclscope.analysis.wording import plural
 from ncclscope.collect.archive import Limits, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError, NcclscopeError, UsageError
 from ncclscope.private import make_private
@@ -168,7 +167,7 @@ def _fetch(
     except (NcclscopeError, OSError) as error:
         status, reason = "failed", str(error)
     if came.files and status != "delivered":
-        reason += f"; {plural(came.files, 'file')} arrived before that"
+        reason += f"; {came.files} {'file' if came.files == 1 else 'files'} arrived before that"
     try:
         kept = _keep(part, directory / folder) if came.files else False
     except OSError as error:

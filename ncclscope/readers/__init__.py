@@ -1,4 +1,4 @@
-"""Anything that records collectives -> :class:`~ncclscope.model.Run`."""
+"""Read rings, dumps, traces and bundles into a :class:`~ncclscope.model.Run`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.snapshot import Snapshot
+from ncclscope.model.text import plural
 from ncclscope.model.windows import infer_windows
 from ncclscope.progress import steps
 from ncclscope.readers.bundle import is_snapshot, read_snapshot, with_snapshot
@@ -40,11 +41,11 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         *paths: Files or directories.
 
     Returns:
-        One run; where the input holds several, the newest.
+        One run: the newest, if the input holds several.
 
     Raises:
         InputError: A path does not exist or cannot be read.
-        NothingFoundError: There is nothing in it that can be read.
+        NothingFoundError: No path holds a file that can be read.
     """
     notes: list[str] = []
     ranks: list[Rank] = []
@@ -65,7 +66,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 empty += 1
             elif (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                rank = nodes.told(reader(path)) if reader is read_ring else reader(path)
+                rank = nodes.annotate(reader(path)) if reader is read_ring else reader(path)
                 ranks.append(replace(rank, source=printable(rank.source)))
         except NoDumpError as error:
             if path in given_paths:
@@ -73,7 +74,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         except DamagedFileError as error:
             notes.append(printable(str(error)))
         except (MemoryError, RecursionError):
-            notes.append(printable(f"{path} is too large or nested too deeply, and is left out"))
+            notes.append(printable(f"{path} is left out: it is too large or nested too deeply"))
         except OSError as error:
             notes.append(_cannot(path, error))
     given = tuple(printable(str(path)) for path in paths)
@@ -83,7 +84,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(
             f"{', '.join(given)}: {what} found",
-            "give the directory that NCCLSCOPE_DIR or `ncclscope run --dir` named",
+            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`",
         )
     run = assemble(ranks, notes=notes, sources=given)
     if not snapshots:
@@ -94,18 +95,24 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
 def assemble(
     processes: Iterable[Rank], *, notes: Iterable[str] = (), sources: Iterable[str] = ()
 ) -> Run:
-    """Make one run of what several processes recorded."""
-    said = list(notes)
-    processes, dumps = _without_repeats(settle(_distinct(processes), said))
-    processes = infer_windows(_newest_run(processes, said))
+    """Combine the records of several processes into one run.
+
+    Args:
+        processes: One rank per input file.
+        notes: Notes for the run so far.
+        sources: Paths that the user named.
+    """
+    remarks = list(notes)
+    processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
+    processes = infer_windows(_newest_run(processes, remarks))
     others = tuple(process for process in processes if process.rank < 0)
-    ranks = separate_replicas([process for process in processes if process.rank >= 0], said)
+    ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
     ranks.sort(key=lambda rank: rank.rank)
     communicators: dict[str, Communicator] = {}
     for rank in ranks:
         for key, log in rank.logs.items():
             known = communicators.get(key)
-            # Members are all of one mind about the ranks, unless one knew fewer.
+            # Members agree on the ranks, except for one that did not know all of them.
             if known is None or len(log.communicator.ranks) > len(known.ranks):
                 communicators[key] = log.communicator
             elif not known.label and log.communicator.label:
@@ -117,13 +124,13 @@ def assemble(
         default=0,
     )
     if expected > MAX_RANKS:
-        said.append(f"{expected} ranks are more than any job has; only those that are here count")
+        remarks.append(f"{expected} ranks are implausible; only the ranks that were read count")
         expected = min(max(rank.rank for rank in ranks) + 1, MAX_RANKS)
     return Run(
         ranks=tuple(ranks),
         communicators=with_parts(communicators, expected),
         expected=expected,
-        notes=tuple(said),
+        notes=tuple(remarks),
         sources=tuple(sources),
         others=others,
         dumped=assemble(dumps) if dumps else None,
@@ -131,11 +138,11 @@ def assemble(
 
 
 def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> Iterator[Path]:
-    """Yield every ring, dump, trace and capture at or below the given paths.
+    """Yield every ring, dump, trace and process snapshot at or below the given paths.
 
     Args:
         paths: Files or directories.
-        notes: Told what cannot be read.
+        notes: Receives a note for each file that cannot be read.
 
     Raises:
         InputError: A path does not exist or cannot be read.
@@ -170,7 +177,7 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:
-    """Follow the note that a ring leaves where there was no room for it."""
+    """Yield the ring that a pointer file names: it moved to disk for lack of room."""
     try:
         with open(open_regular(pointer, follow=False), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
@@ -187,7 +194,7 @@ def _cannot(path: Path, error: OSError | ValueError) -> str:
 
 
 def _distinct(processes: Iterable[Rank]) -> list[Rank]:
-    """Take each process once: its ring may lie beside a trace that was made of it."""
+    """Return each process once: a ring may be next to a trace exported from it."""
     found: dict[tuple[object, ...], Rank] = {}
     for number, process in enumerate(processes):
         who: tuple[object, ...] = (process.host, process.pid, process.started_ns, process.rank)
@@ -200,9 +207,9 @@ def _distinct(processes: Iterable[Rank]) -> list[Rank]:
 
 
 def _without_repeats(processes: list[Rank]) -> tuple[list[Rank], list[Rank]]:
-    """Return dumps of Flight Recorder apart, where they lie beside rings of all their ranks.
+    """Return the processes and, separately, Flight Recorder dumps whose ranks all have rings.
 
-    A bundle of `attach` holds both, of one job. Rings hold more of each call that both have.
+    A bundle of `attach` holds both, of one job. Rings record more about each call.
     """
     ringed = {process.rank for process in processes if not _is_dump(process)}
     dumps = [process for process in processes if _is_dump(process)]
@@ -220,13 +227,13 @@ def _is_trace(process: Rank) -> bool:
 
 
 def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
-    """Leave out what earlier runs left in the same directory."""
+    """Return the processes of the newest run; earlier ones may have used the same directory."""
     runs: dict[str, list[Rank]] = {}
     loose = []
     for process in processes:
         run = str(process.details.get("run") or "")
         if not run and _is_trace(process):
-            loose.append(process)  # a trace need not say, so it is taken for one of the newest
+            loose.append(process)  # a trace may lack a run id, and then belongs to the newest run
         else:
             runs.setdefault(run, []).append(process)
     if len(runs) < 2:
@@ -240,20 +247,21 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
             earlier += 1
     if parts := len(runs) - earlier:
         notes.append(
-            f"{parts + 1} runs are taken for one job: they were there at the same time, with other "
-            f"ranks of as many"
+            f"{parts + 1} runs are treated as one job: they ran at the same time, with different "
+            f"ranks of the same world size"
         )
     if earlier:
         left_out = len(processes) - len(loose) - len(kept)
-        notes.append(f"{left_out} rings of {earlier} earlier run(s) were left out")
+        rings, runs_text = plural(left_out, "ring"), plural(earlier, "earlier run")
+        notes.append(f"{rings} of {runs_text} left out")
     return kept + loose
 
 
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
-    """Return whether another `ncclscope run` of the same job started these, as on each node.
+    """Return whether two runs are parts of one job, one `ncclscope run` per node.
 
-    They have other ranks of as many, and both were there at the same time. A rank that both have
-    is that of another job, or was started anew.
+    They must have different ranks, the same world size, and overlap in time. If both have a rank,
+    they are different jobs or the job was restarted.
     """
     numbers = {rank.rank for rank in kept if rank.rank >= 0}
     own = {rank.rank for rank in part if rank.rank >= 0}

@@ -1,7 +1,7 @@
-"""Time and memory that reading one file may take, by its size on disk.
+"""Limit the time and memory for reading one file, by its size on disk.
 
-A few hundred bytes can stand for gigabytes: packed, by reference or as empty containers. What a
-format allows is hard to tell in advance, so that readers ask as they go how much has been spent.
+A few hundred bytes can expand to gigabytes: by compression, by references or as empty containers.
+The cost of a file is hard to predict, so readers check what they have spent as they go.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["Budget"]
 _PAGE = resource.getpagesize()
 _MEMORY_PER_BYTE = 8
 _MEMORY_FREE = 150 << 20
-"""Of the 200 MB that a file may take whatever its size; the rest is for comparing it."""
+"""Bytes granted to a file of any size: 150 of 200 MB, as comparing it needs the rest."""
 _SECONDS_PER_BYTE = 1e-7
 _SECONDS_FREE = 4.0
-"""Of 5 s, likewise."""
+"""Seconds granted to a file of any size: 4 of 5 s, as comparing it needs the rest."""
 
 
 class Budget:
-    """Measures what reading a file has taken since this was made.
+    """Measures the time and memory that reading a file has taken since construction.
 
-    Time is that of this thread on a processor: a slow disk or a busy machine costs no data.
+    Time is this thread's CPU time, so that a slow disk or a busy machine loses no data.
 
     Args:
-        name: What to call the file in an error.
-        size: Its bytes on disk.
+        name: Name of the file in an error.
+        size: Size on disk in bytes.
 
     Attributes:
         memory: Bytes that reading may take.
@@ -44,10 +44,10 @@ class Budget:
         self._began = time.thread_time()
 
     def check(self, read: str = "nothing that can be used") -> None:
-        """Stop the reader where it has taken too much.
+        """Raise an error if reading has taken too much time or memory.
 
         Args:
-            read: What has been read so far, for the error.
+            read: What has been read so far, for the error message.
 
         Raises:
             DamagedFileError: The budget is spent.
@@ -59,19 +59,19 @@ class Budget:
             raise self.too_large(read)
 
     def check_estimate(self, memory: int) -> None:
-        """Stop the reader before it builds something that takes this much memory, in bytes.
+        """Raise an error before the reader builds something of `memory` bytes.
 
         Raises:
-            DamagedFileError: There is less left.
+            DamagedFileError: That exceeds the budget.
         """
         if memory > self.memory:
-            raise self.too_large("nothing, it would take too much memory")
+            raise self.too_large("nothing, since it would take too much memory")
 
     def too_large(self, read: str) -> DamagedFileError:
-        """Return the error for a file that goes beyond what is reckoned with."""
+        """Return the error for a file that exceeds its budget."""
         return DamagedFileError(
             f"{self._name} is too large, read so far: {read}; its rank is left out",
-            "a rank of which only the beginning is read would seem to be behind the others",
+            "with only the beginning read, its rank would seem to lag behind the others",
         )
 
 

@@ -1,7 +1,7 @@
-"""Bundles of ``ncclscope attach -o DIR`` -> a run with its capture.
+"""Read bundles of ``ncclscope attach -o DIR`` into a run with a process snapshot.
 
-A bundle is a directory: ``attach.json`` holds what was seen, ``rings/`` the rings of a job that
-was traced. The verdict that lies beside them is for people; it is drawn again from the rest.
+A bundle is a directory: ``attach.json`` holds the process snapshot, ``rings/`` the rings of a
+traced job. The verdict in it is for people; reading derives it again from the rest.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def is_snapshot(path: Path) -> bool:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read what was seen.
+    """Read a process snapshot.
 
     Raises:
-        DamagedFileError: The file is no capture.
+        DamagedFileError: The file is not a process snapshot.
         OSError: It cannot be read.
     """
     with open(open_regular(path), "rb") as file:
@@ -65,17 +65,17 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         document = parse(data)
     except ValueError:
-        raise DamagedFileError(f"{path} is cut short or is no JSON") from None
+        raise DamagedFileError(f"{path} is truncated or not JSON") from None
     if not isinstance(document, dict) or "ncclscope_attach" not in document:
-        raise DamagedFileError(f"{path} is no capture of `ncclscope attach`")
+        raise DamagedFileError(f"{path} is not a process snapshot of `ncclscope attach`")
     if document["ncclscope_attach"] != VERSION:
         raise DamagedFileError(
-            f"{path} is a capture of version {_text(document['ncclscope_attach'])[:20]}",
-            f"this ncclscope reads version {VERSION}",
+            f"{path} is a process snapshot of version {_text(document['ncclscope_attach'])[:20]}",
+            f"this version of ncclscope reads version {VERSION}",
         )
     workers = _each(document.get("workers"), _worker)
     if len({worker.rank for worker in workers}) < len(workers):
-        raise DamagedFileError(f"{path} holds a rank more than once")
+        raise DamagedFileError(f"{path} contains a rank more than once")
     ras, ras_before = document.get("ras"), document.get("ras_before")
     return Snapshot(
         host=_text(document.get("host")),
@@ -95,15 +95,15 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
-    """Add what was seen to what was recorded.
+    """Add a process snapshot to a run.
 
     Args:
-        run: Of the rings; without ranks where the job was not traced.
-        snapshot: What was seen.
+        run: The run of the rings; without ranks if the job was not traced.
+        snapshot: The process snapshot.
 
     Returns:
-        A run with a rank for each process of which a stack or a ring was read. Records of only
-        a part of the ranks prove nothing about the rest, and are left out.
+        A run with a rank for each process whose stack or ring was read. If only some of the
+        processes were traced, their records are left out: they prove nothing about the others.
     """
     recorded = run.by_rank
     notes = list(snapshot.notes)
@@ -111,8 +111,8 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
     untraced = [worker for worker in snapshot.workers if worker.rank not in recorded]
     if traced and untraced:
         notes.append(
-            f"{len(traced)} of {len(snapshot.workers)} processes were traced: their records are "
-            f"not compared with those of none"
+            f"only {len(traced)} of {len(snapshot.workers)} processes were traced, so their "
+            f"records are not used"
         )
         recorded = {}
     ranks: dict[int, Rank] = {}
@@ -125,9 +125,9 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         elif devices or _is_known(worker, state):
             ranks[worker.rank] = _bare(worker, worker.host or snapshot.host, state)
     for number_, rank in recorded.items():
-        # Of a host that nobody looked at, nothing is known but what its rings say.
+        # Of a host without a snapshot, only its rings are known.
         seen = rank.host in (snapshot.hosts or (snapshot.host,))
-        # One that lived when its ring was copied may have been out of sight: in another container.
+        # A process that was alive when its ring was copied may be in another container.
         gone = seen and rank.alive is not True
         ranks.setdefault(number_, replace(rank, alive=False) if gone else rank)
     world = max([worker.world_size for worker in snapshot.workers] or [0])
@@ -142,7 +142,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
 
 
 def _is_known(worker: Worker, state: str) -> bool:
-    """Return whether anything was read that tells where a process is."""
+    """Return whether stacks or a decisive state of a process were read."""
     return any(stacks.threads for stacks in worker.stacks) or state in ("T", "t", "X", "Z")
 
 
@@ -238,7 +238,7 @@ def _gpu(value: Mapping[str, Any]) -> GpuSample:
 
 def _ras(value: Mapping[str, Any]) -> RasAnswer:
     return RasAnswer(
-        text=said if isinstance(said := value.get("text"), str) else "",
+        text=answer if isinstance(answer := value.get("text"), str) else "",
         version=_text(value.get("version")),
         comms=_each(value.get("comms"), _ras_comm),
         remarks=_texts(value.get("remarks")),

@@ -1,8 +1,8 @@
-"""What a node said of itself when its files were collected.
+"""Read the descriptions (``node.json``) that nodes add when their files are collected.
 
-Rings of several nodes are copied one after the other, and read on a machine that knows none of
-their processes. Which of them lived when they were copied has to be written down then: else the
-node that was copied first would seem to have died before the others.
+Rings of several nodes are copied at different times, and read on a machine without their
+processes. So the node notes which processes were alive when it copied their rings. Otherwise the
+processes of the node that was copied first would seem to have died before the others.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ VERSION = 1
 _LEVELS = 8
 _MOST_BYTES = 1 << 26
 _MOST_NOTES, _LONGEST_NOTE = 100, 500
-_BEATS_NS = 2_000_000_000
-"""A process that was heard of so shortly before is taken for one that lives. Two beats."""
+_HEARTBEAT_NS = 2_000_000_000
+"""A process with a heartbeat in the last 2 s, two intervals, counts as alive."""
 
 
 def describe_ring(path: Path) -> dict[str, Any]:
-    """Say whether the process of a ring lives; nothing where it is none.
+    """Return whether the process of a ring is alive; empty if the file is not a ring.
 
     Returns:
-        ``alive``: true, false, or null where that cannot be known; ``beats``: whether it
-        has just been heard of.
+        ``alive``: true, false, or null if unknown; ``beats``: whether its heartbeat is recent.
     """
     try:
         with RingFile(path) as ring:
             about = ring.about
             pid = integer(about.get("pid")) or 0
             alive = is_alive(about, text(about.get("host")) or "", pid)
-            beats = abs(time.time_ns() - ring.heartbeat_ns) < _BEATS_NS
+            beats = abs(time.time_ns() - ring.heartbeat_ns) < _HEARTBEAT_NS
     except (DamagedFileError, OSError):
         return {}
     return {"alive": alive, "beats": beats and alive is not False}
 
 
 class Nodes:
-    """The descriptions that lie above files."""
+    """The node descriptions in the folders above files, each read once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Mapping[str, Any] | None] = {}
 
-    def told(self, rank: Rank) -> Rank:
-        """Add to what a ring says what its node said of its process."""
+    def annotate(self, rank: Rank) -> Rank:
+        """Return a rank with its node's statement of whether the process was alive."""
         path = Path(rank.source)
         for folder in list(path.parents)[:_LEVELS]:
             rings = self._rings(folder)
@@ -70,7 +69,7 @@ class Nodes:
         return rank
 
     def of(self, path: Path) -> str:
-        """Return the folder of the node that a file was collected from; empty where none is."""
+        """Return the folder of the node that a file was collected from; empty if there is none."""
         for folder in list(path.parents)[:_LEVELS]:
             if self._rings(folder) is not None:
                 return str(folder)
@@ -83,7 +82,7 @@ class Nodes:
 
 
 def node_notes(folder: Path) -> tuple[str, ...]:
-    """Return what a node has noted of its delivery."""
+    """Return a node's own notes about the files that it sent."""
     document = _document(folder / NODE_FILE) or {}
     notes = document.get("notes")
     found = notes[:_MOST_NOTES] if isinstance(notes, list) else []

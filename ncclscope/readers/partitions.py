@@ -1,4 +1,4 @@
-"""Process groups without a name that divide the job among them, and so play the same part."""
+"""Find unnamed process groups that partition the job, and so have the same role."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ncclscope.model import Communicator
 __all__ = ["with_parts"]
 
 _NUMBERED = re.compile(r"(?:pg|group )(\d{1,9})", re.ASCII)
-"""What a group is called that was given no description: by its number, as torch counts."""
+"""Label of a group without a description: its number, as torch counts groups."""
 
 
 def with_parts(communicators: Mapping[str, Communicator], expected: int) -> dict[str, Communicator]:
-    """Give groups a common kind that were made one after the other and divide all ranks.
+    """Mark consecutively created groups that together hold each rank exactly once.
 
-    ``for ranks in ([0, 1], [2, 3]): new_group(ranks)`` makes such groups. By that the order of
-    calls on one of them can be compared with that on the others.
+    ``for ranks in ([0, 1], [2, 3]): new_group(ranks)`` creates such groups. With a common
+    `Communicator.part`, the order of calls can be compared across them.
 
     Args:
-        communicators: By key.
-        expected: Ranks of the job.
+        communicators: Communicators by key.
+        expected: Number of ranks of the job.
     """
     found = dict(communicators)
     numbered: dict[tuple[str, int], list[tuple[int, str]]] = {}
@@ -41,7 +41,7 @@ def with_parts(communicators: Mapping[str, Communicator], expected: int) -> dict
             for rank in communicators[key].ranks:
                 start = max(start, last.get(rank, -1) + 1)
                 last[rank] = place
-            if (place + 1 - start) * size == expected:  # as many, and nobody is in two
+            if (place + 1 - start) * size == expected:  # all ranks, none of them twice
                 together = [key for _, key in groups[start : place + 1]]
                 ends = [communicators[end].label for end in (together[0], together[-1])]
                 for own in together:

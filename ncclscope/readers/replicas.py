@@ -1,7 +1,7 @@
-"""Processes that share a rank number: an earlier run's, or another replica's.
+"""Separate processes that share a rank number: of an earlier run, or of another replica.
 
-vLLM runs the data-parallel replicas of a dense model as jobs of their own: each has a
-rank 0. And a directory that has been used before still holds the rings of the last run.
+vLLM runs the data-parallel replicas of a dense model as separate jobs, each with a rank 0. And a
+reused directory still holds the rings of the previous run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ncclscope.model import Rank
 from ncclscope.model.memory import Relabelled
+from ncclscope.model.text import plural
 
 __all__ = ["separate_replicas", "span"]
 
@@ -18,10 +19,13 @@ __all__ = ["separate_replicas", "span"]
 def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     """Return processes with distinct rank numbers.
 
-    Of processes that share a number and did not live at the same time, the latest is kept.
-    Of those that did, each replica gets a range of numbers of its own. Processes that have a
-    communicator in common belong to the same replica; replicas are ordered by the ``dp``
-    label, host and pid of their lowest rank.
+    If processes with the same number did not overlap in time, the latest is kept. If they did,
+    each replica gets its own range of numbers. Processes that share a communicator belong to the
+    same replica. Replicas are ordered by the ``dp`` label, host and pid of their lowest rank.
+
+    Args:
+        ranks: All processes with a rank.
+        notes: Receives notes on what was left out or renumbered.
     """
     by_rank: dict[int, list[Rank]] = {}
     for rank in ranks:
@@ -31,20 +35,20 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     living = [rank for same in by_rank.values() for rank in _living(same)]
     if len(living) < len(ranks):
         older = len(ranks) - len(living)
-        notes.append(f"{older} rings of earlier processes with the same rank were left out")
+        notes.append(f"{plural(older, 'ring')} of earlier processes with the same rank left out")
     if len(living) == len(by_rank):
         return living
     size = max(by_rank) + 1
     places = _places(living)
     notes.append(
         f"{max(places) + 1} processes share each rank number: "
-        f"ranks of replica n count from n x {size}"
+        f"the ranks of replica n are numbered from n x {size}"
     )
     return [_moved(rank, place * size) for rank, place in zip(living, places, strict=True)]
 
 
 def _living(same: Sequence[Rank]) -> list[Rank]:
-    """Leave out processes that had ended when the latest of the same number began."""
+    """Return the processes of one number without those that ended before a later one began."""
     living: list[Rank] = []
     for rank in sorted(same, key=lambda rank: span(rank)[0], reverse=True):
         if all(_overlap(rank, other) for other in living):
@@ -58,7 +62,7 @@ def _overlap(older: Rank, newer: Rank) -> bool:
 
 
 def span(rank: Rank) -> tuple[int, int]:
-    """Return when a process began to record and was last heard of; 0 where nothing tells."""
+    """Return a process's first and last sign of life, in ns since 1970; 0 if unknown."""
     start, end = rank.started_ns or 0, rank.last_seen_ns or 0
     if not start or not end:
         logs = [log for log in rank.logs.values() if log.calls >= log.first]
@@ -68,35 +72,35 @@ def span(rank: Rank) -> tuple[int, int]:
 
 
 def _places(ranks: Sequence[Rank]) -> list[int]:
-    """Return to which replica, from 0, each process belongs."""
-    crews = _crews(ranks)
-    if any(len({ranks[one].rank for one in crew}) < len(crew) for crew in crews):
-        crews = [[one] for one in range(len(ranks))]  # keys that are not what they should be
+    """Return the replica number, from 0, of each process."""
+    cohorts = _cohorts(ranks)
+    if any(len({ranks[one].rank for one in cohort}) < len(cohort) for cohort in cohorts):
+        cohorts = [[one] for one in range(len(ranks))]  # the communicator keys are not unique
     places = [0] * len(ranks)
     taken: set[tuple[int, int]] = set()
-    for crew in sorted(crews, key=lambda crew: min(_order(ranks[one]) for one in crew)):
+    for cohort in sorted(cohorts, key=lambda cohort: min(_order(ranks[one]) for one in cohort)):
         place = 0
-        while any((place, ranks[one].rank) in taken for one in crew):
+        while any((place, ranks[one].rank) in taken for one in cohort):
             place += 1
-        for one in crew:
+        for one in cohort:
             places[one] = place
             taken.add((place, ranks[one].rank))
     return places
 
 
-def _crews(ranks: Sequence[Rank]) -> list[list[int]]:
-    """Return which processes are joined by communicators, directly or through others."""
-    crew_of = list(range(len(ranks)))
+def _cohorts(ranks: Sequence[Rank]) -> list[list[int]]:
+    """Return groups of processes that communicators connect, directly or through others."""
+    cohort_of = list(range(len(ranks)))
     first: dict[str, int] = {}
     for one, rank in enumerate(ranks):
         for key in rank.logs:
-            mine, theirs = crew_of[one], crew_of[first.setdefault(key, one)]
+            mine, theirs = cohort_of[one], cohort_of[first.setdefault(key, one)]
             if mine != theirs:
-                crew_of = [theirs if crew == mine else crew for crew in crew_of]
-    crews: dict[int, list[int]] = {}
-    for one, crew in enumerate(crew_of):
-        crews.setdefault(crew, []).append(one)
-    return list(crews.values())
+                cohort_of = [theirs if cohort == mine else cohort for cohort in cohort_of]
+    cohorts: dict[int, list[int]] = {}
+    for one, cohort in enumerate(cohort_of):
+        cohorts.setdefault(cohort, []).append(one)
+    return list(cohorts.values())
 
 
 def _order(rank: Rank) -> tuple[int, int, str, str, int]:

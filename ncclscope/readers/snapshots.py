@@ -1,4 +1,4 @@
-"""Captures of several hosts -> one."""
+"""Join the process snapshots of several hosts into one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 
 from ncclscope.model import Rank, Run
 from ncclscope.model.snapshot import Snapshot, Worker
+from ncclscope.model.text import plural
 
 __all__ = ["join_snapshots"]
 
 _APART_NS = 600_000_000_000
-"""Captures that lie further apart were not taken of the same moment of a job."""
+"""Snapshots more than 10 minutes apart do not show the same moment of a job."""
 
 
 def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
-    """Put the newest capture of each host together, or node, where hosts have the same name.
+    """Join the newest snapshot of each host, or of each node if hosts share a name.
 
-    What is known by the number of a process or of a device is left out: RAS and NVML do not say
-    of which host, and another host may have the same numbers.
+    RAS and NVML are left out: they identify processes and devices by numbers that are unique on
+    one host only.
 
     Args:
-        snapshots: At least one.
-        run: Of the rings; its processes tell which rank is whose, where replicas share numbers.
+        snapshots: At least one snapshot.
+        run: The run of the rings, which maps processes to ranks if replicas share numbers.
     """
     newest = max(snapshots, key=lambda snapshot: snapshot.time_ns)
     of_host: dict[tuple[str, str], Snapshot] = {}
@@ -47,7 +48,7 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
         notes += [f"{host}: {note}" for note in snapshot.notes]
     if left_out:
         notes.append(
-            f"{left_out} process(es) with the rank of another, on another host, were left out"
+            f"{plural(left_out, 'process')} left out: another host has a process of the same rank"
         )
     hosts = sorted({host for host, _ in of_host})
     return replace(
@@ -58,7 +59,7 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
         gap=min(snapshot.gap for snapshot in of_host.values()),
         workers=tuple(workers[rank] for rank in sorted(workers)),
         sources=tuple(
-            replace(source, available=False, state="asked on each host, and kept apart by host")
+            replace(source, available=False, state="read on each host, but not joined")
             if source.name in ("ras", "gpu") and source.available
             else source
             for source in newest.sources
@@ -73,6 +74,6 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
 
 
 def _node(rank: Rank, nodes: Collection[str]) -> str:
-    """Return the node that the ring of a rank was collected from; empty where none is."""
+    """Return the node that the ring of a rank was collected from; empty if there is none."""
     folders = map(str, Path(rank.source).parents)
     return next((folder for folder in folders if folder in nodes), "")

@@ -1,4 +1,4 @@
-"""Packed files, read up to where they break off."""
+"""Read gzip files up to where they break off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Unpacked"]
 
 
 class Unpacked(io.RawIOBase):
-    """What a gzip file holds, up to where it breaks off: its writer may have been killed."""
+    """The contents of a gzip file up to where it breaks off: its writer may have been killed."""
 
     def __init__(self, packed: IO[bytes], path: Path) -> None:
         self._packed = packed
@@ -22,15 +22,15 @@ class Unpacked(io.RawIOBase):
         self._given = False
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Unpack so many bytes at most; 0 at the end, whatever kind of end it is."""
+        """Decompress into `buffer`; return the number of bytes, 0 at the end or a break."""
         try:
             while True:
                 data = self._member.unconsumed_tail or self._packed.read(1 << 16)
-                if self._member.eof:  # another one may follow
+                if self._member.eof:  # another gzip member may follow
                     data = self._member.unused_data + data
                     self._member = zlib.decompressobj(wbits=31)
                 found = self._member.decompress(data, len(buffer))
@@ -42,4 +42,4 @@ class Unpacked(io.RawIOBase):
         except zlib.error as error:
             if self._given:
                 return 0
-            raise DamagedFileError(f"{self._path} cannot be unpacked: {error}") from None
+            raise DamagedFileError(f"{self._path} cannot be decompressed: {error}") from None

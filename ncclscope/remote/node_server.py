@@ -28,10 +28,10 @@ from typing import Any
 from ncclscope import settings
 from ncclscope.analysis.waits.completion import last_states
 from ncclscope.analysis.waits.posting_order import WINDOWS, order_of
-from ncclscope.analysis.wording import plural
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank
 from ncclscope.model.log import CallLog, newest_of
+from ncclscope.model.text import plural
 from ncclscope.readers import input_files
 from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.remote.spelling import Kinds, details_of, pack, spell_steps, unpack

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from ncclscope.analysis.waits.posting_order import WINDOWS
-from ncclscope.analysis.wording import plural
 from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph
+from ncclscope.model.text import plural
 from ncclscope.readers import assemble
 from ncclscope.remote.fleet import Fleet, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared

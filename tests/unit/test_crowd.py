@@ -45,7 +45,7 @@ def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:
     run = open_run(tmp_path)
 
     assert {comm.label for comm in run.communicators.values()} == {"dp:0"}
-    assert "2 rings of jobs that were over before are left out" in run.notes
+    assert "2 rings of earlier jobs left out" in run.notes
     rings = Rings(tmp_path)
     rings.scan(0.0, 0)
     assert {path.parent.name for path in rings.cursors} == {"new"}

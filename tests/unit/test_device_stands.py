@@ -270,7 +270,7 @@ FIELDS = {"finished": 0, "entered": 16, "launched": 64, "state": 72, "reason": 7
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"finished": 9}, "the device counts 9 calls, and 5 are recorded"),
+        ({"finished": 9}, "the device counts 9 calls, but 5 are recorded"),
         ({"launched": 1 << 63}, "calls, and 5 are recorded"),
         ({"finished": (1 << 64) - 1}, "and 5 are recorded"),
         ({"entered": 9}, "has entered 9 calls and finished 3 of 5"),

@@ -166,7 +166,7 @@ def test_of_a_ring_that_has_gone_round_since_only_the_count_is_left(rings: Path)
 
     check_log(log, 501, 500)
     assert list(early.p2p["k"]) == []
-    with pytest.raises(IndexError, match=r"call 500 on .* is not kept"):
+    with pytest.raises(IndexError, match=r"call 500 on .* has been overwritten"):
         log.call(500)
 
 

@@ -586,7 +586,7 @@ def test_a_packed_file_that_unpacks_to_more_than_there_is(
             file.write(packer.compress(line))
         file.write(packer.flush())
     assert os.path.getsize(path) < 100_000
-    with pytest.raises(DamagedFileError, match="unpack it first"):
+    with pytest.raises(DamagedFileError, match="decompress it first"):
         read_trace(path)
 
 

@@ -52,7 +52,7 @@ def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
 
     assert keys(run) == {0: ["k-three"], 1: ["k-three"]}
     assert run.expected == 2
-    assert run.notes == ("5 rings of 3 earlier run(s) were left out",)
+    assert run.notes == ("5 rings of 3 earlier runs left out",)
 
 
 def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path
 
     assert keys(run) == {0: ["k"], 1: ["k"], 2: ["k"]}
     assert run.notes == (
-        "3 runs are taken for one job: they were there at the same time, with other ranks of as "
-        "many",
-        "3 rings of 3 earlier run(s) were left out",
+        "3 runs are treated as one job: they ran at the same time, with different ranks of the "
+        "same world size",
+        "3 rings of 3 earlier runs left out",
     )
 
 
@@ -86,7 +86,7 @@ def test_another_run_is_not_taken_for_a_part(tmp_path: Path, other: dict[str, An
     run = open_run(tmp_path)
 
     assert keys(run) == {1: ["k"]}
-    assert run.notes == ("1 rings of 1 earlier run(s) were left out",)
+    assert run.notes == ("1 ring of 1 earlier run left out",)
 
 
 def test_rings_of_one_run_need_no_identifier(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_traces_without_a_run_stay_with_the_newest(tmp_path: Path) -> None:
     run = open_run(tmp_path)
 
     assert keys(run) == {0: ["k"], 1: ["k"]}
-    assert run.notes == ("1 rings of 1 earlier run(s) were left out",)
+    assert run.notes == ("1 ring of 1 earlier run left out",)
 
 
 def test_a_trace_remembers_its_run(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_of_earlier_processes_with_the_same_rank_the_latest_is_kept(
     run = open_run(tmp_path)
 
     assert keys(run) == {0: ["k2"], 1: ["k2"]}
-    assert run.notes == ("4 rings of earlier processes with the same rank were left out",)
+    assert run.notes == ("4 rings of earlier processes with the same rank left out",)
 
 
 def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: Path) -> None:
@@ -150,7 +150,9 @@ def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: 
         (2, 3),
     }
     assert (run.expected, run.missing) == (4, ())
-    assert run.notes == ("2 processes share each rank number: ranks of replica n count from n x 2",)
+    assert run.notes == (
+        "2 processes share each rank number: the ranks of replica n are numbered from n x 2",
+    )
     assert run.ranks[2].logs["k1"].call(2).seq == 2
 
 
@@ -197,7 +199,7 @@ def test_a_restarted_replica_is_not_a_third(tmp_path: Path) -> None:
     ring(tmp_path, 0, "ka-new", ranks=(0,), pid=3, began=30, ended=100)
     run = open_run(tmp_path)
     assert keys(run) == {0: ["kb"], 1: ["ka-new"]}
-    assert "1 rings of earlier processes with the same rank were left out" in run.notes
+    assert "1 ring of earlier processes with the same rank left out" in run.notes
 
 
 @pytest.mark.parametrize("timed", [True, False])

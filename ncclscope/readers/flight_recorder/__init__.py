@@ -1,1 +1,1 @@
-"""Dumps of torch's Flight Recorder."""
+"""Read dumps of torch's Flight Recorder."""

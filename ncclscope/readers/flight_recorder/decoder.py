@@ -1,4 +1,4 @@
-"""Values as torch pickles them, read one by one and from any place."""
+"""Decode single values of a pickle written by torch, from any offset."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DEEPEST = 8
 
 
 class PatternError(Exception):
-    """The dump was not written by torch, or not as far as it can be read."""
+    """The dump was not pickled by torch, or is incomplete."""
 
 
 class Strings(dict[int, Any]):
-    """Texts, and stack frames, by the number that they have in the file."""
+    """Texts and stack frames by their memo number in the pickle."""
 
 
 def number(part: bytes) -> int:
@@ -32,7 +32,7 @@ class Decoder:
 
     Args:
         data: The pickle.
-        strings: Texts by number; those that it comes by are added.
+        strings: Texts by number; new ones are added.
     """
 
     def __init__(self, data: bytes, strings: Strings) -> None:
@@ -40,7 +40,7 @@ class Decoder:
         self._strings = strings
 
     def keys(self, position: int) -> list[tuple[bytes, str]]:
-        """Return the keys of the dictionary at a place, as they are referred to from then on."""
+        """Return the keys of the dictionary at `position`, each with its memo instruction."""
         if self._data[position : position + 2] != b"}(":
             raise PatternError("no dictionary")
         position += 2
@@ -53,15 +53,15 @@ class Decoder:
             key, position = self.value(position)
             _, position = self.field(key, position, 1)
             if not isinstance(key, str):
-                raise PatternError("a key is no text")
+                raise PatternError("a key is not a text")
             found.append((_token(places.get(key, -1)), key))
         return found
 
     def value(self, position: int, depth: int = 0) -> tuple[Any, int]:
-        """Return the value at a place, and where it ends.
+        """Return the value at `position`, and the offset of its end in bytes.
 
         Raises:
-            PatternError: There is none that torch would have written.
+            PatternError: torch would not write such a value.
         """
         data = self._data
         try:
@@ -73,17 +73,23 @@ class Decoder:
             else:
                 return self._one(code, position + 1, depth)
         except (IndexError, struct.error):
-            raise PatternError("it is torn") from None
+            raise PatternError("it is truncated") from None
         except KeyError:
             raise PatternError("a text that was never written") from None
         return value, position + 2
 
     def field(self, key: Any, position: int, depth: int = 0) -> tuple[Any, int]:
-        """Return the value of the field with this key, and where it ends; see :meth:`value`."""
+        """Return the value of a field and the offset of its end.
+
+        Args:
+            key: Key of the field.
+            position: Offset of its value in bytes.
+            depth: Nesting depth so far.
+        """
         return (self._pair if key == _PAIR else self.value)(position, depth)
 
     def _one(self, code: int, position: int, depth: int) -> tuple[Any, int]:
-        """Read the rest of an instruction."""
+        """Read the operand of an instruction; return its value and the offset of its end."""
         data = self._data
         if code == 0x6A:
             end = position + 4
@@ -149,14 +155,14 @@ class Decoder:
             else:
                 key, position = self.value(position, depth + 2)
             if not isinstance(key, str):
-                raise PatternError("a key is no text")
+                raise PatternError("a key is not a text")
             if key == _PAIR:
                 found[key], position = self._pair(position, depth + 1)
             else:
                 found[key], position = self.value(position, depth + 1)
         position += 1
         code = data[position]
-        if depth and code in b"qr":  # a frame, to be referred to
+        if depth and code in b"qr":  # a stack frame with a memo number
             end = position + (2 if code == 0x71 else 5)
             strings[int.from_bytes(data[position + 1 : end], "little")] = found
             position = end
@@ -164,7 +170,7 @@ class Decoder:
 
 
 def _token(place: int) -> bytes:
-    """Return the instruction that refers to a text by its number."""
+    """Return the instruction that refers to a text by its memo number."""
     if place < 0:
         raise PatternError("a key was not kept")
     return b"h%c" % place if place < 256 else b"j" + struct.pack("<I", place)

@@ -1,4 +1,4 @@
-"""A Flight Recorder dump, put together from its entries."""
+"""Build a Flight Recorder dump from its entries."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _TIME = np.dtype([("code", "V2"), ("ns", "<i8")])
 _KEPT_AT_MOST = 1 << 16
 _STAMPS = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _CHECK_EVERY = 16
-"""Entries, each of which can have as many tensors as are read, all the same ones."""
+"""Entries between two checks of the budget: each may share the maximum number of tensors."""
 _MOST_FIELDS = 64
 _LATEST = 64
-"""Entries at the end of a dump among which its newest time stamp is looked for."""
+"""Entries at the end of a dump that are searched for its newest time stamp."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Dump:
     """One dump.
 
     Attributes:
-        groups: What it holds, by group.
+        groups: Calls and status by group.
         whole: Whether it holds all calls since the process began.
-        newest_ns: When the last of its calls was posted; 0 when it has none.
-        pace_ns: The longest time between two of its last calls.
+        newest_ns: Time at which its last call was enqueued, in ns since 1970; 0 without calls.
+        pace_ns: Longest time in ns between two of its last calls.
         overdue: Calls that did not complete within their timeout, by group: the watchdog
-            has given them up, or the dump has later time stamps.
-        tells: Whether it says of each call that it has completed, when it has.
-        splits: Whether it says how the tensors of all_to_all calls are split.
+            aborted them, or the dump has later time stamps.
+        tells: Whether it reports completion of each call.
+        splits: Whether it holds the splits of all_to_all calls.
     """
 
     groups: Mapping[Group, Held]
@@ -75,16 +75,16 @@ class Dump:
 
     @property
     def timed_out(self) -> int:
-        """How many calls are overdue."""
+        """Number of overdue calls."""
         return sum(map(len, self.overdue.values()))
 
 
 class DumpBuilder:
-    """Puts a dump together, entry by entry.
+    """Builds a dump from its entries.
 
     Args:
-        header: The dump; its entries may be left out.
-        budget: What reading it may take.
+        header: The dump's dictionary, with or without its entries.
+        budget: Limits on time and memory.
     """
 
     def __init__(self, header: Mapping[str, Any], budget: Budget) -> None:
@@ -99,7 +99,11 @@ class DumpBuilder:
         self._count = 0
 
     def take(self, entry: Mapping[str, Any], position: int) -> None:
-        """Take an entry that has been read whole.
+        """Add a decoded entry.
+
+        Args:
+            entry: The entry.
+            position: Its index in the dump.
 
         Raises:
             DamagedFileError: The budget is spent.
@@ -133,23 +137,35 @@ class DumpBuilder:
         )
 
     def held(self, where: Any, backend: str, number: Any) -> Held:
-        """Return where the calls of a group are kept."""
+        """Return the container of a group's calls.
+
+        Args:
+            where: The entry's ``process_group``: name and description.
+            backend: Backend of the group.
+            number: The entry's ``pg_id``.
+        """
         group = group_of_entry(where, backend, self._members)
         self._numbers.setdefault((text(number) or "?")[:20], group.name)
         return self._groups.setdefault(group, Held())
 
     def see(self, created: Sequence[int], stamps: Sequence[int | None]) -> None:
-        """Take the times of some entries that follow each other.
+        """Note the times of consecutive entries.
 
         Args:
-            created: When they were posted.
-            stamps: When the last of them were seen to have started or completed.
+            created: Times of enqueueing, in ns since 1970.
+            stamps: Times at which the last of them were seen to start or complete, in ns.
         """
         self._times.extend(created[-_LATEST:])
         self._newest = max(self._newest, *(stamp or 0 for stamp in stamps), 0)
 
     def add(self, held: Held, sent: int, entry: Entry) -> None:
-        """Add one call."""
+        """Add one call.
+
+        Args:
+            held: Container of its group.
+            sent: Its number among sends and receives; 0 if it has none.
+            entry: The call.
+        """
         if not 0 <= entry.seq < MAX_SEQ:
             return
         if not entry.posted.p2p:
@@ -160,7 +176,13 @@ class DumpBuilder:
             held.sent.append(entry._replace(seq=sent or len(held.sent) + 1))
 
     def take_raw(self, data: bytes, start: int, strings: Strings) -> None:
-        """Take all entries of a dump that torch has pickled."""
+        """Add all entries of a dump pickled by torch.
+
+        Args:
+            data: The whole pickle.
+            start: Offset of the first entry, in bytes.
+            strings: Texts of the pickle before that.
+        """
         columns = _Columns(self, strings)
         for found in raw_entries(data, start, strings):
             if isinstance(found, dict):
@@ -198,9 +220,9 @@ class DumpBuilder:
         )
 
     def _overdue(self, held: Held) -> tuple[Entry, ...]:
-        """Calls that have had their time, where the backend tells which have completed.
+        """Return calls past their timeout, for NCCL, which reports completion.
 
-        What is retired without having completed has been given up by the watchdog.
+        A call that is retired but not completed was aborted by the watchdog.
         """
         return tuple(
             entry
@@ -220,14 +242,14 @@ class DumpBuilder:
 
 
 def _splits(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that say how an all_to_all is split."""
+    """Return the fields with the splits of an all_to_all."""
     if len(entry) > _MOST_FIELDS:
         return {}
     return {name: entry[name] for name in entry if isinstance(name, str) and SPLITS.match(name)}
 
 
 class _Memo(dict[Any, Any]):
-    """What was made of each key."""
+    """A bounded cache of a function's results."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -244,17 +266,17 @@ _numbers = _Memo(number)
 
 
 class _Columns:
-    """Decodes many entries at once: what is the same in some is the same bytes, and known.
+    """Decodes many entries at once, column by column: equal bytes are decoded once.
 
     Args:
-        builder: What takes the calls.
+        builder: Receives the calls.
         strings: The texts of the dump.
     """
 
     def __init__(self, builder: DumpBuilder, strings: Strings) -> None:
         self._builder = builder
         self._strings = strings
-        self._told = _Memo(self._tell)
+        self._parts = _Memo(self._decode)
         self._calls = _Memo(self._call)
         self._groups = _Memo(lambda group: group_of(group, strings))
         self._endings = _Memo(lambda ending: ending_of(ending, strings))
@@ -262,18 +284,18 @@ class _Columns:
         self._plain = True
 
     def take(self, rows: Sequence[Sequence[bytes]], position: int) -> None:
-        """Take entries that follow each other.
+        """Add consecutive entries.
 
         Args:
-            rows: Their parts, each with the fields of a
+            rows: Entries, `[entries, fields]`, with the fields of a
                 :class:`~ncclscope.readers.flight_recorder.pattern.RawEntry`.
-            position: The first one's place in the dump.
+            position: Index of the first entry in the dump.
         """
         columns = list(zip(*rows, strict=True))
         frames, _, groups, made, sent, names, created, shaped, states, *seen, endings = columns
         keys = zip(names, shaped, endings, states, groups, strict=True)
-        told = zip(*[self._told[key] for key in keys], strict=True)
-        calls, ends, over, timeouts, helds = told
+        parts_of = zip(*[self._parts[key] for key in keys], strict=True)
+        calls, ends, over, timeouts, helds = parts_of
         seqs = [_numbers[seq] for seq in made]
         times = _times(created)
         self._builder.see(times, [maybe(part) for parts in seen for part in parts[-_LATEST:]])
@@ -296,40 +318,40 @@ class _Columns:
         for held, other, parts in zip(helds, sent, entries, strict=True):
             self._builder.add(held, number(other), Entry(*parts))
 
-    def _tell(self, key: tuple[bytes, ...]) -> tuple[Posted, State, bool, int, Held]:
-        """Return what an entry of these parts holds, and where it goes."""
+    def _decode(self, key: tuple[bytes, ...]) -> tuple[Posted, State, bool, int, Held]:
+        """Return call, state, retired, timeout (ms) and group container of an entry."""
         name, shaped, ending, word, group = key
         call = self._calls[name, shaped, ending]
         state = _STATES.get(words(word, self._strings), State.SCHEDULED)
         retired, timeout, _ = self._endings[ending]
         if call.p2p:
-            self._plain = False  # from here on each entry is looked at by itself
+            self._plain = False  # from here on, entries are added one by one
         pg_id, where = self._groups[group]
         return call, state, retired, timeout, self._builder.held(where, call.backend, pg_id)
 
     def _call(self, key: tuple[bytes, ...]) -> Posted:
         name, shaped, ending = key
-        told = shapes_of(shaped, self._strings)
-        ins, types = told.pop("input_sizes"), told.pop("input_dtypes")
-        outs, others = told.pop("output_sizes"), told.pop("output_dtypes")
+        fields = shapes_of(shaped, self._strings)
+        ins, types = fields.pop("input_sizes"), fields.pop("input_dtypes")
+        outs, others = fields.pop("output_sizes"), fields.pop("output_dtypes")
         *_, p2p = self._endings[ending]
-        return posted(words(name, self._strings), ins, outs, (types, others), p2p, told)
+        return posted(words(name, self._strings), ins, outs, (types, others), p2p, fields)
 
 
 def _times(column: Sequence[bytes]) -> list[int]:
-    """Times of posting: integers of eight bytes, as they are since 1970."""
+    """Return the times of enqueueing, in ns: integers of eight bytes in any recent dump."""
     joined = b"".join(column)
-    if len(joined) == _TIME.itemsize * len(column):  # of the longest there are
+    if len(joined) == _TIME.itemsize * len(column):  # all have eight bytes
         times: list[int] = np.frombuffer(joined, _TIME)["ns"].tolist()
         return times
     return [number(part) for part in column]
 
 
 def _in_a_row(entries: list[Entry]) -> list[Entry]:
-    """Return what follows the last gap, with what was coalesced as one call.
+    """Return the entries after the last gap, each coalesced group as one call.
 
-    The calls of a gap were captured into a graph, or had completed in a dump of what is
-    under way.
+    The missing calls were captured into a CUDA graph, or had completed in a dump of pending calls
+    only.
     """
     first = _first(entries)
     if [entry.seq for entry in entries] == list(range(first, first + len(entries))):

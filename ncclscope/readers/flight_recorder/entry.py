@@ -1,7 +1,6 @@
-"""What an entry of a Flight Recorder dump says of its call.
+"""Decode the call of a Flight Recorder entry.
 
-What tells calls apart is the same for many entries, so that it is worked out once for each
-spelling.
+Many entries describe the same call, so each description is decoded once.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ MAX_DIMENSIONS = 64
 MAX_TENSORS = 1 << 12
 _LONGEST_NAME = 200
 _KNOWN_AT_MOST = 1 << 16
-"""Calls that are remembered; a hostile dump has a new one in each entry."""
+"""Most cached calls; a hostile dump has a new one in each entry."""
 _MOST_NUMBERS = 1 << 10
-"""In the shapes of one that is remembered."""
+"""Most numbers in the shapes of a cached call."""
 
 _ALIASES = {
     "_broadcast_oop": "broadcast",
@@ -46,29 +45,28 @@ _DTYPES = {
     "complexfloat": "complex64",
     "complexdouble": "complex128",
 }
-# Of these the output counts as many elements on every member.
+# Operations whose output has the same number of elements on every member.
 _EQUAL_OUTPUT = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What an entry says of the call itself, as many entries say it.
+    """The part of an entry that describes its call, which many entries share.
 
     Attributes:
-        op: Canonical name; of the end of a coalesced group ``coalesced``.
-        backend: ``nccl``, ``gloo``, ...; empty where the entry does not name it.
+        op: Canonical name; ``coalesced`` for the end of a coalesced group.
+        backend: ``nccl``, ``gloo``, ...; empty if the entry does not name it.
         p2p: Whether it is a send or receive, or the end of a group of them.
-        dtype: Element type of the first input, or output where there is no input.
-        numel: Elements of the input.
+        dtype: Element type of the first input, or of the output if there is no input.
+        numel: Number of elements of the input.
         shape: Shape of the first input.
-        sizes: First dimensions per member of a v-collective; of an all_to_all the elements
-            that go to each member, where the dump has them.
-        out_sizes: Elements of an all_to_all that come from each member, likewise.
+        sizes: For a v-collective, the first dimension per member. For an all_to_all, the
+            elements sent to each member, if the dump has them.
+        out_sizes: For an all_to_all, the elements received from each member, if known.
         out_shape: Shape of the first output.
         peer: Other side of a send or receive.
-        signature: What the members must agree in.
-        size: Members that the communicator has by the sizes of input and output; 0 where
-            those say nothing of it.
+        signature: Hash of what the members must agree in.
+        size: Number of members according to the sizes of input and output; 0 if unknown.
     """
 
     op: str
@@ -89,14 +87,14 @@ class Entry(NamedTuple):
     """One entry.
 
     Attributes:
-        seq: Number on the communicator, collectives and point-to-point calls apart.
-        position: Place in the dump.
+        seq: Sequence number on the communicator; point-to-point calls have their own numbers.
+        position: Index in the dump.
         posted: The call.
-        state: As it was written.
-        retired: Whether the recorder has done with it: it completed, or it failed.
-        time_ns: When it was posted.
-        timeout_ms: After how long the watchdog gives it up; 0 where that is not known.
-        frames: The stack, as it was written.
+        state: State in the dump.
+        retired: Whether the recorder has retired it: it completed, or it failed.
+        time_ns: Time at which it was enqueued, in ns since 1970.
+        timeout_ms: Timeout of the watchdog in ms; 0 if unknown.
+        frames: The stack, undecoded.
     """
 
     seq: int
@@ -117,7 +115,7 @@ _known: dict[tuple[Any, ...], Posted] = {}
 def posted(
     name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any = None
 ) -> Posted:
-    """Return what an entry's fields say of the call.
+    """Decode the call of an entry.
 
     Args:
         name: ``nccl:all_reduce``, ``nccl:send 0->1``, or without the backend.
@@ -125,10 +123,10 @@ def posted(
         outputs: Shapes of the outputs.
         dtypes: Element types of inputs and outputs.
         is_p2p: The entry's flag.
-        splits: Elements to and from each member, by the names of their fields.
+        splits: Elements to and from each member, by field name.
     """
-    # Nothing is spelled or compared as it was written: a few bytes of a pickle can stand for more
-    # than any memory holds. From here on there are numbers and short texts.
+    # Never format or compare undecoded values: a few bytes of a pickle can expand beyond any
+    # memory. From here on there are only numbers and short texts.
     return _make(
         (text(name) or "?")[:_LONGEST_NAME],
         _shapes(inputs),
@@ -209,10 +207,10 @@ def _posted(
 def _splits(
     value: _Splits, ins: _Shapes, outs: _Shapes
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return the elements that go to each member and that come from each, or neither.
+    """Return the elements sent to and received from each member, or None for both.
 
-    From format 2.11 on dumps have them. Before, they are known where there is a tensor for
-    each member; a single tensor may be split in any way, and even splits are not written.
+    Dumps have them since format 2.11. In older dumps they are known if there is one tensor per
+    member. A single tensor may be split in any way, and even splits are not written.
     """
     lists = dict(value)
     if "in" not in lists and len(ins) > 1:
@@ -225,7 +223,7 @@ def _splits(
 
 
 def _lists(value: Any) -> _Splits:
-    """Return the splits that were written: ``in`` and ``ou``, and a size for each member."""
+    """Return the written splits: pairs of ``in`` or ``ou`` and a size per member."""
     found = []
     for name, given in value.items() if isinstance(value, dict) else ():
         own = integers(given, MAX_TENSORS)
@@ -235,7 +233,7 @@ def _lists(value: Any) -> _Splits:
 
 
 def _size(op: str, numel: int | None, total: int | None) -> int:
-    """Return how many members a communicator must have on which this was posted."""
+    """Return the number of members that the sizes of a call imply; 0 if they imply none."""
     if not numel or not total:
         return 0
     large, small = {"all_gather": (total, numel), "reduce_scatter": (numel, total)}.get(op, (0, 1))
@@ -251,7 +249,7 @@ def _peer(op: str, pair: str) -> int | None:
 
 
 def _dtype(value: Any) -> str | None:
-    """Torch's spelling of the first element type."""
+    """Return the first element type in torch's spelling."""
     for types in value if isinstance(value, tuple) else (value,):
         if isinstance(types, list) and types and isinstance(types[0], str):
             name = types[0][:_LONGEST_NAME].removeprefix("torch.").lower()
@@ -269,8 +267,7 @@ def _shapes(value: Any) -> _Shapes:
 def together(entries: Sequence[Entry]) -> Entry:
     """Return one entry for a coalesced group, which counts as one call.
 
-    What the group does is what its calls do, in any order; how far it has come is told by
-    the entry at its end.
+    Its signature covers the calls in any order. Its last entry says whether it is retired.
     """
     last = entries[-1]
     calls = [entry.posted for entry in entries if entry.posted.op != "coalesced"]

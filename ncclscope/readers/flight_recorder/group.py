@@ -1,4 +1,4 @@
-"""Process groups, as a Flight Recorder dump describes them beside its entries."""
+"""Read the process groups that a Flight Recorder dump describes next to its entries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["MAX_SEQ", "Group", "Held", "add_status", "group_of_entry", "members_
 
 MAX_SEQ = 1 << 62
 _LONGEST_RANKS = 1 << 23
-"""Characters: room for every rank of the largest job."""
+"""Longest list of ranks, in characters: enough for the largest job."""
 _MOST_MEMBERS = 4 * MAX_RANKS
-"""Members of all groups of a dump together."""
+"""Most members of all groups of a dump together."""
 
 
 class Group(NamedTuple):
-    """A process group, as one dump knows it."""
+    """A process group as one dump describes it."""
 
     name: str
     desc: str
@@ -31,14 +31,14 @@ class Group(NamedTuple):
 
 @dataclass
 class Held:
-    """What a dump holds of one group.
+    """Calls and status of one group in a dump.
 
     Attributes:
-        calls: Collectives, with consecutive numbers.
+        calls: Collectives, with consecutive sequence numbers.
         sent: Sends and receives.
-        reached: Collectives made at least, by the numbers beside sends and receives.
-        enqueued: Calls made by the group's status; None where it has none, or where it
-            counts sends and receives.
+        reached: Minimum number of collectives made, from the numbers of sends and receives.
+        enqueued: Calls made according to the group's status; None if it has no status, or if
+            the status counts sends and receives.
     """
 
     calls: list[Entry] = field(default_factory=list)
@@ -48,7 +48,13 @@ class Held:
 
 
 def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Group:
-    """Return the group that an entry names."""
+    """Return the group that an entry names.
+
+    Args:
+        where: The entry's ``process_group``: name and description.
+        backend: Backend of the entry.
+        members: Described groups by name.
+    """
     parts = where[:2] if isinstance(where, list | tuple) else [where]
     name, desc = [*(text(part) or "" for part in parts), "", ""][:2]
     known = members.get(name)
@@ -56,10 +62,10 @@ def group_of_entry(where: Any, backend: str, members: Mapping[str, Group]) -> Gr
 
 
 def members_of(config: Any, budget: Budget) -> dict[str, Group]:
-    """Return the groups that the dump describes, by name; those without members are left out.
+    """Return the described groups by name, without those that name no members.
 
     Raises:
-        DamagedFileError: The budget is spent, or they have more members than any job's groups.
+        DamagedFileError: The budget is spent, or the groups have implausibly many members.
     """
     found: dict[str, Group] = {}
     members = 0
@@ -88,11 +94,16 @@ def add_status(
     numbers: dict[str, str],
     value: Mapping[str, Any],
 ) -> None:
-    """Take over how many calls were made on groups of which no entry is kept.
+    """Add the number of calls on groups without kept entries.
 
-    A status is filed under a number that the process has given the group, and a group is
-    described under its name. Both count up in the order in which groups were made, so that
-    they can be paired where there are as many of the one as of the other.
+    A status has the number of its group, and a description has the group's name. Both increase in
+    the order in which groups were created. So they are paired if there are equally many.
+
+    Args:
+        groups: Groups with their calls; updated.
+        members: Described groups by name.
+        numbers: Name of each group that an entry names, by its number.
+        value: The dump.
     """
     status = value.get("pg_status")
     if not isinstance(status, dict):
@@ -124,7 +135,7 @@ def add_status(
 
 
 def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
-    """Return whether calls that have completed are told from others; if they are left out, too."""
+    """Return whether a dump reports completion, by states or by leaving completed calls out."""
     status = value.get("pg_status")
     if isinstance(status, dict) and any(
         isinstance(about, dict) and _count(about.get("last_completed_collective"))
@@ -139,7 +150,7 @@ def tells(groups: Mapping[Group, Held], value: Mapping[str, Any]) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    """Return a number, which JSON dumps write as a text; None for a negative one."""
+    """Return a count, which JSON dumps write as a text; None if it is negative."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     found = integer(value)

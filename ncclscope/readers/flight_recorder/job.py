@@ -1,7 +1,7 @@
-"""All Flight Recorder dumps of a job -> its ranks.
+"""Turn all Flight Recorder dumps of a job into its ranks.
 
-What a single dump leaves open is settled here: who belongs to a group, how many calls a
-rank has made on a group of which it kept none, and which gloo calls have completed.
+This module decides what a single dump leaves open: the members of a group, the number of calls on
+a group without kept entries, and which gloo calls have completed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from ncclscope.model import Communicator, Rank, State
 from ncclscope.model.log import CallLog
+from ncclscope.model.text import plural
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.readers.flight_recorder.group import Group, Held
 from ncclscope.readers.flight_recorder.log import DumpLog, LazyCalls
@@ -29,7 +30,7 @@ _LONG_NS = 30_000_000_000
 
 @dataclass
 class _Comm:
-    """One group over all dumps."""
+    """One group across all dumps."""
 
     group: Group
     held: dict[int, Held] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class _Comm:
 
     @property
     def p2p(self) -> bool:
-        """Whether its status counts sends and receives, too."""
+        """Whether the group's status also counts sends and receives."""
         return any(held.sent or held.reached for held in self.held.values())
 
     @property
@@ -48,9 +49,9 @@ class _Comm:
 
     @property
     def size(self) -> int:
-        """Members by the sizes of what was gathered and scattered; 0 when unknown."""
-        told = {id(entry.posted): entry.posted.size for entry in self._entries()}
-        counts = Counter(size for size in told.values() if size).most_common(2)
+        """Number of members, from the sizes of gathers and scatters; 0 if unknown."""
+        sizes = {id(entry.posted): entry.posted.size for entry in self._entries()}
+        counts = Counter(size for size in sizes.values() if size).most_common(2)
         if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
             return 0
         return counts[0][0]
@@ -59,7 +60,7 @@ class _Comm:
         return (entry for held in self.held.values() for entry in held.calls)
 
     def calls(self, rank: int) -> int | None:
-        """Calls a rank has made; None when its dump does not say."""
+        """Return the number of calls a rank has made; None if its dump does not say."""
         held = self.held.get(rank)
         if held is None:
             return 0 if self.whole.get(rank) else None
@@ -71,7 +72,12 @@ class _Comm:
 
 
 def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
-    """Make ranks with logs of those that were read from dumps; leave others as they are."""
+    """Build the logs of ranks that were read from dumps; other ranks stay unchanged.
+
+    Args:
+        ranks: All ranks.
+        notes: Receives notes on dumps that were left out.
+    """
     others: list[Rank] = []
     dumps: list[Rank] = []
     for rank in ranks:
@@ -90,7 +96,7 @@ def settle(ranks: Iterable[Rank], notes: list[str]) -> list[Rank]:
 
 
 def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
-    """Return one dump for each rank and recorder, those of the newest run."""
+    """Return the newest run's dumps by rank, one per recorder."""
     folders: dict[Path, list[Rank]] = {}
     for rank in dumps:
         folders.setdefault(Path(rank.source).parent, []).append(rank)
@@ -101,7 +107,7 @@ def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
     older = 0
     for own in newest:
         if {rank.rank for rank in own} & found.keys():
-            older += len(own)  # another run's
+            older += len(own)  # of another run
             continue
         own.sort(key=lambda rank: (-_dump(rank).newest_ns, -len(rank.source), rank.source))
         for rank in own:
@@ -112,7 +118,7 @@ def _by_rank(dumps: Sequence[Rank], notes: list[str]) -> dict[int, list[Rank]]:
             else:
                 taken.append(rank)
     if older:
-        notes.append(f"{older} dumps that were older or a second time the same were left out")
+        notes.append(f"{plural(older, 'dump')} left out: older than another, or a duplicate")
     return found
 
 
@@ -122,7 +128,7 @@ def _dump(rank: Rank) -> Dump:
 
 
 def _comms(by_rank: Mapping[int, Sequence[Rank]]) -> dict[Group, _Comm]:
-    """Group over all ranks. A rank that kept no entry does not know a group's backend."""
+    """Join groups across all ranks; a rank without entries does not know a group's backend."""
     backends: dict[Group, set[str]] = {}
     for dump in _dumps(by_rank):
         for group, held in dump.groups.items():
@@ -148,7 +154,7 @@ def _dumps(by_rank: Mapping[int, Sequence[Rank]]) -> Iterable[Dump]:
 
 
 def _world(by_rank: Mapping[int, Sequence[Rank]], comms: Iterable[_Comm]) -> int:
-    """Return ranks of the job."""
+    """Return the number of ranks of the job."""
     known = max(by_rank) + 1
     for comm in comms:
         known = max(known, max(comm.group.ranks, default=-1) + 1)
@@ -162,10 +168,14 @@ def _is_world(group: Group) -> bool:
 
 
 def _inferred(comm: _Comm, world: int, by_rank: Mapping[int, Sequence[Rank]]) -> tuple[int, ...]:
-    """Return members of a group that no dump describes: those that have entries of it.
+    """Return the members of a group that no dump describes: the ranks with entries of it.
 
-    Ranks without a dump are added where sizes say how many are missing, and there are no
-    more than that.
+    Ranks without a dump are added if the group's size shows that exactly they are missing.
+
+    Args:
+        comm: The group.
+        world: Number of ranks of the job.
+        by_rank: Dumps by rank.
     """
     if _is_world(comm.group):
         return tuple(range(world))
@@ -191,17 +201,17 @@ def _logs(
             len(set(counts)) == 1
             and not any(held.calls or held.sent for held in comm.held.values())
         ):
-            continue  # nobody kept anything, and all are equally far
+            continue  # no rank kept a call, and all made the same number
         communicator = Communicator(comm.key, labels[comm.group], comm.ranks, comm.group.backend)
         tells = _tells(comm)
         sure = min(counts)
         if len(members) < len(comm.ranks) and any(
             held.calls and not held.calls[-1].retired for held in comm.held.values()
         ):
-            sure -= 1  # where one still waits for the lost member, the call failed on the others
+            sure -= 1  # one rank still waits for the lost member, so the others' call failed
         for number in members:
             held = comm.held.get(number) or Held()
-            # A rank that does not say how far it is gets the benefit of the doubt.
+            # A rank without a count is assumed to have made all calls.
             count = made[number]
             by_time = len(by_rank[number]) > 1
             logs[number][0][comm.key] = DumpLog(
@@ -217,10 +227,10 @@ def _logs(
 
 
 def _tells(comm: _Comm) -> bool:
-    """Return whether the backend says which calls have completed.
+    """Return whether the backend reports completion.
 
-    Others retire calls that have failed like those that have not. But a call that some member
-    has not posted cannot have completed.
+    Other backends retire failed calls like completed ones. But a call that some member has not
+    enqueued cannot have completed.
     """
     return "nccl" in comm.group.backend or any(
         entry.state is not State.SCHEDULED for held in comm.held.values() for entry in held.calls
@@ -228,13 +238,13 @@ def _tells(comm: _Comm) -> bool:
 
 
 def _passed(entries: Sequence[Entry]) -> int:
-    """Return the last call that a rank has certainly left behind: it went on to retire another."""
+    """Return the last call that a rank certainly completed: it retired a later one."""
     last = next((entry.seq for entry in reversed(entries) if entry.retired), 1)
     return last - 1
 
 
 def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:
-    """Names for a person: ``TENSOR_MODEL_PARALLEL_GROUP:1``, counted per description."""
+    """Return display names: ``TENSOR_MODEL_PARALLEL_GROUP:1``, numbered per description."""
     labels: dict[Group, str] = {}
     alike: dict[tuple[str, str], list[_Comm]] = {}
     for comm in comms:
@@ -250,11 +260,10 @@ def _labels(comms: Iterable[_Comm]) -> dict[Group, str]:
 
 
 def _fresh(rank: Rank) -> bool:
-    """Return whether a dump was written right after a call, as dumps of running jobs are.
+    """Return whether a dump was written right after a call, as for a running job.
 
-    A file is never older than it says. It may be younger, where a copy did not keep the time,
-    so that an old file proves nothing. How long is right after depends on how often the rank
-    made calls.
+    The file's time may be later than the dump, if a copy did not preserve it. So only a recent
+    time proves something. The limit depends on how often the rank made calls.
     """
     dump = _dump(rank)
     age: int = rank.details["written_ns"] - dump.newest_ns
@@ -278,7 +287,7 @@ def _rank(
     ]
     details["timed_out"] = len(overdue)
     details["overdue"] = frozenset(overdue)
-    # Usually because somebody thought that the job hangs; not if it was posting just before.
+    # A dump usually means that the job was thought to hang, unless it had just enqueued calls.
     details["dumped"] = not any(_fresh(rank) for rank in own)
     details["idle_s"] = min(
         (rank.details["written_ns"] - _dump(rank).newest_ns) / 1e9 for rank in own

@@ -1,8 +1,8 @@
-"""Entries of a Flight Recorder dump -> calls, made when somebody looks at them.
+"""Turn entries of a Flight Recorder dump into calls on demand.
 
-A dump has thousands of entries and a diagnosis looks at a few. A
-:class:`~ncclscope.model.Call` is made of what many entries share and of what one alone has
-when it is asked for.
+A dump has thousands of entries and a diagnosis needs a few. So a
+:class:`~ncclscope.model.Call` is built only on request, from the part that many entries share
+and the part of the single entry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_FRAMES = 128
 
 
 def find_sites(frames: Any) -> Sites:
-    """Return the places of the call whose stack is given, the innermost frame first."""
+    """Return the call sites of a stack, whose innermost frame is first."""
     if isinstance(frames, Stack):
         frames = frames.frames
     if not isinstance(frames, list) or not frames:
@@ -48,10 +48,10 @@ class LazyCalls(Sequence[Call]):
 
     Args:
         comm: Key of the communicator.
-        entries: In order.
-        done: Entries that are retired count as completed up to this number.
-        by_time: Whether calls are placed by their time: two dumps of one process have no
-            other order between them.
+        entries: Entries in order.
+        done: Retired entries up to this sequence number count as completed.
+        by_time: Whether a call's position is its time (ns): two dumps of one process have no
+            other common order.
     """
 
     def __init__(
@@ -80,29 +80,29 @@ class LazyCalls(Sequence[Call]):
         return self._call(self._entries[place])
 
     def _call(self, entry: Entry) -> Call:
-        told = entry.posted
+        posted = entry.posted
         state = entry.state
         places = find_sites(entry.frames)
         if entry.retired and entry.seq <= self._done:
             state = State.COMPLETED
         return Call(
-            op=told.op,
+            op=posted.op,
             comm=self._comm,
             seq=entry.seq,
             position=(entry.time_ns or 0) if self._by_time else entry.position,
-            dtype=told.dtype,
-            peer=told.peer,
-            numel=told.numel,
-            shape=told.shape,
-            sizes=told.sizes,
-            out_sizes=told.out_sizes,
-            out_shape=told.out_shape,
+            dtype=posted.dtype,
+            peer=posted.peer,
+            numel=posted.numel,
+            shape=posted.shape,
+            sizes=posted.sizes,
+            out_sizes=posted.out_sizes,
+            out_shape=posted.out_shape,
             site=places.site,
             full_site=places.full,
             user_site=places.user,
             time_ns=entry.time_ns,
             state=state,
-            signature=told.signature,
+            signature=posted.signature,
         )
 
 
@@ -110,9 +110,9 @@ class DumpLog:
     """A :class:`~ncclscope.model.CallLog` over entries.
 
     Args:
-        communicator: What the calls were made on.
-        entries: Collectives in order, with consecutive numbers.
-        calls: Calls made; the last of them is the last entry, where there is one.
+        communicator: The communicator of the calls.
+        entries: Collectives in order, with consecutive sequence numbers.
+        calls: Number of calls made; the last entry, if any, is the last of them.
         done: See :class:`LazyCalls`.
         by_time: See :class:`LazyCalls`.
     """
@@ -132,10 +132,10 @@ class DumpLog:
         self._calls = LazyCalls(communicator.key, entries, done=done, by_time=by_time)
         self._count = calls
         self._first = calls + 1 - len(entries)
-        told = [entry.posted for entry in entries]
-        self.ops = frozenset([call.op for call in told])
-        """Operations that it has, so that a log without those in question need not be read."""
-        self._signatures = [call.signature for call in told]
+        posted = [entry.posted for entry in entries]
+        self.ops = frozenset([call.op for call in posted])
+        """Operations in it; a log without a wanted operation need not be read."""
+        self._signatures = [call.signature for call in posted]
         self._hashes = running_hashes(self._signatures)
 
     @property

@@ -1,10 +1,9 @@
-"""The entries of a dump as torch pickles them, read without building what nobody looks at.
+"""Read the entries of a dump pickled by torch, decoding only what is needed.
 
-torch writes each entry the same way: keys in one order, texts once and by number from then on,
-everything else in place. One regular expression for each set of keys takes such an entry apart,
-and of its parts only those are decoded that are new: shapes, names and stacks repeat
-themselves. An entry with a text that has not been written before is read instruction by
-instruction. A dump that anything else has pickled is none of this module's business.
+torch writes each entry the same way: keys in one order, each text once and then by number, other
+values inline. One regular expression per set of keys splits such an entry. Shapes, names and
+stacks repeat, so only new parts are decoded. An entry with a new text is read instruction by
+instruction. Dumps from another pickler are left to :mod:`plain_pickle`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _INT = rb"(?:K.|M..|J....|\x8a\x08........)"
 _TEXT = rb"(?:h.|j....)"
 _FLAG = rb"[\x88\x89]"
 _MAYBE = rb"(?:N|" + _INT + rb")"
-_MANY = rb"{0,16384}"  # the engine remembers each, in a hundred times its size
+_MANY = rb"{0,16384}"  # re keeps each repetition, at a hundred times its size
 _SHAPES = rb"\]\((?:\]\((?:K.|M..|J....|\x8a\x08........)" + _MANY + rb"e)" + _MANY + rb"e"
 _NAMES = rb"\]\((?:h.|j....)" + _MANY + rb"e"
 _STACK = rb"\]\((?:[hK].|[}(u]|M..|[jJ]....)" + _MANY + rb"e"
@@ -60,22 +59,22 @@ _VALUES = {
     "is_p2p": _FLAG,
 }
 SPLITS = re.compile(r"(in|out)(?:put)?_splits?(?:_sizes|_numels|_counts)?\Z")
-"""Names of the splits of an all_to_all, which came with format 2.11."""
+"""Names of the splits of an all_to_all, present since format 2.11."""
 _LIST = re.compile(rb"X\x07\x00\x00\x00entries(?:q.|r..\x00\x00)\]\(", re.DOTALL)
 _TAIL = re.compile(rb"eu(?:q.|r....)?\.\Z", re.DOTALL)
 _MOST_ROWS = 1 << 14
-"""Entries that are handed over together."""
+"""Most entries that are yielded together."""
 _MOST_FIELDS = 64
 _MOST_STRANGE = 64
-"""Entries in a row that are read one by one before the dump is given to another reader."""
+"""Consecutive entries that may need slow reading before this reader gives up."""
 _MOST_PATTERNS = 8
-"""Sets of keys that one dump may have: with a duration or without, with splits or without."""
+"""Sets of keys in one dump: with or without duration, with or without splits."""
 
 
 class RawEntry(NamedTuple):
-    """The parts of an entry, as they stand in the file.
+    """The undecoded parts of an entry.
 
-    Neighbours that repeat themselves together are one part, with what stands between them.
+    Neighbouring fields that repeat together form one part, with the keys between them.
     """
 
     frames: bytes
@@ -97,14 +96,14 @@ _SPANS = {
     "shaped": ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
     "ending": ("retired", "is_p2p"),
 }
-"""Parts of a :class:`RawEntry` that are several fields of the entry: the first and the last."""
+"""Parts of a :class:`RawEntry` that span several fields: the first to the last of them."""
 
 
 class Stack:
-    """The frames of some entries, decoded when they are asked for.
+    """The stack of some entries, decoded on demand.
 
     Args:
-        data: As they stand in the file.
+        data: Its bytes in the file.
         strings: The texts of the dump.
     """
 
@@ -114,7 +113,7 @@ class Stack:
 
     @cached_property
     def frames(self) -> Any:
-        """What was written; None where it cannot be read."""
+        """The frames; None if they cannot be decoded."""
         try:
             return Decoder(self._data, self._strings).value(0)[0]
         except PatternError:
@@ -122,10 +121,10 @@ class Stack:
 
 
 def head_and_entries(data: bytes) -> tuple[bytes, int]:
-    """Return a pickle of all but the entries, and where the entries begin.
+    """Return a pickle of the dump without entries, and the offset of the first entry in bytes.
 
     Raises:
-        PatternError: There are none, or they are not last.
+        PatternError: There are no entries, or they are not last.
     """
     found = _LIST.search(data)
     if found is None or _TAIL.search(data, max(len(data) - 9, 0)) is None:
@@ -134,19 +133,19 @@ def head_and_entries(data: bytes) -> tuple[bytes, int]:
 
 
 def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
-    """Yield entries, those that have nothing new taken apart, the others as dictionaries.
+    """Yield entries: split ones in lists, and those with new texts as dictionaries.
 
     Args:
         data: The whole pickle.
-        start: Where the first entry begins.
+        start: Offset of the first entry in bytes.
         strings: Texts before it; new ones are added.
 
     Yields:
-        A list of tuples with the fields of :class:`RawEntry`, of all entries up to the next
-        that has something new or other keys; and one that has, as a dictionary.
+        A list of tuples with the fields of :class:`RawEntry`, for all entries up to the next one
+        with a new text or other keys; then that entry as a dictionary.
 
     Raises:
-        PatternError: Something else stands there.
+        PatternError: torch would not write such a pickle.
     """
     tail = _TAIL.search(data, max(len(data) - 9, 0))
     position, strange, end = start, 0, -1 if tail is None else tail.start()
@@ -169,7 +168,7 @@ def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
             raise PatternError("not as torch writes it")
         entry, after = decoder.value(position)
         if not isinstance(entry, dict):
-            raise PatternError("an entry is no dictionary")
+            raise PatternError("an entry is not a dictionary")
         yield entry
         names = tuple(entry)
         if len(names) > _MOST_FIELDS:
@@ -183,7 +182,7 @@ def raw_entries(data: bytes, start: int, strings: Strings) -> Iterator[Any]:
 
 @lru_cache(maxsize=64)
 def _pattern(keys: tuple[tuple[bytes, str], ...]) -> re.Pattern[bytes]:
-    """Return what matches an entry with these keys; its groups are a :class:`RawEntry`."""
+    """Return a pattern for an entry with these keys; its groups are a :class:`RawEntry`."""
     names = [name for _, name in keys]
     spans = _spans(names)
     opened = {fields[0]: part for part, fields in spans.items()}
@@ -214,7 +213,7 @@ def _pattern(keys: tuple[tuple[bytes, str], ...]) -> re.Pattern[bytes]:
 
 
 def _spans(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return fields that are one part, with the splits of an all_to_all next to the shapes."""
+    """Return the fields of each multi-field part; splits of an all_to_all join the shapes."""
     splits = tuple(name for name in names if SPLITS.match(name))
     if not splits:
         return _SPANS
@@ -227,35 +226,41 @@ def _spans(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def shapes_of(part: bytes, strings: Strings) -> dict[str, Any]:
-    """Return sizes and types of inputs and outputs, and splits, by the names of their fields.
+    """Return shapes and types of inputs and outputs, and splits, by field name.
 
-    The first, whose name does not stand in the part, is always ``input_sizes``.
+    The part begins with the value of ``input_sizes``, without its key.
     """
     return _fields("input_sizes", part, strings)
 
 
 def group_of(part: bytes, strings: Strings) -> tuple[int, tuple[str, str]]:
-    """Return the number of a process group, and its two texts."""
-    told = _fields("pg_id", part, strings)
-    return told["pg_id"], told["process_group"]
+    """Return the number of a process group, and its name and description."""
+    fields = _fields("pg_id", part, strings)
+    return fields["pg_id"], fields["process_group"]
 
 
 def ending_of(part: bytes, strings: Strings) -> tuple[bool, int, bool]:
-    """Return whether the recorder has done with an entry, its timeout, and whether it is p2p."""
-    told = _fields("retired", part, strings)
-    timeout = told.get("timeout_ms")
-    return told["retired"], timeout if isinstance(timeout, int) else 0, told["is_p2p"]
+    """Return whether an entry is retired, its timeout in ms, and whether it is p2p."""
+    fields = _fields("retired", part, strings)
+    timeout = fields.get("timeout_ms")
+    return fields["retired"], timeout if isinstance(timeout, int) else 0, fields["is_p2p"]
 
 
 def _fields(first: str, part: bytes, strings: Strings) -> dict[str, Any]:
-    """Return the values of consecutive fields, from the first value on, not from its key."""
+    """Decode consecutive fields.
+
+    Args:
+        first: Name of the first field, whose key is not in the part.
+        part: The value of the first field, then keys and values.
+        strings: The texts of the dump.
+    """
     decoder = Decoder(part, strings)
     value, position = decoder.value(0)
     found = {first: value}
     while position < len(part):
         key, position = decoder.value(position)
         if not isinstance(key, str):
-            raise PatternError("a key is no text")
+            raise PatternError("a key is not a text")
         found[key], position = decoder.field(key, position)
     return found
 
@@ -266,7 +271,7 @@ def maybe(part: bytes) -> int | None:
 
 
 def words(part: bytes, strings: Strings) -> str:
-    """Return the text that an instruction refers to."""
+    """Return the text that a pickle instruction refers to."""
     text = strings.get(int.from_bytes(part[1:], "little"))
     if not isinstance(text, str):
         raise PatternError("a text that was never written")

@@ -1,14 +1,13 @@
-"""Pickles that hold plain containers, read without giving their writer anything to run.
+"""Load pickles of plain containers without running code from them.
 
-A pickle is a program. The one that this module runs may only build numbers, texts, lists,
-dictionaries and pairs of texts: its instructions are looked through before the first is carried
-out, and one that could name a class, call something or reserve memory out of proportion is
-refused. So is a tuple of anything but two texts, which could be the key of a dictionary: to hash
-it, the interpreter goes down to the last of what it holds, however often that is shared. What is
-left of the language is carried out by the interpreter's own reader, piece by piece and within
-the budget of the file.
+A pickle is a program. This module accepts only programs that build numbers, texts, lists,
+dictionaries and pairs of texts. It checks all instructions before the first one runs, and refuses
+any that could name a class, call a function or reserve excessive memory. It also refuses tuples
+other than pairs of texts. Such a tuple could be a dictionary key, and hashing it would visit every
+element, however often it is shared. The standard unpickler then loads the rest, piece by piece
+and within the file's budget.
 
-What comes of it may share and nest containers: never spell one, compare one or walk down one.
+The result may share and nest containers: never format, compare or traverse one as a whole.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ __all__ = ["load_plain"]
 _PUT = rb"(?:q.|r..[\x00-\x3f]\x00)"  # BINPUT LONG_BINPUT, its index kept below four million
 _MEMOIZE = rb"\x94"
 _TUPLE_PART = rb"(?!\x86|h.\x86|j....\x86|[X\x8c\x8d])"
-"""Not before what may come of this and another text; that is looked at more closely."""
+"""No match before a possible second text of a pair, which needs a closer check."""
 
 
 def _plain(put: bytes) -> re.Pattern[bytes]:
-    """Return what matches any number of instructions, but for texts and pairs.
+    """Return a pattern for any number of instructions, except texts and pairs.
 
-    Something is only numbered where it is certain to be no pair: right after it was made, and
-    after something was added to it. To add nothing would also work with a pair.
+    A value may get a memo number only where it cannot be a pair: right after it was created or
+    extended. Extending by nothing does not count, since it would work on a pair, too.
     """
     return re.compile(
         rb"(?:"
@@ -48,14 +47,14 @@ def _plain(put: bytes) -> re.Pattern[bytes]:
         rb"|G........"  # BINFLOAT
         rb"|\x8a\x08........"  # LONG1 of eight bytes, as torch writes them
         + (rb"|\x95..[\x00-\x0f]\x00{5}" if put == _MEMOIZE else b"")  # FRAME, up to 1 MB
-        + rb"){0,4096}",  # the engine remembers each, in a hundred times its size
+        + rb"){0,4096}",  # re keeps each repetition, at a hundred times its size
         re.DOTALL,
     )
 
 
 _PLAIN = _plain(_PUT)
 _PLAIN_4 = _plain(_MEMOIZE)
-"""From protocol 4 on."""
+"""Patterns for protocols 2 and 3, and for 4 and 5."""
 _MEMOIZED = re.compile(
     rb"(?:[hK].|[N)\x88\x89as\]}(eu]|M..|[Jj]....|G........|\x8a\x08........|\x95........)*"
     rb"(\x94?)",
@@ -65,23 +64,23 @@ _MEMOIZED = re.compile(
 _STOP, _LONG, _PAIR, _BINGET, _LONG_BINGET = ord("."), 0x8A, 0x86, ord("h"), ord("j")
 _PREFIXES = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # BINUNICODE, its short and its long form
 _LONGEST_NUMBER = 9
-"""Bytes of an integer: what is counted in a dump has eight, and a sign."""
+"""Bytes of the longest integer: counters in a dump have eight, and a sign."""
 _PIECE = 1 << 16
 _CHECK_EVERY = 1 << 12
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """The second lock on the door: whatever asks for a name gets none."""
+    """A second barrier: refuse to look up any name."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
 
     def persistent_load(self, pid: Any, /) -> NoReturn:
-        raise pickle.UnpicklingError("a reference to elsewhere is no plain value")
+        raise pickle.UnpicklingError("a persistent reference is not a plain value")
 
 
 class _Pieces(io.RawIOBase):
-    """Hands out a pickle piece by piece, as long as its budget lasts."""
+    """Feeds a pickle to the unpickler piece by piece, checking its budget."""
 
     def __init__(self, data: bytes, budget: Budget) -> None:
         self._data = memoryview(data)
@@ -89,11 +88,11 @@ class _Pieces(io.RawIOBase):
         self._budget = budget
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Hand out the next piece."""
+        """Copy the next piece into `buffer`; return its size in bytes."""
         self._budget.check()
         found = self._data[self._position : self._position + len(buffer)]
         buffer[: len(found)] = found
@@ -111,12 +110,12 @@ def load_plain(
 
     Args:
         data: The whole pickle.
-        name: What to call it in an error.
-        strings: Where to put the values that the pickle has numbered.
-        budget: What reading may take; without one, as the size of the pickle allows.
+        name: Name of the file in an error.
+        strings: Receives the values with memo numbers.
+        budget: Limits on time and memory; by default, those for the size of the pickle.
 
     Raises:
-        DamagedFileError: It is torn, too large, or holds anything else.
+        DamagedFileError: It is truncated, too large, or holds anything else.
     """
     budget = Budget(name, len(data)) if budget is None else budget
     _Check(data, name, budget).run()
@@ -129,22 +128,22 @@ def load_plain(
             return value
     except DamagedFileError:
         raise
-    except Exception as error:  # a torn or twisted stream can fail in any way
-        raise DamagedFileError(f"{name} is no whole pickle: {error}"[:300]) from None
+    except Exception as error:  # a damaged stream can raise any exception
+        raise DamagedFileError(f"{name} is not a complete pickle: {error}"[:300]) from None
 
 
 class _Check:
-    """Refuses a stream with instructions that no pickle of plain containers has.
+    """Refuses a pickle with instructions other than those of plain containers.
 
     Args:
-        data: The stream.
-        name: What to call it in an error.
-        budget: What this may take.
+        data: The pickle.
+        name: Name of the file in an error.
+        budget: Limits on time and memory.
     """
 
     def __init__(self, data: bytes, name: str, budget: Budget) -> None:
         if not b"\x80\x02" <= data[:2] <= b"\x80\x05":
-            raise DamagedFileError(f"{name} is no pickle of protocol 2 to 5")
+            raise DamagedFileError(f"{name} is not a pickle of protocol 2 to 5")
         self._data = data
         self._name = name
         self._budget = budget
@@ -153,12 +152,12 @@ class _Check:
         self._texts: set[int] = set()
 
     def run(self) -> None:
-        """Go through the stream, and stop at texts and pairs."""
+        """Check all instructions: most by pattern, texts and pairs one by one."""
         data, end = self._data, len(self._data)
         match = (_PLAIN_4 if self._memoizes else _PLAIN).match
         position, texts, texts_end, steps = 2, 0, 0, 0
         while True:
-            found = match(data, position)  # always matches, if only nothing
+            found = match(data, position)  # always matches, possibly nothing
             start, position = position, found.end() if found else position
             if self._memoizes and data.find(b"\x94", start, position) >= 0:
                 self._memoized += _MEMOIZED.findall(data, start, position).count(b"\x94")
@@ -188,7 +187,7 @@ class _Check:
                     texts = 0
                 texts_end = position
             elif position > start and code not in (_PAIR, _LONG):
-                pass  # as many as are matched at once
+                pass  # the pattern matched its maximum number of instructions
             elif code == _PAIR and texts >= 2:
                 position, place = self._put(position + 1)
                 self._texts.discard(place)
@@ -196,12 +195,12 @@ class _Check:
                 position += 2 + int.from_bytes(data[position + 1 : position + 2], "little")
             else:
                 raise DamagedFileError(
-                    f"{self._name} is a pickle that would do more than hold plain values "
-                    f"(instruction {data[position : position + 1]!r} at byte {position}), refused"
+                    f"{self._name} is refused: its pickle holds more than plain values "
+                    f"(instruction {data[position : position + 1]!r} at byte {position})"
                 )
 
     def _put(self, position: int) -> tuple[int, int]:
-        """Return where an instruction ends that numbers the last value, and the number; or -1."""
+        """Return the end of a memo instruction, and its number; -1 if there is none."""
         data = self._data
         code = data[position : position + 1]
         if self._memoizes and code == b"\x94":
@@ -213,10 +212,10 @@ class _Check:
             place = int.from_bytes(data[position + 1 : position + 5], "little")
             if place >= 1 << 22:
                 raise DamagedFileError(
-                    f"{self._name} numbers more values than it can hold, refused"
+                    f"{self._name} is refused: it numbers more values than it can hold"
                 )
             return position + 5, place
         return position, -1
 
     def _torn(self) -> DamagedFileError:
-        return DamagedFileError(f"{self._name} is torn: the pickle has no end")
+        return DamagedFileError(f"{self._name} is truncated: the pickle has no end")

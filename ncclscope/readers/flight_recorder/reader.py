@@ -1,9 +1,9 @@
-"""Dumps of torch's Flight Recorder, formats 2.9 to 2.11, pickle or JSON.
+"""Read dumps of torch's Flight Recorder, formats 2.9 to 2.11, as pickle or JSON.
 
-A dump is what one process has in memory of its last calls. It does not say whose it is: the
-rank is in the file's name alone. Nor does it always say who belongs to a group: torch 2.13
-leaves that out for gloo. So reading comes in two steps: :func:`read_dump` for each file,
-and :mod:`ncclscope.readers.flight_recorder.job`, which looks at all dumps of a job together.
+A dump holds the last calls of one process. It does not name its rank, which only the file's name
+does. It does not always name the members of a group: torch 2.13 omits them for gloo. So reading
+takes two steps: :func:`read_dump` for each file, and
+:mod:`ncclscope.readers.flight_recorder.job` for all dumps of a job together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ncclscope.untrusted import MAX_RANKS, integer, json_memory, open_regular, p
 __all__ = ["Dump", "NoDumpError", "is_dump", "read_dump"]
 
 MAX_SIZE = 1 << 30
-"""Bytes of a dump: forty times what a ring of a hundred thousand calls takes."""
+"""Most bytes of a dump: forty times the size for a hundred thousand calls."""
 _HEAD = 1 << 12
 _MARKS = (b"entries", b"pg_config", b"pg_status", b"comm_lib_version", b"nccl_version")
 _RANK = re.compile(r"rank[_.-]?(\d+)", re.IGNORECASE)
@@ -35,11 +35,11 @@ _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|txt|dump|trace)$", re.IGNORECASE)
 
 
 class NoDumpError(DamagedFileError):
-    """A file that looks like a dump at its beginning, and is none."""
+    """A file that begins like a dump but is not one."""
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file begins as a dump does, whatever its name."""
+    """Return whether a file begins like a dump, whatever its name."""
     try:
         with open(open_regular(path), "rb") as file:
             head = file.read(_HEAD)
@@ -51,7 +51,7 @@ def is_dump(path: Path) -> bool:
 
 
 def rank_of(path: Path) -> int | None:
-    """Return the rank in a file name: ``comm_lib_trace_rank_3``, ``_dump_3``, ``fr_rank3.json``."""
+    """Return the rank in a file's name, such as ``comm_lib_trace_rank_3`` or ``fr_rank3.json``."""
     stem = _SUFFIX.sub("", path.name)
     found = _RANK.findall(stem) or _NUMBER.findall(stem)
     number = int(found[-1][:9]) if found else -1
@@ -66,16 +66,16 @@ def read_dump(path: Path) -> Rank:
         :func:`ncclscope.readers.flight_recorder.job.settle`.
 
     Raises:
-        NoDumpError: It is something else.
-        DamagedFileError: It is torn, or nothing says whose it is.
+        NoDumpError: The file is not a dump.
+        DamagedFileError: It is truncated, or its rank is unknown.
         OSError: It cannot be read.
     """
     with open(open_regular(path), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_size > MAX_SIZE:
-            raise DamagedFileError(f"{path} is larger than any dump, {MAX_SIZE >> 20} MB")
+            raise DamagedFileError(f"{path} exceeds the limit of {MAX_SIZE >> 20} MB for a dump")
         budget = Budget(str(path), status.st_size)
-        data = file.read(status.st_size)  # no more: the room for all that is asked for is taken
+        data = file.read(status.st_size)  # not more: read() allocates what it is asked for
     with without_collection():
         try:
             value, dump = _quickly(data, str(path), budget)
@@ -85,8 +85,8 @@ def read_dump(path: Path) -> Rank:
     rank = own if own is not None and 0 <= own < MAX_RANKS else rank_of(path)
     if rank is None:
         raise DamagedFileError(
-            f"{path} does not say whose dump it is",
-            "name it as torch does, with the rank at the end: comm_lib_trace_rank_3",
+            f"the rank of {path} is unknown",
+            "name the file as torch does, with the rank at the end: comm_lib_trace_rank_3",
         )
     kept = sum(len(held.calls) + len(held.sent) for held in dump.groups.values())
     return Rank(
@@ -103,10 +103,10 @@ def read_dump(path: Path) -> Rank:
 
 
 def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
-    """Read a dump that torch has pickled.
+    """Read a dump pickled by torch.
 
     Raises:
-        PatternError: Something else has, or it is not whole.
+        PatternError: Another program pickled it, or it is incomplete.
     """
     head, start = head_and_entries(data)
     strings = Strings()
@@ -119,13 +119,13 @@ def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
     builder = DumpBuilder(header, budget)
     try:
         builder.take_raw(data, start, strings)
-    except (LookupError, TypeError, ValueError):  # texts that were numbered anew, or no texts
+    except (LookupError, TypeError, ValueError):  # a memo number was reused, or is not a text
         raise PatternError("not as torch writes it") from None
     return header, builder.finish()
 
 
 def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
-    """Read a dump in any of its forms."""
+    """Read a dump as any plain pickle or as JSON."""
     if data[:1] == b"\x80":
         value = load_plain(data, str(path), budget=budget)
     else:
@@ -133,11 +133,11 @@ def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
         try:
             value = parse(data)
         except ValueError as error:
-            raise DamagedFileError(f"{path} is no whole JSON: {error}"[:300]) from None
+            raise DamagedFileError(f"{path} is not complete JSON: {error}"[:300]) from None
     if not isinstance(value, dict) or not (
         isinstance(value.get("entries"), list) or isinstance(value.get("pg_status"), dict)
     ):
-        raise NoDumpError(f"{path} is no Flight Recorder dump")
+        raise NoDumpError(f"{path} is not a Flight Recorder dump")
     builder = DumpBuilder(value, budget)
     entries = value.get("entries")
     for position, entry in enumerate(entries if isinstance(entries, list) else ()):

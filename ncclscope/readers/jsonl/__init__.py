@@ -1,4 +1,4 @@
-"""Trace JSONL, version 1: read and written."""
+"""Read and write trace JSONL, version 1."""
 
 from ncclscope.readers.jsonl.trace import is_trace, read_trace, write_trace
 

@@ -1,7 +1,7 @@
 """CUDA graphs and their replays in trace JSONL.
 
-A graph is a line of its own, ``{"graph": 3, "calls": 62, "parts": {"KEY": [62, DIGEST]}}``; what
-it replays stands in the lines of the calls: ``"graph": 3, "replay": 812, "graph_call": 5,
+A graph has its own line: ``{"graph": 3, "calls": 62, "parts": {"KEY": [62, DIGEST]}}``. The line
+of a replayed call refers to it: ``"graph": 3, "replay": 812, "graph_call": 5,
 "graph_calls": 62``.
 """
 
@@ -17,7 +17,7 @@ from ncclscope.untrusted import integer, integers, number, text
 __all__ = ["MOST", "fields_of", "line_of", "read", "read_replay"]
 
 MOST = 1 << 16
-"""Graphs of one process that are read."""
+"""Maximum number of graphs read per process."""
 _LARGEST = 1 << 62
 _MOST_PARTS = 1 << 10
 
@@ -29,7 +29,7 @@ def line_of(graph: Graph) -> dict[str, Any]:
 
 
 def read(line: Mapping[str, Any]) -> Graph | None:
-    """Return the graph of a line; None where the line is none of a graph."""
+    """Return the graph of a line; None for a line of another type."""
     place, parts = integer(line.get("graph")), line.get("parts")
     if place is None or not isinstance(parts, dict) or len(parts) > _MOST_PARTS:
         return None
@@ -42,7 +42,7 @@ def read(line: Mapping[str, Any]) -> Graph | None:
 
 
 def fields_of(replay: Replay) -> dict[str, int]:
-    """Return what a call's line has more when it was replayed."""
+    """Return the additional fields of a replayed call's line."""
     return {
         "replay": replay.number,
         "graph_call": replay.call,
@@ -51,7 +51,7 @@ def fields_of(replay: Replay) -> dict[str, int]:
 
 
 def read_replay(line: Mapping[str, Any]) -> Replay | None:
-    """Return the replay that a call's line speaks of; None where it does not."""
+    """Return the replay that a call's line refers to; None if the call was not replayed."""
     if integer(line.get("replay")) is None:
         return None
     names = ("replay", "graph_call", "graph_calls")

@@ -1,4 +1,4 @@
-"""Trace JSONL, version 1, as the contract describes it: read and written."""
+"""Read and write trace JSONL, version 1; docs/json.md describes it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ __all__ = ["VERSION", "is_trace", "read_trace", "write_trace"]
 
 VERSION = 1
 MAX_LINE = 1 << 20
-"""Longest line that is read, in characters: a foreign file must not fill the memory."""
+"""Longest line to read, in bytes: an untrusted file must not fill the memory."""
 MAX_UNPACKED = 1 << 30
-"""As much of a packed file is read: a few bytes of it can stand for gigabytes."""
+"""Most bytes to decompress: a few compressed bytes can expand to gigabytes."""
 MAX_DIMENSIONS = 64
 MAX_ACTIVITIES = 64
 MAX_SEQ = 1 << 62
@@ -55,7 +55,7 @@ _STATES = {state.word: state for state in State}
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file's name is one that a trace may have."""
+    """Return whether a file has the name of a trace: ``*.jsonl`` or ``*.jsonl.gz``."""
     return path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
@@ -63,8 +63,8 @@ def read_trace(path: Path) -> Rank:
     """Read one process's trace.
 
     Raises:
-        DamagedFileError: The header is missing or of another version, a line is no JSON, or the
-            file is too large.
+        DamagedFileError: The header is missing or of another version, a line is not JSON, or
+            the file is too large.
         OSError: The file cannot be read.
     """
     budget = Budget(str(path), path.stat().st_size)
@@ -72,12 +72,12 @@ def read_trace(path: Path) -> Rank:
     header = next(lines, None)
     if header is None or "ncclscope_trace" not in header:
         raise DamagedFileError(
-            f"{path} is no trace", 'its first line should be {"ncclscope_trace": 1, ...}'
+            f"{path} is not a trace", 'its first line should be {"ncclscope_trace": 1, ...}'
         )
     if header["ncclscope_trace"] != VERSION:
         raise DamagedFileError(
             f"{path} is a trace of version {text(header['ncclscope_trace']) or '?'}"[:200],
-            f"this ncclscope reads version {VERSION}",
+            f"this version of ncclscope reads version {VERSION}",
         )
     communicators: dict[str, Communicator] = {}
     made: dict[str, int] = {}
@@ -151,13 +151,13 @@ def read_trace(path: Path) -> Rank:
 
 
 def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = None) -> None:
-    """Write what one rank recorded.
+    """Write a rank as a trace.
 
     Args:
-        rank: What was read from a ring or another source.
+        rank: The rank, read from a ring or another source.
         path: ``*.jsonl`` or ``*.jsonl.gz``.
-        last: Write only the last so many calls, without their numbers, as a bounded buffer
-            in the program would have kept them. The file then says that it is a window.
+        last: Write only the last `last` calls, without sequence numbers, like a bounded buffer
+            in the program. The header then marks the trace as a window.
     """
     calls = [call for log in rank.logs.values() for call in log.span(log.first, log.calls + 1)]
     calls += [call for sent in rank.p2p.values() for call in sent]
@@ -191,7 +191,7 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             about = log.communicator.to_dict()
             about["comm"] = about.pop("key")
             if log.calls and log.first > log.calls and last is None:
-                about["calls"] = log.calls  # no line of a call says so
+                about["calls"] = log.calls  # no call's line implies it
             _write_line(file, about)
         for graph in rank.graphs.values():
             _write_line(file, jsonl_graphs.line_of(graph))
@@ -249,7 +249,7 @@ def _line(call: Call, *, numbered: bool) -> dict[str, Any]:
     if call.replay is not None:
         line |= jsonl_graphs.fields_of(call.replay)
     if call.op not in P2P_OPS and call.signature != call.sign():
-        line["signature"] = call.signature  # what was signed of it is gone, or never was here
+        line["signature"] = call.signature  # its signed fields are lost, or were never written
     return line
 
 
@@ -271,7 +271,7 @@ def _open(path: Path) -> Iterator[IO[str]]:
 
 
 def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file; a torn last line is left out."""
+    """Yield the objects of a file, without an incomplete last line."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
         data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
@@ -286,7 +286,7 @@ def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
                 raise DamagedFileError(f"{path}:{count} is longer than {MAX_LINE} bytes")
             if packed and read > MAX_UNPACKED:
                 raise DamagedFileError(
-                    f"{path} holds more than {MAX_UNPACKED >> 20} MB", "unpack it first"
+                    f"{path} expands to more than {MAX_UNPACKED >> 20} MB", "decompress it first"
                 )
             value = _value(line)
             if isinstance(value, dict):
@@ -348,11 +348,14 @@ def _call(line: Mapping[str, Any], key: str, op: str, position: int) -> Call:
 
 
 def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
-    """Give collectives consecutive numbers.
+    """Give collectives consecutive sequence numbers.
 
-    Numbers in the file are kept where they are consecutive. Where sends and receives were
-    counted together with them, they are counted out again; where lines are missing in the
-    middle, what follows the last gap is kept.
+    Consecutive numbers in the file are kept. If sends and receives share the numbering, it is
+    corrected for them. If lines are missing in the middle, the calls after the last gap are kept.
+
+    Args:
+        calls: Collectives of one communicator, in order.
+        p2p: Sends and receives of that communicator.
     """
     between = sorted(call.seq for call in p2p if call.seq) if _share(calls, p2p) else []
     numbered: list[Call] = []
@@ -369,9 +372,9 @@ def _renumber(calls: Sequence[Call], p2p: Sequence[Call]) -> list[Call]:
 
 
 def _share(calls: Sequence[Call], p2p: Sequence[Call]) -> bool:
-    """Return whether collectives and point-to-point calls have been given numbers of one row.
+    """Return whether collectives and point-to-point calls share one numbering.
 
-    Then the numbers go on by one wherever the one kind follows the other.
+    If they do, the number increases by one wherever one kind follows the other.
     """
     both = sorted((*calls, *p2p), key=lambda call: call.position)
     return all(

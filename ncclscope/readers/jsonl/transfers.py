@@ -1,7 +1,7 @@
-"""Transfers between jobs in trace JSONL: what a process still waits for.
+"""Read transfers between jobs from trace JSONL, and find those that a process waits for.
 
-A transfer has a line for each state that it comes to. Which side holds it up is not compared
-here; a process that waits for one does something that its calls do not show.
+A transfer has one line per state change. This module does not decide which side delays it. A
+process that waits for a transfer is busy with something that its collectives do not show.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ncclscope.untrusted import text
 __all__ = ["MOST", "TransferRecord", "add_waiting", "read"]
 
 MOST = 1 << 16
-"""Transfers of one process that are kept."""
+"""Maximum number of transfers kept per process."""
 
 
 class TransferRecord(NamedTuple):
-    """A transfer, known by what is the same in all of its lines."""
+    """A transfer, identified by the fields that all its lines share."""
 
     kind: str
     request: str
@@ -27,7 +27,7 @@ class TransferRecord(NamedTuple):
 
 
 def read(line: Mapping[str, Any]) -> tuple[TransferRecord, str] | None:
-    """Return the transfer of a line, and the state that it has come to; None for another line."""
+    """Return the transfer and state of a line; None for a line of another type."""
     kind = text(line.get("transfer"))
     if kind is None:
         return None
@@ -38,13 +38,13 @@ def read(line: Mapping[str, Any]) -> tuple[TransferRecord, str] | None:
 
 
 def add_waiting(details: Mapping[str, Any], states: Mapping[TransferRecord, str]) -> dict[str, Any]:
-    """Return what an input says of a process, with the transfers that it waits for."""
+    """Return a process's details with the transfers that it waits for."""
     waiting = [transfer for transfer, state in states.items() if state == "waiting"]
     if not waiting:
         return dict(details)
     first = waiting[0]
     more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
     peer = f" {'from' if first.direction == 'recv' else 'to'} {first.peer}" if first.peer else ""
-    said = f"waits for the {first.kind} transfer {first.request}{peer}{more}"
-    entry: dict[str, Any] = {"kind": "transfer", "text": said, "comms": [], "since_ns": None}
+    state = f"waits for the {first.kind} transfer {first.request}{peer}{more}"
+    entry: dict[str, Any] = {"kind": "transfer", "text": state, "comms": [], "since_ns": None}
     return {**details, "unseen": [*details.get("unseen", ()), entry]}

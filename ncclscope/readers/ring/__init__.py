@@ -1,1 +1,1 @@
-"""Rings -> ranks, read without taking all their calls apart."""
+"""Read rings into ranks, decoding calls only on demand."""

@@ -1,4 +1,4 @@
-"""Records of a ring -> calls."""
+"""Decode records of a ring into calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ _LONGEST_SHAPE = 1 << 12
 def decode(
     ring: RingFile, records: Records, key: str, signatures: Sequence[int] | None = None
 ) -> list[Call]:
-    """Make calls of records; of sends and receives without their signatures."""
+    """Decode records into calls.
+
+    Args:
+        ring: The ring, with the texts that the records refer to.
+        records: Records, `[records]`.
+        key: Key of the communicator.
+        signatures: Signature of each record; None for sends and receives.
+
+    Returns:
+        One call per record, in order; a :class:`DamagedCall` if its fields contradict it.
+    """
     calls = []
     shapes = records["shape"].tolist()
     for place, row in enumerate(records.tolist()):
@@ -76,13 +86,18 @@ def decode(
 
 
 def is_signable(ring: RingFile, record: Records) -> bool:
-    """Return whether a record still holds all that its signature was made of."""
+    """Return whether a record still holds all fields that its signature covers."""
     (call,) = decode(ring, record, "")
     return _is_whole(call, (record[0]["dtype"], record[0]["redop"]))
 
 
 def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
-    """Return whether all that a call was signed with is known, given its dtype and redop."""
+    """Return whether all signed fields of a call are known.
+
+    Args:
+        call: The call.
+        numbers: The record's numbers of dtype and reduction.
+    """
     complete = (
         call.op != "?" and layout.NO_ROOM not in numbers and _CLIPPED not in (call.shape or ())
     )
@@ -92,7 +107,7 @@ def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
 
 
 def _is_contradicted(call: Call) -> bool:
-    """Return whether the running hash or the element count shows that a record was altered."""
+    """Return whether the signature or the number of elements contradicts a record's fields."""
     if call.shape is not None and call.numel and prod(call.shape) != call.numel:
         return True
     return call.sign() != call.signature

@@ -1,8 +1,8 @@
-"""Rings of jobs that were over long before: a directory may hold tens of thousands of them.
+"""Leave out rings of jobs that ended long ago: a directory may hold tens of thousands.
 
-Reading a ring takes a millisecond, and its header a hundredth of that. The header says when the
-process was last heard of. From the newest on, rings are kept whose process was still heard of when
-one that is kept began, so that all that can belong to the newest job are.
+Reading a ring takes a millisecond; its header takes a hundredth of that and holds the last
+heartbeat. Starting with the newest, a ring is kept if its last heartbeat is later than the start
+of a kept ring. So every ring that may belong to the newest job is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
+from ncclscope.model.text import plural
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from ncclscope.untrusted import integer, open_regular
@@ -19,30 +20,30 @@ from ncclscope.untrusted import integer, open_regular
 __all__ = ["MANY", "without_long_over"]
 
 MANY = 1000
-"""Rings up to which all are read: a job may have as many ranks."""
+"""Up to this number of rings, all are read: a job may have this many ranks."""
 SLACK_NS = 600 * 10**9
-"""A process that ended so long before another began may have been of the same job."""
+"""A process may belong to the same job if it ended up to this long before another began."""
 
 
 def without_long_over(files: Sequence[Path], notes: list[str]) -> list[Path]:
     """Return files without the rings of processes that ended long before the newest job began.
 
     Args:
-        files: Rings, and whatever else is read.
-        notes: Told how many are left out.
+        files: Rings and other input files.
+        notes: Receives a note with the number of rings left out.
 
     Returns:
-        The same files where there are few rings. What has no header that can be read is kept, for
-        whoever reads it to say so.
+        The remaining files; all of them if there are few rings. A ring with an unreadable header
+        is kept, so that its reader can report the error.
     """
     rings = [path for path in files if path.name.endswith(layout.SUFFIX)]
     if len(rings) <= MANY:
         return list(files)
-    heard = {path: _last_heard(path) for path in rings}
+    heartbeats = {path: _last_heartbeat(path) for path in rings}
     cutoff: int | None = None
     old: set[Path] = set()
-    for path in sorted(rings, key=lambda path: heard[path] or 0, reverse=True):
-        last = heard[path]
+    for path in sorted(rings, key=lambda path: heartbeats[path] or 0, reverse=True):
+        last = heartbeats[path]
         if last is None:
             continue
         if cutoff is not None and last < cutoff:
@@ -53,12 +54,12 @@ def without_long_over(files: Sequence[Path], notes: list[str]) -> list[Path]:
             began = started - SLACK_NS
             cutoff = began if cutoff is None else min(cutoff, began)
     if old:
-        notes.append(f"{len(old)} rings of jobs that were over before are left out")
+        notes.append(f"{plural(len(old), 'ring')} of earlier jobs left out")
     return [path for path in files if path not in old]
 
 
-def _last_heard(path: Path) -> int | None:
-    """Return when a process showed life for the last time; None where the header is none."""
+def _last_heartbeat(path: Path) -> int | None:
+    """Return a ring's last heartbeat in ns since 1970; None if it has no valid header."""
     try:
         descriptor = open_regular(path)
         try:

@@ -1,9 +1,9 @@
-"""How far a living process has come, read from its ring without taking its calls apart.
+"""Follow the progress of a live process through its ring, without decoding its calls.
 
-What is looked at are words: how many records there are, and of each communicator the number
-and the running hash of the newest call. A look at a ring in which nothing is new is two short
-reads; where something is new, its records are read once and their numbers and hashes kept for
-a while, so that the hash under the number where a peer stands needs no search.
+A cursor holds the number of records and, for each communicator, the sequence number and running
+hash of the newest call. A poll of an unchanged ring costs two short reads. New records are read
+once, and the last 4096 hashes of a communicator are kept. So the hash at a lagging peer's call
+needs no search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.model.signature import BARRIERS, MASK
 from ncclscope.readers.ring.calls import decode
-from ncclscope.readers.ring.device import known_states, read_stand
+from ncclscope.readers.ring.device import known_states, read_progress
 from ncclscope.readers.ring.ranks import RingLog, communicators, is_alive, read_ring
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, whole
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["CommCursor", "LastCall", "RingCursor"]
 
 KEPT = 4096
-"""Running hashes of a communicator that are kept, a power of two."""
+"""Running hashes kept per communicator, a power of two."""
 TAIL = 16
-"""Records at the end that are looked at for a call that has not completed."""
+"""Newest records that are searched for a pending call."""
 _FIRST_READ, _LONGEST_READ = 64, 8192
 _MOST_PIDS = 1 << 22
 _PLACE = np.uint64(KEPT - 1)
@@ -46,9 +46,9 @@ class LastCall:
 
     Attributes:
         op: The operation.
-        shape: Of the input; None where it is not known.
-        time_ns: Host clock at posting.
-        state: How far it is known to have come.
+        shape: Shape of the input; None if unknown.
+        time_ns: Host clock in ns since 1970 when the call was enqueued.
+        state: Its last known state.
     """
 
     op: str
@@ -59,16 +59,16 @@ class LastCall:
 
 @dataclass
 class CommCursor:
-    """One process on one communicator.
+    """Progress of one process on one communicator.
 
     Attributes:
         comm: The communicator.
-        seq: Calls made.
+        seq: Number of calls made.
         hash: Running hash after them.
-        p2p: Sends and receives made.
-        tells: Whether a call on it has ever been seen to have completed; barriers, which do so
-            on every backend, tell nothing of the others.
-        last: The newest record; None where it has not been seen.
+        p2p: Number of sends and receives made.
+        tells: Whether the backend reports completion: a call on it was seen to complete.
+            Barriers do not count, since they complete on the host with every backend.
+        last: The newest record; None if it was not seen.
     """
 
     comm: Communicator
@@ -79,12 +79,12 @@ class CommCursor:
     last: Any = None
     _hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _seqs: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """Numbers of the calls that the hashes stand after: a replay of a graph leaves some out."""
+    """Sequence numbers of the kept hashes; a graph replay leaves some out."""
     _from: int = 0
-    """First number from which on the hashes have been kept."""
+    """Sequence number of the first kept hash."""
 
     def extend(self, seqs: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
-        """Take in numbers and running hashes of new collectives, oldest first."""
+        """Add sequence numbers and running hashes of new collectives, `[calls]`, oldest first."""
         if not len(self._hashes):
             self._hashes, self._seqs = np.zeros(KEPT, np.uint64), np.zeros(KEPT, np.uint64)
             self._hashes[self.seq & (KEPT - 1)] = self.hash
@@ -97,16 +97,16 @@ class CommCursor:
 
     @property
     def in_group(self) -> bool:
-        """Whether the newest call was posted in an NCCL group, of which more may come."""
+        """Whether the newest call is part of an NCCL group, which may have more calls."""
         return self.last is not None and bool(self.last["group"])
 
     def jump(self, state: ChannelState) -> None:
-        """Take in a state without the calls that led to it."""
+        """Go to a state without reading the calls in between."""
         self.seq, self.hash, self.p2p = state.seq, state.hash, state.p2p
         self._hashes = np.zeros(0, np.uint64)
 
     def kept(self, seq: int) -> int | None:
-        """Return the running hash after a call, where it is kept."""
+        """Return the running hash after call `seq` if it is kept, else None."""
         if seq == self.seq:
             return self.hash
         if seq == 0:
@@ -118,21 +118,21 @@ class CommCursor:
 
 
 class RingCursor:
-    """One ring that is looked at again and again.
+    """A cursor that follows one ring.
 
     Args:
         path: The ring.
-        now: The clock of whoever looks.
+        now: Seconds by the caller's monotonic clock.
         wall_ns: Nanoseconds since 1970 at the same moment.
 
     Attributes:
-        head: Records made.
-        strands: By the key of the communicator.
-        rank: Global rank; -1 when the process is none or has not said it.
-        moved_at: When something last changed, by the clock of whoever looks.
+        head: Number of records made.
+        comm_cursors: Progress on each communicator, by its key.
+        rank: Global rank; -1 if the process has none or has not recorded it yet.
+        moved_at: Time of the last change, in seconds by the caller's clock.
 
     Raises:
-        DamagedFileError: It is no ring, or not yet.
+        DamagedFileError: The file is not a ring, or not yet.
         OSError: It cannot be opened.
     """
 
@@ -148,12 +148,12 @@ class RingCursor:
         self._alive: bool | None = None
         self._asked_at = -1.0
         self._open()
-        # What happened before the first look is dated by the newest record.
+        # Progress before the first poll is dated by the newest record.
         newest = int(self._tail["time"][-1]) if len(self._tail) else wall_ns
         self.moved_at = now - max(0.0, (wall_ns - newest) / 1e9)
 
     def _open(self) -> None:
-        """Read all that there is, as at the beginning or after a fast writer's lap."""
+        """Read the whole state: at the start, or when the writer has lapped this cursor."""
         ring = RingFile(self.path)
         self._ring = ring
         self._base, self._capacity = ring.geometry.records, ring.geometry.capacity
@@ -167,7 +167,7 @@ class RingCursor:
                 self.comm_cursors[key].jump(state)
         self._take_tail()
 
-    # --- what it says of itself --------------------------------------------------------------
+    # --- the process -------------------------------------------------------------------------
 
     def _take_about(self, about: dict[str, Any]) -> None:
         self.about = about
@@ -179,7 +179,7 @@ class RingCursor:
         self.started_ns = integer(about.get("started_ns")) or 0
 
     def _take_texts(self, ring: RingFile) -> None:
-        """Read names that have come since; they are rare."""
+        """Read new texts of the ring, such as names; they are rare."""
         used = int.from_bytes(self._pread(layout.HEADER_STRINGS_USED, 8), "little")
         if used == self._used:
             return
@@ -197,46 +197,46 @@ class RingCursor:
 
     @property
     def owner(self) -> int | None:
-        """The user who alone can write the ring; None where others can, too."""
+        """Uid of the only user who can write the ring; None if others can, too."""
         return self._ring.owner
 
     @property
     def exited(self) -> bool:
-        """Whether the process has said that it ended in order."""
+        """Whether the process recorded a normal exit."""
         return self._exited
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process runs; None where that cannot be known from here."""
+        """Whether the process runs; None if this machine cannot know."""
         return self._alive
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come of it."""
+        """Whether the process has ended."""
         return self._exited or self._alive is False
 
     def ask(self, now: float, every: float = 1.0) -> None:
-        """Find out whether the process still runs, once in a while."""
+        """Check whether the process still runs, at most once in `every` seconds."""
         if self._asked_at >= 0 and now - self._asked_at < every:
             return
         self._asked_at = now
         self._exited = self._ring.exited_ns > 0
         self._alive = is_alive(self.about, self.host, self.pid)
-        if self.rank < 0:  # many a process learns its rank only later
+        if self.rank < 0:  # a process may learn its rank after the ring was created
             self._take_about(self._ring.read_about() or self.about)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- polling -----------------------------------------------------------------------------
 
     def poll(self, now: float) -> bool:
         """Read what is new.
 
         Returns:
-            Whether anything has changed since the last look: calls, or how far they are.
+            Whether anything changed since the last poll: the calls or their states.
         """
         changed = False
         newest = self._begin_at(self.head)
         if newest > self.head + 1:
-            self._open()  # the writer has gone round the ring since
+            self._open()  # the writer has lapped this cursor
             changed = True
         elif newest == self.head + 1:
             self._take_texts(self._ring)
@@ -251,7 +251,7 @@ class RingCursor:
         return int.from_bytes(self._pread(offset, 8), "little")
 
     def _follow(self) -> bool:
-        """Go on to the end of the stream; a record that is being written ends it."""
+        """Read to the end of the stream, or to a record that is still being written."""
         before, count = self.head, self._expected
         most = min(_LONGEST_READ, self._capacity - 1)
         while True:
@@ -262,14 +262,14 @@ class RingCursor:
             if len(records):
                 self._take(records)
             if len(records) < min(count, most):
-                # As much is likely to be new the next time, and a little more.
+                # The next poll will probably find as many new records; allow 25 % more.
                 self._expected = max(_FIRST_READ, (self.head - before) * 5 // 4)
                 return self.head > before
             count *= 4
 
     def _take(self, records: Records) -> None:
         self.head = int(records["begin"][-1])
-        # Columns by themselves are quicker to choose from than whole records.
+        # Selecting from single columns is faster than from whole records.
         comms, seqs, hashes, fixed = (records[name] for name in ("comm", "seq", "hash", "fixed"))
         special = fixed & (layout.FIXED_P2P | layout.FIXED_STEP)
         is_mixed = bool(special.any())
@@ -283,18 +283,18 @@ class RingCursor:
             mine = own & (special == 0) if is_mixed else own
             if mine.any():
                 comm_cursor.extend(seqs[mine], hashes[mine])
-            if is_mixed and (told := own & (special == layout.FIXED_P2P)).any():
-                comm_cursor.p2p = int(seqs[told][-1])
+            if is_mixed and (p2p := own & (special == layout.FIXED_P2P)).any():
+                comm_cursor.p2p = int(seqs[p2p][-1])
 
     def _take_tail(self) -> bool:
-        """Read how far the newest calls are; whether that has changed."""
+        """Read the states of the newest calls; return whether any changed."""
         start = max(0, self.head - min(TAIL, self._capacity))
         records, wanted = self._ring.read_slots(start, self.head)
         device = self._ring.read_device(max(self._names, default=0))
         states = b""
         if any(device):
             records = self._on_device(records, device)
-            # A replay moves on the device for as long as its record stays the same.
+            # A replay progresses on the device while its record stays the same.
             states = zlib.crc32(device).to_bytes(4, "little")
         states = records["state"].tobytes() + states
         if states == self._states and self._tail_at == self.head:
@@ -318,31 +318,33 @@ class RingCursor:
         return True
 
     def _on_device(self, records: Records, device: bytes) -> Records:
-        """Return the newest records, as far as the GPU knows of the calls."""
+        """Return the newest records with their states updated from the GPU's counters."""
         self._ring.device = device
-        told = records.copy()
-        special = told["fixed"] & (layout.FIXED_P2P | layout.FIXED_STEP) != 0
+        updated = records.copy()
+        special = updated["fixed"] & (layout.FIXED_P2P | layout.FIXED_STEP) != 0
         for index, key in self._names.items():
-            posted = max(self.comm_cursors[key].seq, 0)
-            pending = read_stand(self._ring, index, posted)
-            if pending is not None and pending.unknown:
-                self.comm_cursors[key].tells = False  # not any more
-            elif pending is not None:
-                own = (told["comm"] == index) & ~special
-                told["state"][own] = known_states(pending, told["seq"][own], told["state"][own])
-        return told
+            enqueued = max(self.comm_cursors[key].seq, 0)
+            progress = read_progress(self._ring, index, enqueued)
+            if progress is not None and progress.unknown:
+                self.comm_cursors[key].tells = False  # the GPU's count is lost
+            elif progress is not None:
+                own = (updated["comm"] == index) & ~special
+                updated["state"][own] = known_states(
+                    progress, updated["seq"][own], updated["state"][own]
+                )
+        return updated
 
     @property
     def signature(self) -> tuple[int, bytes]:
-        """What changes whenever anything does."""
+        """A value that changes whenever the ring does."""
         return self._tail_at, self._states
 
     def pending(self) -> set[str]:
-        """Return the communicators whose newest call is not known to have completed."""
+        """Return the keys of communicators whose newest call is pending."""
         return {key for key, is_pending in self._pending.items() if is_pending}
 
     def last(self, key: str) -> LastCall | None:
-        """Return the newest collective on a communicator; None where it is not known."""
+        """Return the newest collective on a communicator; None if it is unknown."""
         record = self.comm_cursors[key].last
         if record is None:
             return None
@@ -361,11 +363,11 @@ class RingCursor:
         """Read the newest calls from the ring, oldest first.
 
         Args:
-            count: How many at most.
-            key: Of the communicator; all when absent, sends and receives included.
+            count: Maximum number of calls.
+            key: Key of the communicator; None for all, including sends and receives.
 
         Returns:
-            Those that are found among the last thousands of records.
+            The calls found among the last 8192 records.
         """
         found: list[Call] = []
         stop, oldest = self.head, max(0, self.head - min(self._capacity, _LONGEST_READ))
@@ -384,10 +386,10 @@ class RingCursor:
         return found[max(0, len(found) - count) :]
 
     def hash_at(self, key: str, seq: int) -> int | None:
-        """Return the running hash after a call on a communicator.
+        """Return the running hash after call `seq` on a communicator.
 
         Returns:
-            None where the process has not come as far or the record has been overwritten.
+            The hash; None if the call was not made yet or its record has been overwritten.
         """
         comm_cursor = self.comm_cursors[key]
         if seq > comm_cursor.seq:
@@ -396,7 +398,7 @@ class RingCursor:
         return self._read_hash(key, seq) if found is None else found
 
     def _read_hash(self, key: str, seq: int) -> int | None:
-        """Find one record by the marks; for what came before the first look."""
+        """Find the hash of one call through the marks, for calls before the first poll."""
         try:
             ring = RingFile(self.path)
             for index, comm in communicators(ring).items():
@@ -408,7 +410,7 @@ class RingCursor:
         return None
 
     def read(self) -> Rank | None:
-        """Read the ring for a diagnosis; None where that cannot be done."""
+        """Read the ring for a diagnosis; None if it cannot be read."""
         try:
             return read_ring(self.path)
         except (DamagedFileError, OSError):

@@ -1,7 +1,7 @@
-"""The device part of a ring -> how far each communicator is on the GPU.
+"""Read each communicator's progress on the GPU from the device section of a ring.
 
-What stands there was written by a GPU, or by anything else that had the file. A count that the
-records contradict is no count.
+A GPU wrote these counters, but any process with access to the file could have. A counter that
+contradicts the records is reported as unknown.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["device_progress", "known_states", "read_stand", "with_states"]
+__all__ = ["device_progress", "known_states", "read_progress", "with_states"]
 
 _EARLY_NS = 1_000_000_000
-"""So far before the process began, or after its last sign of life, clocks are not related."""
+"""GPU times this much before the process's start or after its last heartbeat are discarded."""
 
 
 def device_progress(ring: RingFile) -> Mapping[int, DeviceProgress]:
-    """Return how far the communicators are, by their number; without those not counted."""
+    """Return the progress of each counted communicator by its number."""
     found = {}
     for index, state in ring.states.items():
-        pending = read_stand(ring, index, state.seq)
+        pending = read_progress(ring, index, state.seq)
         if pending is not None:
             found[index] = pending
     return found
 
 
-def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None:
-    """Return how far one communicator is; None where nothing is counted.
+def read_progress(ring: RingFile, index: int, posted: int) -> DeviceProgress | None:
+    """Return the progress of one communicator; None if it is not counted.
 
     Args:
-        ring: The ring, whose device part was read before its records were.
+        ring: The ring; its device section must be read before its records.
         index: The communicator's number.
-        posted: Collectives recorded on it.
+        posted: Number of collectives recorded on it.
     """
     start = (index - 1) * layout.SLOT.size
     data = ring.device[start : start + layout.SLOT.size]
@@ -51,15 +51,15 @@ def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None
         return None
     unknown = ""
     if state == layout.SLOT_LOST:
-        why = layout.LOST[reason] if 0 < reason < len(layout.LOST) else "for a reason unknown here"
+        why = layout.LOST[reason] if 0 < reason < len(layout.LOST) else "unknown reason"
         unknown = f"since call {min(since, posted)}: {why}"
     elif state == layout.SLOT_UNSETTLED and finished != posted:
         unknown = f"since call {min(since, posted)}: {layout.LOST[11]}"
     elif state not in (layout.SLOT_COUNTED, layout.SLOT_UNSETTLED):
-        unknown = f"the slot is in no known state ({state})"
+        unknown = f"its counter has an unknown state ({state})"
     elif finished > posted or launched > posted:
         most = max(finished, launched)
-        unknown = f"the device counts {most} calls, and {posted} are recorded"
+        unknown = f"the device counts {most} calls, but {posted} are recorded"
     elif enters and not finished <= entered <= posted:
         unknown = f"the device has entered {entered} calls and finished {finished} of {posted}"
     if unknown:
@@ -76,29 +76,38 @@ def read_stand(ring: RingFile, index: int, posted: int) -> DeviceProgress | None
 def known_states(
     pending: DeviceProgress | None, seqs: NDArray[np.uint64], states: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """Return how far calls are, by their records and by the device."""
+    """Combine the states in records with the GPU's counters.
+
+    Args:
+        pending: The communicator's progress on the GPU; None if it is not counted.
+        seqs: Sequence number of each call, `[calls]`.
+        states: State of each call in its record, `[calls]`.
+
+    Returns:
+        State of each call, `[calls]`: the more advanced of both.
+    """
     if pending is None or pending.finished is None:
         return states
     entered = min(
         pending.finished if pending.entered is None else pending.entered, pending.handed_over
     )
-    told = (seqs <= np.uint64(entered)).astype(np.uint8)
-    told[seqs <= np.uint64(pending.finished)] = State.COMPLETED
-    found: NDArray[np.uint8] = np.maximum(states, told)
+    counted = (seqs <= np.uint64(entered)).astype(np.uint8)
+    counted[seqs <= np.uint64(pending.finished)] = State.COMPLETED
+    found: NDArray[np.uint8] = np.maximum(states, counted)
     return found
 
 
 def with_states(pending: DeviceProgress | None, records: Records) -> Records:
-    """Return records of one communicator's collectives, as far as the device knows them."""
+    """Return one communicator's collectives with states updated from the GPU's counters."""
     if pending is None or pending.finished is None or not len(records):
         return records
-    told = records.copy()
-    told["state"] = known_states(pending, records["seq"], records["state"])
-    return told
+    updated = records.copy()
+    updated["state"] = known_states(pending, records["seq"], records["state"])
+    return updated
 
 
 def _host_time(ring: RingFile, stamp: int, clock: int) -> int | None:
-    """Return a time of the GPU by the host's clock, unless it cannot be true."""
+    """Convert a GPU time to the host's clock (ns); None if the result is implausible."""
     if not clock or not stamp:
         return None
     found = stamp + clock

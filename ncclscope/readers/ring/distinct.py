@@ -1,8 +1,8 @@
-"""A log's calls by what sets them apart: of a hundred thousand, a few dozen are different.
+"""Group a log's calls into kinds: of a hundred thousand calls, a few dozen differ.
 
-To compare sequences, it is enough to decode one call of each kind. That two calls have the
-same running hash would not be enough: it covers what members of one communicator must agree
-in, and two programs can differ in more, such as shapes of the same number of elements.
+To compare sequences, it is enough to decode one call of each kind. Equal signatures would not be
+enough. They cover what members of one communicator must agree in, and two programs can differ in
+more, such as shapes with the same number of elements.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ncclscope.ring.image import RECORD_DTYPE, Records
 __all__ = ["Distinct", "distinct_calls", "distinct_records"]
 
 _FIELDS = ("op", "dtype", "redop", "ndim", "fixed", "root", "sizes", "out", "shape", "numel")
-"""What a record says of its call, apart from where, when and how far it came."""
+"""Fields of a record that describe its call, without position, time and state."""
 
 _PARAMETERS = np.dtype([(name, RECORD_DTYPE[name]) for name in (*_FIELDS, "flags")])
 
 
 class Distinct(NamedTuple):
-    """Calls, each as the number of its kind.
+    """Calls, each as the index of its kind.
 
     Attributes:
-        kinds: One call of each kind, with the place and time of the first.
-        which: For each call, which of the kinds it is.
-        positions: For each call, its place in the stream of the rank.
+        kinds: One call of each kind: the first one, with its position and time.
+        which: Index into `kinds` for each call, `[calls]`.
+        positions: Position of each call in the rank's stream, `[calls]`.
     """
 
     kinds: Sequence[Call]
@@ -41,15 +41,15 @@ class Distinct(NamedTuple):
 
 
 def distinct_calls(log: CallLog) -> Distinct:
-    """Return all calls that a log has kept."""
+    """Group all kept calls of a log into kinds."""
     start, stop = log.first, log.calls + 1
-    # Of logs that read only what they are asked for; others have their calls in memory.
+    # Only logs that decode on demand have `distinct`; other logs have their calls in memory.
     find: Callable[[int, int], Distinct] | None = getattr(log, "distinct", None)
     return group_calls(log.span(start, stop)) if find is None else find(start, stop)
 
 
 def group_calls(calls: Sequence[Call]) -> Distinct:
-    """Return calls that have been decoded."""
+    """Group decoded calls into kinds."""
     numbers: dict[tuple[object, ...], int] = {}
     kinds: list[Call] = []
     which = np.empty(len(calls), np.int64)
@@ -66,11 +66,11 @@ def group_calls(calls: Sequence[Call]) -> Distinct:
 
 
 def distinct_records(records: Records, decode: Callable[[Records], Sequence[Call]]) -> Distinct:
-    """Return the calls of records.
+    """Group records into kinds, decoding one record of each.
 
     Args:
-        records: Of one communicator in one ring.
-        decode: Makes calls of some of them.
+        records: Records of one communicator in one ring.
+        decode: Decode some of these records into calls.
     """
     parameters = np.zeros(len(records), _PARAMETERS)
     for name in _FIELDS:

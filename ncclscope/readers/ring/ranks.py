@@ -1,4 +1,4 @@
-"""Rings -> ranks."""
+"""Read a ring into a rank."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from ncclscope.untrusted import MAX_RANKS, integer, integers, number, parse, tex
 __all__ = ["RingLog", "communicators", "is_alive", "read_ring"]
 
 _LIVELY_NS = 60_000_000_000
-"""A process that was heard of less than a minute ago may still write."""
+"""A process with a heartbeat in the last minute may still write."""
 
 _MOST_PIDS = 1 << 22
 _MOST_MEMBERS = 4 * MAX_RANKS
-"""Members of all communicators of a ring together: a range of them takes no room in the file."""
+"""Limit on all communicators' members together: a range of them takes few bytes in the file."""
 _KEPT = 1 << 9
 
 
 def read_ring(path: Path) -> Rank:
-    """Read what a ring says of its process; its calls are read when they are asked for.
+    """Read a ring into a rank, whose calls are decoded on demand.
 
     Raises:
-        DamagedFileError: The file is no ring or contradicts itself.
+        DamagedFileError: The file is not a ring or contradicts itself.
         OSError: It cannot be read.
     """
     ring = RingFile(path)
@@ -94,20 +94,20 @@ def read_ring(path: Path) -> Rank:
 def _with_damage(
     details: dict[str, Any], ring: RingFile, found: Mapping[int, Communicator]
 ) -> dict[str, Any]:
-    """Return details that say on how many communicators the calls cannot be read."""
+    """Return details that report communicators with a damaged description."""
     lost = sum(
         1 for index, state in ring.states.items() if index not in found and (state.seq or state.p2p)
     )
     if not lost:
         return details
     where = "1 communicator" if lost == 1 else f"{lost} communicators"
-    said = f"the calls on {where} cannot be read, whose description is damaged"
-    entry: dict[str, Any] = {"kind": DAMAGED, "text": said, "comms": [], "since_ns": None}
+    state = f"the calls on {where} cannot be read: the description is damaged"
+    entry: dict[str, Any] = {"kind": DAMAGED, "text": state, "comms": [], "since_ns": None}
     return {**details, "unseen": [*(details.get("unseen") or ()), entry]}
 
 
 class RingLog:
-    """A :class:`~ncclscope.model.CallLog` that reads only what is asked for."""
+    """A :class:`~ncclscope.model.CallLog` of a ring, decoded on demand."""
 
     anchored = True
     rooted = True
@@ -123,13 +123,13 @@ class RingLog:
         self._device = device
         self._ring = ring
         self._number = number
-        self._strand = CommRecords(ring, number)
+        self._own = CommRecords(ring, number)
         self._state = ring.states[number]
         self._beginning: tuple[int, int] | None = None
 
     @property
     def ops(self) -> frozenset[str]:
-        """Operations that the process has posted, on any communicator."""
+        """Operations that the process has enqueued, on any communicator."""
         return frozenset(self._ring.texts.get(layout.KIND_OP, ()))
 
     @property
@@ -139,16 +139,16 @@ class RingLog:
 
     @property
     def first(self) -> int:
-        """Sequence number of the first call that is kept; ``calls + 1`` when none is."""
+        """Sequence number of the first kept call; ``calls + 1`` if none is kept."""
         return self._begin()[0]
 
     def fingerprint(self, seq: int) -> int:
-        """Return running hash after ``seq`` calls."""
+        """Return the running hash after ``seq`` calls."""
         if seq == self._state.seq:
             return self._state.hash
         if seq == 0:
             return 0
-        marked = self._strand.mark(seq)
+        marked = self._own.mark(seq)
         if marked is not None:
             return marked
         first, before = self._begin()
@@ -159,15 +159,15 @@ class RingLog:
         return after if seq == last else self._inside(record, seq)
 
     def call(self, seq: int) -> Call:
-        """Return the call number ``seq``."""
+        """Return call number ``seq``."""
         if not self.first <= seq <= self.calls:
-            raise IndexError(f"call {seq} on {self.communicator.label} is not kept")
+            raise IndexError(f"call {seq} on {self.communicator.label} has been overwritten")
         return self.span(seq, seq + 1)[0]
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        """Return those of calls ``start`` to ``stop - 1`` that are kept."""
         records = self._records(start, stop)
-        # Not from the fields: what was signed may have been overwritten since, the hash was not.
+        # From the hashes, not the fields: the fields may have changed after the call was signed.
         signatures = self._signatures(records)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).calls(signatures)
@@ -175,7 +175,7 @@ class RingLog:
         return decode(self._ring, records, self.communicator.key, signatures)
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Return signatures of calls ``start`` to ``stop - 1``, from the hashes at both ends."""
+        """Return the signatures of calls ``start`` to ``stop - 1``, derived from their hashes."""
         records = self._records(start, stop)
         signatures = self._signatures(records)
         if self._ring.scale > 1:
@@ -183,7 +183,7 @@ class RingLog:
         return signatures
 
     def distinct(self, start: int, stop: int) -> Distinct:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept, by what sets them apart."""
+        """Group those of calls ``start`` to ``stop - 1`` that are kept into kinds."""
         key = self.communicator.key
         found = self._records(start, stop)
         if self._ring.scale > 1:
@@ -192,7 +192,7 @@ class RingLog:
         return distinct_records(found, lambda records: decode(self._ring, records, key))
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Return where calls ``start`` to ``stop - 1`` came from."""
+        """Return the call sites of calls ``start`` to ``stop - 1``."""
         records = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).sites()
@@ -202,7 +202,7 @@ class RingLog:
         return [short[place] for place in places.tolist()]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Return numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        """Return the positions of calls ``start`` to ``stop - 1`` in the rank's stream."""
         records = self._records(start, stop)
         if self._ring.scale > 1:
             return self._expanded(records, start, stop).positions()
@@ -216,10 +216,10 @@ class RingLog:
         return Expansion(self._ring, self._number, key, records, start, stop, self._device)
 
     def _inside(self, record: Records, seq: int) -> int:
-        """Return running hash after a call in the middle of a replay, or before the first of it."""
+        """Return the running hash after a call inside a replay, or before its first call."""
         table = self._ring.graphs.table(self._number)
         (row,) = table.rows(record).tolist()
-        done = seq + 1 - int(self._strand.firsts(record)[0])
+        done = seq + 1 - int(self._own.firsts(record)[0])
         return table.inside(row, int(record["hash"][0]), done)
 
     def _signatures(self, records: Records) -> list[int]:
@@ -228,31 +228,31 @@ class RingLog:
         hashes = records["hash"]
         before = np.empty_like(hashes)
         before[1:] = hashes[:-1]
-        before[0] = self.fingerprint(int(self._strand.firsts(records[:1])[0]) - 1)
+        before[0] = self.fingerprint(int(self._own.firsts(records[:1])[0]) - 1)
         signatures: list[int] = (hashes - before * np.uint64(BASE)).tolist()
         return signatures
 
     def _begin(self) -> tuple[int, int]:
-        """Return the number of the first call that is kept, and the running hash before it."""
+        """Return the sequence number of the first kept call, and the running hash before it."""
         if self._beginning is None:
-            # Of a ring that is full to the last slot, the first may be torn.
+            # In a ring that is exactly full, the writer may be overwriting the first record.
             ring = self._ring
             untouched = ring.oldest == 0 and ring.head < ring.geometry.capacity
             self._beginning = (1, 0) if untouched else self._find_first()
         return self._beginning
 
     def _find_first(self) -> tuple[int, int]:
-        """Find the oldest call that is kept and whose signature is known.
+        """Find the oldest kept call with a known signature, and the running hash before it.
 
-        A signature follows from the hashes before and after a call. Of the oldest that is
-        kept, the hash before it has been overwritten: if it cannot be signed again either,
-        it serves the one after it.
+        A signature follows from the hashes before and after a call. The hash before the oldest
+        kept call has been overwritten, so its signature is computed from its fields. If they are
+        incomplete, the next call is the first.
         """
-        oldest = self._strand.oldest()
+        oldest = self._own.oldest()
         if not len(oldest) or oldest["seq"][0] > self.calls:
             return self._end, self._state.hash
         seq, running = int(oldest["seq"][0]), int(oldest["hash"][0])
-        first = int(self._strand.firsts(oldest)[0])
+        first = int(self._own.firsts(oldest)[0])
         if first == 1:
             return 1, 0
         if oldest["fixed"][0] & layout.FIXED_REPLAY:
@@ -267,20 +267,20 @@ class RingLog:
         return self._state.seq + 1
 
     def _records(self, start: int, stop: int) -> Records:
-        """Return the raw records of calls that are kept.
+        """Return the raw records of those of calls ``start`` to ``stop - 1`` that are kept.
 
         Raises:
-            DamagedFileError: One of them is not where it should be.
+            DamagedFileError: A record is missing in the file.
         """
         start, stop = max(start, self.first), min(stop, self._end)
         parts = []
         seq = start
         while seq < stop:
-            found = self._strand.around(seq, self.first, self.calls)
-            lasts, firsts = found["seq"], self._strand.firsts(found)
+            found = self._own.around(seq, self.first, self.calls)
+            lasts, firsts = found["seq"], self._own.firsts(found)
             low = int(np.searchsorted(lasts, np.uint64(seq)))
             high = int(np.searchsorted(firsts, np.uint64(stop)))
-            # One goes on where the other ends, and the first is not too far on.
+            # Records must be consecutive, and the first must not be later than asked for.
             if (
                 high <= low
                 or firsts[low] > seq
@@ -288,7 +288,7 @@ class RingLog:
             ):
                 raise DamagedFileError(
                     f"{self._ring.path} is damaged: call {seq} of "
-                    f"{self.communicator.label or self.communicator.key} is not in its place",
+                    f"{self.communicator.label or self.communicator.key} is missing",
                     path=str(self._ring.path),
                 )
             parts.append(found[low:high])
@@ -297,10 +297,10 @@ class RingLog:
 
 
 def communicators(ring: RingFile) -> dict[int, Communicator]:
-    """By their number in the file; what cannot be understood is left out.
+    """Return the communicators by their number in the ring, without damaged ones.
 
     Raises:
-        DamagedFileError: They have more members together than any job's.
+        DamagedFileError: They have more members together than is plausible.
     """
     changes: dict[int, list[str]] = {}
     for spelled in ring.texts.get(layout.KIND_COMM_UPDATE, []):
@@ -314,8 +314,8 @@ def communicators(ring: RingFile) -> dict[int, Communicator]:
         members += len(comm.ranks)
         if members > _MOST_MEMBERS:
             raise DamagedFileError(
-                f"{ring.path} is too large, read so far: {len(found)} communicators, of which the "
-                f"next one would make {members} members; its rank is left out"
+                f"{ring.path} is too large, read so far: {len(found)} communicators, with the "
+                f"next one {members} members; its rank is left out"
             )
         found[index] = comm
     return found
@@ -323,7 +323,7 @@ def communicators(ring: RingFile) -> dict[int, Communicator]:
 
 @lru_cache(maxsize=_KEPT)
 def _communicator(spelled: str, *changes: str) -> Communicator | None:
-    """Return what its members describe in the same words, hence once for all of them."""
+    """Parse a communicator; cached, since all its members write the same description."""
     about = _object(spelled)
     key = text(about.get("key"))
     if key is None:
@@ -341,7 +341,7 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
 
 
 def _range(value: Any) -> tuple[int, ...]:
-    """Return the ranks of a communicator whose members are at equal distances."""
+    """Return the ranks of a communicator written as [start, stop, step]; empty if invalid."""
     ends = integers(value)
     if ends is None or len(ends) != 3 or not ends[2]:
         return ()
@@ -366,12 +366,18 @@ def _rank(value: Any) -> int:
 
 
 def is_alive(about: Mapping[str, Any], host: str, pid: int) -> bool | None:
-    """Return whether the process runs, where this machine can tell."""
+    """Return whether a process runs; None if this machine cannot know.
+
+    Args:
+        about: Process description of the ring: boot id, pid namespace, start time.
+        host: Host name in that description.
+        pid: Pid in that description.
+    """
     if not about.get("boot_id") or host != socket.gethostname():
         return None
     if about["boot_id"] != procfs.boot_id():
         return False
     if about.get("pid_namespace") not in (None, procfs.pid_namespace()):
-        return None  # a container of its own, in which its pid means another process
+        return None  # in another container, where this pid is another process
     ticks = procfs.start_ticks(pid)
     return bool(ticks) and ticks == about.get("start_ticks")

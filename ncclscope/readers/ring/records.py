@@ -1,4 +1,4 @@
-"""One communicator's records in a ring, found by number without reading all of it."""
+"""Find one communicator's records in a ring by sequence number, without reading all of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CommRecords"]
 
 
 class CommRecords:
-    """The collectives of one communicator, as they lie in the file.
+    """The collectives of one communicator in a ring file.
 
     Args:
         ring: The ring.
-        number: The communicator's in the ring.
+        number: The communicator's number in the ring.
     """
 
     def __init__(self, ring: RingFile, number: int) -> None:
@@ -30,7 +30,7 @@ class CommRecords:
         return self._ring.marks(self._number)
 
     def firsts(self, records: Records) -> NDArray[np.uint64]:
-        """Return the number of the first call that each of some records stands for."""
+        """Return the sequence number of the first call of each record, `[records]`."""
         lasts: NDArray[np.uint64] = records["seq"]
         if self._ring.scale == 1:
             return lasts
@@ -38,13 +38,13 @@ class CommRecords:
         return lasts - table.spans(records).astype(np.uint64) + np.uint64(1)
 
     def mark(self, seq: int) -> int | None:
-        """Return the running hash after a call that a mark stands at; None where none does."""
+        """Return the running hash after call `seq` if there is a mark at it, else None."""
         marks = self._marks
         place, _ = bracket(marks.seqs, seq)
         return int(marks.hashes[place]) if place >= 0 and marks.seqs[place] == seq else None
 
     def oldest(self) -> Records:
-        """Return the oldest record that is kept; empty when none is."""
+        """Return the oldest kept record, `[1]`; empty if none is kept."""
         ring = self._ring
         for start in range(ring.oldest, ring.head, CHUNK):
             found = collectives(ring.window(start, start + CHUNK), self._number)
@@ -53,18 +53,18 @@ class CommRecords:
         return np.empty(0, RECORD_DTYPE)
 
     def around(self, seq: int, first: int, last: int) -> Records:
-        """Return the records in that chunk of the ring which holds a call.
+        """Return the communicator's records in the chunk that holds a call.
 
-        The chunk lies between the marks around the call, which are far apart where the
-        communicator is used once in a while. Its place there is guessed from the number.
+        The chunk is between the marks around the call. They are far apart if the communicator is
+        rarely used, so the search starts at the position that interpolation gives.
 
         Args:
-            seq: The call's number.
-            first: That of the oldest call that is kept.
-            last: That of the newest.
+            seq: Sequence number of the call.
+            first: Sequence number of the oldest kept call.
+            last: Sequence number of the newest call.
 
         Returns:
-            Empty where no chunk holds it.
+            The records; empty if no chunk holds the call.
         """
         seqs, positions, _ = self._marks
         before, after = bracket(seqs, seq)
@@ -75,7 +75,7 @@ class CommRecords:
             stop, last = int(positions[after]), int(seqs[after])
         low, high = start // CHUNK, stop // CHUNK
         place = low + (high - low) * (seq - first) // max(last - first, 1)
-        step = 1  # a good guess is near, a bad one far: each miss goes twice as far
+        step = 1  # doubles with each miss: a bad guess may be far off
         while low <= high:
             middle = number = max(low, min(place, high))
             found = self._ring.piece(number, self._number)

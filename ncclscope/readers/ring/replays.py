@@ -1,7 +1,7 @@
-"""Calls of a communicator one by one, where a record may stand for all calls of a CUDA graph.
+"""Expand a communicator's records into calls, where one record may be a CUDA graph replay.
 
-Only what is asked for is expanded: a ring of a million replays holds more calls than memory
-does.
+Only the requested calls are expanded: a ring with a million replays has more calls than fit in
+memory.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Expansion:
 
     Args:
         ring: The ring.
-        comm: The communicator's number in it.
-        key: Its key.
-        records: Those that stand for the calls, without a gap.
-        start: The first call.
-        stop: The one after the last.
-        device: How far they are on the device.
+        comm: The communicator's number in the ring.
+        key: The communicator's key.
+        records: Records of these calls, without a gap, `[records]`.
+        start: Sequence number of the first call.
+        stop: Sequence number after the last call.
+        device: The communicator's progress on the GPU.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Expansion:
         self._count = max(stop - start, 0)
         spans = self._table.spans(records)
         if len(records):
-            # Of the first record and of the last, some calls may not be asked for.
+            # The range may begin or end in the middle of a replay.
             skipped = start - (int(records["seq"][0]) - int(spans[0]) + 1)
             self._which = np.repeat(np.arange(len(records)), spans)[skipped:][: self._count]
             begins = np.cumsum(spans) - spans
@@ -70,25 +70,25 @@ class Expansion:
 
     @cached_property
     def _replayed(self) -> NDArray[np.int64]:
-        """Calls that are part of a replay, as places in what was asked for."""
+        """Indices, among the requested calls, of those that are part of a replay."""
         return np.flatnonzero(self._rows[self._which] >= 0)
 
     @cached_property
     def _flat(self) -> NDArray[np.int64]:
-        """For each of these, its place in the table."""
+        """Index in the graph table of each replayed call, `[replayed]`."""
         which = self._which[self._replayed]
         return self._table.starts[self._rows[which]] + self._inside[self._replayed]
 
     @cached_property
     def _single(self) -> NDArray[np.int64]:
-        """Calls with a record of their own."""
+        """Indices, among the requested calls, of those with their own record."""
         return np.flatnonzero(self._rows[self._which] < 0)
 
     def signatures(self, own: Sequence[int]) -> list[int]:
-        """Return what members must agree in, call by call.
+        """Return the signature of each call.
 
         Args:
-            own: The same of each record, which means something for single calls.
+            own: Signature of each record, `[records]`; used for calls with their own record.
         """
         found = np.array(own, np.uint64)[self._which]
         found[self._replayed] = self._table.signatures[self._flat]
@@ -96,7 +96,7 @@ class Expansion:
         return listed
 
     def sites(self) -> list[str | None]:
-        """Return where the calls came from."""
+        """Return the call site of each call."""
         numbers = self._records["site"][self._which].astype(np.int64)
         calls, places = np.unique(self._table.calls[self._flat], return_inverse=True)
         sites = [int(self._ring.graphs.record(call)["site"][0]) for call in calls.tolist()]
@@ -107,7 +107,7 @@ class Expansion:
         return [short[place] for place in places.tolist()]
 
     def positions(self) -> list[int]:
-        """Return their numbers in the rank's stream."""
+        """Return the position of each call in the rank's stream."""
         listed: list[int] = self._positions().tolist()
         return listed
 
@@ -123,7 +123,7 @@ class Expansion:
         """Return the calls.
 
         Args:
-            own: As for :meth:`signatures`.
+            own: Signature of each record, `[records]`.
         """
         found: list[Call | None] = [None] * self._count
         wanted = self._which[self._single]
@@ -140,7 +140,7 @@ class Expansion:
         return [call for call in found if call is not None]
 
     def _members(self) -> Iterator[tuple[int, Call]]:
-        """Yield the calls that are part of a replay, with their places."""
+        """Yield each replayed call with its index among the requested calls."""
         if not len(self._replayed):
             return
         records, table = self._records, self._table
@@ -207,7 +207,7 @@ class Expansion:
         return replace(found, sizes=sizes, out_sizes=out_sizes)
 
     def distinct(self) -> Distinct:
-        """Return the calls by what sets them apart."""
+        """Group the calls into kinds."""
         records = chosen_at(self._records, self._which[self._single])
         records = with_states(self._device, records)
         single = distinct_records(records, lambda some: decode(self._ring, some, self._key))
@@ -228,7 +228,7 @@ class Expansion:
                 yield place, call
 
     def _cut(self, at: int) -> Expansion:
-        """Return a single call of these."""
+        """Return an expansion of the single call at index `at`."""
         which = int(self._which[at])
         record = self._records[which : which + 1]
         seq = int(self._seqs()[at])
@@ -237,7 +237,7 @@ class Expansion:
 
 
 def chosen_at(records: Records, places: NDArray[np.int64]) -> Records:
-    """Return the records at some places, in order, which may be none."""
+    """Return the records at some indices, in order; there may be none."""
     if len(places) == len(records):
         return records
     is_chosen = np.zeros(len(records), np.bool_)
@@ -246,11 +246,11 @@ def chosen_at(records: Records, places: NDArray[np.int64]) -> Records:
 
 
 class RingGraphs(Mapping[int, Graph]):
-    """The CUDA graphs of a ring, looked at when they are asked for.
+    """The CUDA graphs of a ring by number, read on demand.
 
     Args:
         ring: The ring.
-        names: Keys of its communicators, by their number.
+        names: Keys of its communicators by number.
     """
 
     def __init__(self, ring: RingFile, names: Mapping[int, str]) -> None:
@@ -272,4 +272,4 @@ class RingGraphs(Mapping[int, Graph]):
         return len(self._listed)
 
     def __bool__(self) -> bool:
-        return self._ring.scale > 1  # without looking at them
+        return self._ring.scale > 1  # without reading them

@@ -1,7 +1,4 @@
-"""What a ring holds besides collectives.
-
-Steps, sends and receives are read when they are asked for.
-"""
+"""Steps, sends, receives and activities of a ring; decoded on demand."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ __all__ = ["STEP_CHUNKS", "RingSteps", "RingTransfers", "activities", "transfers
 What = TypeVar("What")
 
 STEP_CHUNKS = 4
-"""Chunks of records at the end of a ring that the last step is looked for in."""
+"""Number of chunks at the end of a ring in which the last step is searched."""
 
 
 class _RingTrail(Trail[What]):
-    """Some of the records of a ring; all are gone through once, for the last only from the end."""
+    """One kind of a ring's records, scanned once; for the newest, only from the end."""
 
     _within: int | None = None
 
@@ -35,22 +32,22 @@ class _RingTrail(Trail[What]):
 
     @abstractmethod
     def _between(self, start: int, stop: int) -> list[What]:
-        """Return those at positions ``start`` to ``stop - 1`` of the stream."""
+        """Return the items at positions ``start`` to ``stop - 1`` of the stream."""
 
     def newest(self, count: int) -> list[What]:
-        """Return the last so many; only the end of the ring is gone through for them."""
+        """Return the last `count` items, oldest first, scanning only the end of the ring."""
         if self._all is not None:
             return self._all[max(0, len(self._all) - count) :]
         found: list[What] = []
         stop = self._ring.head
-        looked = 0
+        scanned = 0
         while stop > self._ring.oldest and len(found) < count:
-            if self._within is not None and looked == self._within:
+            if self._within is not None and scanned == self._within:
                 break
             start = (stop - 1) // CHUNK * CHUNK
             found = self._between(start, stop) + found
             stop = start
-            looked += 1
+            scanned += 1
         return found[max(0, len(found) - count) :]
 
     def _read(self) -> list[What]:
@@ -84,7 +81,10 @@ class RingTransfers(_RingTrail[Call]):
 def transfers(
     ring: RingFile, communicators: Mapping[int, Communicator]
 ) -> dict[str, RingTransfers]:
-    """By the key of the communicator; there are some, though they may have been overwritten."""
+    """Return trails by communicator key, for communicators with sends or receives.
+
+    The records themselves may have been overwritten.
+    """
     return {
         communicator.key: RingTransfers(ring, number, communicator.key)
         for number, communicator in communicators.items()
@@ -95,7 +95,7 @@ def transfers(
 class RingSteps(_RingTrail[Step]):
     """Steps of the engine.
 
-    A ring does not know whether it holds any, and is not read whole to find the last.
+    A ring does not count its steps, so the search for the last step covers only its end.
     """
 
     _within = STEP_CHUNKS
@@ -114,11 +114,11 @@ class RingSteps(_RingTrail[Step]):
 
 
 def activities(ring: RingFile) -> dict[str, Activity]:
-    """By name; none in a ring from before there were any."""
+    """Return the activities by name; empty for a ring of an older format."""
     found = {}
     for count, since, until, number, name, detail in ring.activities:
         named = ring.text(layout.KIND_ACTIVITY, name)
         if named is not None:
-            said = ring.text(layout.KIND_ACTIVITY, detail)
-            found[named] = Activity(named, said, number, count, since, until or None)
+            about = ring.text(layout.KIND_ACTIVITY, detail)
+            found[named] = Activity(named, about, number, count, since, until or None)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts
+from ncclscope.readers.registry import reader_of
 from ncclscope.readers.replicas import separate_replicas, span
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.ranks import read_ring
@@ -60,7 +61,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             if is_snapshot(path):
                 snapshots.append(replace(read_snapshot(path), node=nodes.of(path)))
                 continue
-            reader = read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
+            reader = _reader(path)
             status = path.stat()
             if status.st_size == 0:
                 empty += 1
@@ -172,8 +173,15 @@ def input_files(paths: Iterable[str | os.PathLike[str]], notes: list[str]) -> It
                     or is_snapshot(found)
                     or is_trace(found)
                     or is_dump(found)
+                    or reader_of(found) is not None
                 ):
                     yield found
+
+
+def _reader(path: Path) -> Callable[[Path], Rank]:
+    if other := reader_of(path):
+        return other.read
+    return read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:
@@ -257,6 +265,11 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
     return kept + loose
 
 
+def _last_call_ns(rank: Rank) -> int:
+    """Return when a rank posted its last call: heartbeats are up to a second apart."""
+    return max((call.time_ns or 0 for call in rank.last_calls().values()), default=0)
+
+
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
     """Return whether two runs are parts of one job, one `ncclscope run` per node.
 
@@ -268,6 +281,6 @@ def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
     sizes = {rank.world_size for rank in (*part, *kept) if rank.rank >= 0}
     if not own or own & numbers or len(sizes) != 1:
         return False
-    ended = max(span(rank)[1] for rank in part)
+    ended = max(max(span(rank)[1], _last_call_ns(rank)) for rank in part)
     began = min((start for rank in kept if (start := span(rank)[0])), default=0)
     return not ended or ended > began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -150,3 +151,19 @@ def test_rooms_have_room_and_files_one_subject(package: str) -> None:
         and (count := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES
     }
     assert long == {}
+
+
+def test_the_page_names_every_room_and_no_other() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Rooms")[2].partition("## Where")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name.strip(" `/") for cell in cells for name in cell.split(",")} == set(ARROWS)
+
+
+def test_the_page_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    roots = (ROOT, ROOT / "ncclscope")
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", page)
+    missing = [name for name in named if not any((root / name).exists() for root in roots)]
+    rooms = {"sequences/", "waits/", "processes/", "device/", "bootstrap/"}
+    assert set(missing) <= rooms

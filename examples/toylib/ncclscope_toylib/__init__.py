@@ -1,0 +1,1 @@
+"""What ncclscope needs to know of toylib."""

@@ -129,3 +129,7 @@ class DispatchError(NcclscopeError):
 
 class LaboratoryError(NcclscopeError):
     """The laboratory could not run its program."""
+
+
+PartedError = DivergenceError
+"""The former name, which programs of others may catch."""

@@ -16,19 +16,19 @@ __all__ = ["CaptureMismatch"]
 
 
 class CaptureMismatch(ParameterMismatch):
-    """Ranks captured, replayed or carried out what their peers did not, or replayed another graph.
+    """Ranks captured, replayed or ran calls that their peers did not, or replayed another graph.
 
-    A call that is captured is not carried out, one that is replayed is a part of a CUDA graph,
-    and NCCL wants all members to do the same.
+    NCCL requires all members to do the same: capture a call, replay it from a CUDA graph, or run
+    it eagerly.
     """
 
     name = "capture_mismatch"
     parameter = "captured"
-    # Two graphs of other lengths or contents look like any of these, call by call.
+    # Compared call by call, two graphs that differ in length or content resemble any of these.
     refines = ("extra_call", "missing_call", *PARAMETERS)
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each difference in how calls came to be posted."""
+        """Yield a finding for each difference in how calls were posted."""
         for difference in case.described:
             found = other_graph(case, difference)
             if found is not None:
@@ -42,9 +42,9 @@ class CaptureMismatch(ParameterMismatch):
             return super()._summary(case, difference)
         did, instead = _way(odd, ""), _way(peer, " it")
         if odd.replay is None and peer.replay is None:
-            did, instead = ("captured", "carried it out")
+            did, instead = ("captured", "ran it eagerly")
             if not odd.captured:
-                did, instead = ("carried out", "captured it into a CUDA graph")
+                did, instead = ("eagerly ran", "captured it into a CUDA graph")
         return (
             f"{subject(case, difference)} {did} call {difference.seq} on "
             f"{comm_text(difference.comm)}, {call_text(odd)}{_which(odd)}; "
@@ -62,7 +62,7 @@ class CaptureMismatch(ParameterMismatch):
         sides = [f"graph {block.graph}, of {plural(block.calls, 'call')}" for block in (odd, peer)]
         summary = (
             f"At {where} {ranks_text(difference.peers)} replayed different CUDA graphs, "
-            f"{sides[0]}, and {sides[1]}; the records do not tell which is odd."
+            f"{sides[0]}, and {sides[1]}; the records do not show which side diverged."
         )
         if difference.odd:
             summary = (
@@ -74,9 +74,9 @@ class CaptureMismatch(ParameterMismatch):
         peers = ranks_text(difference.peers) if difference.odd else "the other side"
         known = []
         if found.odd_has is not None:
-            known.append(f"what {peers} replayed is graph {found.odd_has} on {ranks}")
+            known.append(f"the graph that {peers} replayed is graph {found.odd_has} on {ranks}")
         if found.peer_has is not None:
-            known.append(f"what {ranks} replayed is graph {found.peer_has} on {peers}")
+            known.append(f"the graph that {ranks} replayed is graph {found.peer_has} on {peers}")
         return from_difference(
             case,
             difference,
@@ -89,7 +89,7 @@ class CaptureMismatch(ParameterMismatch):
 
 
 def _way(call: Call, what: str) -> str:
-    """Returns how a call came to be posted where other ranks replayed it, or the reverse."""
+    """Return how a call was posted: replayed, captured or eagerly."""
     if call.replay is not None:
         return f"replayed{what}"
     return f"captured{what}" if call.captured else f"posted{what} eagerly"

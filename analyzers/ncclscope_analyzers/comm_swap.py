@@ -28,12 +28,12 @@ class CommSwap:
     refines = ("extra_call", "missing_call", "capture_mismatch", *PARAMETERS)
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding where calls are too many here and as many too few there."""
+        """Yield a finding where one communicator has as many extra calls as another lacks."""
         for swap in case.swaps:
             here, there = comm_text(swap.comm), comm_text(swap.fewer)
             name = swap.comm.label or "it"
-            told = swap.difference or swap.other
-            assert told is not None
+            source = swap.difference or swap.other
+            assert source is not None
             yield Finding(
                 kind=self.name,
                 summary=(
@@ -46,13 +46,13 @@ class CommSwap:
                 diverging_ranks=(swap.rank,),
                 odd=swap.odd_call,
                 peers=swap.peer_call,
-                confidence="certain" if told.certain else "likely",
+                confidence="certain" if source.certain else "likely",
                 analyzer=self.name,
                 evidence=tuple(self._evidence(swap)),
-                inferred=() if told.reason is None else (told.reason,),
+                inferred=() if source.reason is None else (source.reason,),
                 extent=swap.count,
                 accounts_for=((swap.fewer.key, swap.other.seq),) if swap.other else (),
-                aligned=told.aligned if swap.difference is not None else (),
+                aligned=source.aligned if swap.difference is not None else (),
             )
 
     def _evidence(self, swap: Swap) -> Iterable[str]:
@@ -67,18 +67,19 @@ class CommSwap:
             yield (
                 f"#{swap.other.seq} on {there}: rank {swap.rank} posted "
                 f"{call_text(swap.other.odd_call)}{site_text(swap.other.odd_call)}, "
-                f"{call_text(swap.other.peer_call)} on {ranks_text(swap.other.peers)}: just what "
-                f"its peers posted on {swap.comm.label or 'the other one'}"
+                f"{call_text(swap.other.peer_call)} on {ranks_text(swap.other.peers)}: exactly "
+                f"what its peers posted on {swap.comm.label or 'the other communicator'}"
             )
             return
         missed = f" instead of {call_text(swap.missed)}" if swap.missed else ""
         yield (
-            f"{swap.count} more on {here}, {swap.count} fewer on {there}{missed}, counted in "
-            f"order and not as totals"
+            f"{plural(swap.count, 'call')} more on {here}, {swap.count} fewer on {there}{missed}, "
+            f"counted in sequence order"
         )
 
 
 def _peers_text(swap: Swap) -> str:
     if swap.peer_call is None:
-        return f"and {ranks_text(swap.peers)} have not come so far"
+        have = "has" if len(swap.peers) == 1 else "have"
+        return f"which {ranks_text(swap.peers)} {have} not reached"
     return f"{call_text(swap.peer_call)} on {ranks_text(swap.peers)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ncclscope.analysis.case import DEAD_SECONDS, Case
+from ncclscope.analysis.case import DEAD_SECONDS, HEARTBEAT_ENDS, Case
 from ncclscope.analysis.waits.minority import take_sides
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -25,9 +25,9 @@ NO_RECORD = "it left no record"
 
 
 def _was_in_difference(case: Case, rank: Rank) -> bool:
-    """Whether a rank had posted a call in which members differ before it ended.
+    """Return whether a rank had posted a call in which members differ before it ended.
 
-    Libraries abort the processes of those who wait in such a call, on whichever side they are.
+    Libraries abort the processes that wait in such a call, on both sides of the difference.
     """
     return any(
         (log := rank.logs.get(difference.comm.key)) is not None and log.calls >= difference.seq
@@ -36,7 +36,7 @@ def _was_in_difference(case: Case, rank: Rank) -> bool:
 
 
 def _no_record(case: Case) -> str:
-    """Says what is missing of a rank: a ring outlives its process, a dump has to be written."""
+    """Say what a rank left no trace of: a ring outlives its process, a dump has to be written."""
     formats = {rank.details.get("format") for rank in case.run.ranks}
     return "it left no dump" if formats == {"flight_recorder"} else NO_RECORD
 
@@ -47,15 +47,15 @@ class DeadRank:
     name = "dead_rank"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each dead rank that a chain of waiting ends at."""
-        odd = {rank for difference in case.differences for rank in difference.odd}
+        """Yield a finding for each dead rank that a chain of waiting ends at."""
+        diverging = {rank for difference in case.differences for rank in difference.odd}
         silent = []
         if not case.differences:
             silent = [*self._silent_in_calls(case), *self._ended_past(case)]
         yield from silent
-        # Who waits for such a rank elsewhere waits for the same reason.
-        odd.update(rank for finding in silent for rank in finding.diverging_ranks)
-        # Of a rank without a record it is not known where it stands; of one that has some, it is.
+        # Ranks that wait for such a rank in other calls wait for the same reason.
+        diverging.update(rank for finding in silent for rank in finding.diverging_ranks)
+        # The pending call of a rank without a record is unknown; that of a recorded rank is known.
         late = any(
             rank is not None and case.how_it_ended(rank) is None
             for rank in map(case.run.by_rank.get, case.waits.ends)
@@ -64,7 +64,7 @@ class DeadRank:
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None:
-                # Of several without a record one finding is enough: it is about all of them.
+                # One finding covers all ranks without a record.
                 if not unknown and self._missed_by_all(case, number, waiting):
                     yield self._finding(case, number, waiting, _no_record(case), consequence=late)
                     unknown = True
@@ -72,7 +72,7 @@ class DeadRank:
             how = case.how_it_ended(rank)
             if how is None or not (case.stalled or rank.exited):
                 continue
-            led = number in odd or _was_in_difference(case, rank)
+            led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
             if rank.exited and finding.role == "cause":
                 yield from self._left_early(case, finding, waiting)
@@ -82,7 +82,7 @@ class DeadRank:
     def _left_early(
         self, case: Case, finding: Finding, waiting: tuple[int, ...]
     ) -> Iterable[Finding]:
-        """Tells who is alone where a rank ended in order: it, or those who wait for it."""
+        """Yield which side is the minority where a rank exited cleanly: it, or its waiters."""
         pending = case.waits.where_most_wait(waiting)
         sides = take_sides(case, pending, [n for n in pending.absent if n in case.waits.ends])
         if sides.diverging == "absent":
@@ -94,13 +94,14 @@ class DeadRank:
                 candidate_ranks=sides.candidates,
                 confidence="ambiguous",
                 inferred=(
-                    f"as many wait as have ended: {ranks_text(sides.waiting)} may have posted a "
-                    f"call too many, or {ranks_text(finding.diverging_ranks)} ended too early",
+                    f"as many ranks wait as have exited: {ranks_text(sides.waiting)} may have "
+                    f"posted an extra call, or {ranks_text(finding.diverging_ranks)} exited too "
+                    f"early",
                 ),
             )
 
     def _silent_in_calls(self, case: Case) -> Iterable[Finding]:
-        """Yields ranks whose signs of life end in a call that all have posted."""
+        """Yield ranks whose heartbeat ends in a call that all have posted."""
         heads = case.waits.heads
         for key, comm in case.run.communicators.items():
             own = [heads.get(number) for number in comm.ranks]
@@ -119,9 +120,9 @@ class DeadRank:
                 yield self._silent(case, comm, number, heads[number], living, lived - seconds)
 
     def _ended_past(self, case: Case) -> Iterable[Finding]:
-        """Yields ranks that failed after a call which most of its members are still in.
+        """Yield ranks that failed after a call in which most of its members still wait.
 
-        That call may have met another one of theirs, which is not recorded.
+        An unrecorded call of those members may have matched it.
         """
         heads = case.waits.heads
         for key, comm in case.run.communicators.items():
@@ -134,7 +135,7 @@ class DeadRank:
             hows = {n: self._how_it_failed(case, n, key, call.seq) for n in past}
             if seconds is None or None in hows.values():
                 continue
-            told = "; ".join(f"rank {number}: {how}" for number, how in hows.items())
+            failures = "; ".join(f"rank {number}: {how}" for number, how in hows.items())
             yield Finding(
                 kind=self.name,
                 summary=(
@@ -151,10 +152,10 @@ class DeadRank:
                 analyzer=self.name,
                 evidence=(
                     f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; it is completed on {ranks_text(past)} alone",
-                    told,
+                    f"{call_text(call)}; only {ranks_text(past)} completed it",
+                    failures,
                 ),
-                inferred=("that its peers wait for it: they have not completed what it has",),
+                inferred=("its peers wait for it: they have not completed the call that it has",),
             )
 
     def _how_it_failed(self, case: Case, number: int, key: str, seq: int) -> str | None:
@@ -173,7 +174,7 @@ class DeadRank:
         seconds: float,
     ) -> Finding:
         rank = case.run.by_rank[number]
-        how = f"its signs of life end {seconds:.0f} s before its peers'"
+        how = f"{HEARTBEAT_ENDS} {seconds:.0f} s before its peers'"
         kind, state = self.name, "dead, gone or stopped"
         if rank.alive:
             kind, state = "stalled", "stopped or stuck"
@@ -195,20 +196,18 @@ class DeadRank:
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted call {call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; on none it is completed",
+                f"{call_text(call)}; none completed it",
                 f"rank {number}: {how}",
             ),
-            inferred=(
-                "that the process and not the call stands still: nothing in it has run since",
-            ),
+            inferred=("the process is stuck, not the call: none of its threads has run since",),
         )
 
     def _missed_by_all(self, case: Case, number: int, waiting: tuple[int, ...]) -> bool:
-        """Whether all members that can wait for a rank without a record do."""
+        """Return whether all members that can wait for a rank without a record do."""
         if case.stalled:
             return True
         if not case.timeless:
-            return False  # signs of life are recorded, and say that nobody waits for long
+            return False  # heartbeats are recorded, and show that no rank has waited for long
         if not all(rank.details.get("stated", True) for rank in case.run.ranks):
             return False  # nothing says that a call is still under way
         if not all(case.run.by_rank[own].details.get("dumped", True) for own in waiting):
@@ -227,9 +226,11 @@ class DeadRank:
         consequence: bool = False,
     ) -> Finding:
         rank = case.run.by_rank.get(number)
-        # Devices stand in the first call that not all have posted, however far their hosts are.
+        # Devices wait in the first call that not all have posted, however far their hosts are.
         pending = (
-            self._last_stand(case, waiting) if rank is None else case.waits.where_most_wait(waiting)
+            self._last_call_awaited(case, waiting)
+            if rank is None
+            else case.waits.where_most_wait(waiting)
         )
         # Others may wait for it in other calls.
         waiting = tuple(own for own in waiting if self._has_posted(case, own, pending))
@@ -241,7 +242,7 @@ class DeadRank:
         if rank is None:
             evidence.append(f"no record of rank {number} was found")
             if how != NO_RECORD:
-                evidence.append("a process that lives may have written no dump, too")
+                evidence.append("a live process may have written no dump either")
         else:
             evidence.append(f"rank {number}: {how}")
             last = rank.last_call()
@@ -253,13 +254,13 @@ class DeadRank:
         undumped = rank is None and how != NO_RECORD
         state = "dead, gone or stuck" if undumped else "dead or gone"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
-        # Which of several somebody waits for depends on who else could not be asked.
+        # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
         alone = rank is not None or len(lost) == 1
         if not alone:
             what = "dumps" if undumped else "record"
             who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
-        likely = rank is None or "signs of life" in how
+        likely = rank is None or HEARTBEAT_ENDS in how
         return Finding(
             kind=self.name,
             summary=(
@@ -279,15 +280,15 @@ class DeadRank:
         )
 
     def _has_posted(self, case: Case, number: int, pending: PendingCall) -> bool:
-        """Whether a rank that waits does so on a stand's communicator, and has come as far."""
+        """Return whether a rank waits on a pending call's communicator and has posted that call."""
         if case.waits.pending_calls[number].comm.key != pending.comm.key:
             return False
         return case.run.by_rank[number].logs[pending.comm.key].calls >= pending.call.seq
 
-    def _last_stand(self, case: Case, waiting: tuple[int, ...]) -> PendingCall:
-        """Where those stand who wait for a rank without a record, which tells no first call.
+    def _last_call_awaited(self, case: Case, waiting: tuple[int, ...]) -> PendingCall:
+        """Return the pending call of the ranks that wait for a rank without a record.
 
-        That is their last call where nothing is recorded of completion.
+        Where completion is not recorded, that is their last call.
         """
         pending_calls = [case.waits.pending_calls[rank] for rank in waiting]
         pending = max(pending_calls, key=lambda pending: pending.call.seq)

@@ -18,7 +18,7 @@ class ExtraCall:
     name = "extra_call"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each difference that begins with a call put in."""
+        """Yield a finding for each difference that begins with an inserted call."""
         for difference in case.described:
             if not difference.odd or not difference.inserted:
                 continue

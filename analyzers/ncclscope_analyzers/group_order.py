@@ -12,12 +12,12 @@ __all__ = ["GroupOrder"]
 
 
 class GroupOrder:
-    """Ranks posted the calls of one NCCL group in different orders: harmless until it is not."""
+    """Ranks posted the calls of one NCCL group in different orders, which NCCL tolerates."""
 
     name = "group_order"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a latent finding for each group whose members hold the same calls, reordered."""
+        """Yield a latent finding for each NCCL group with the same calls in another order."""
         for swap in case.group_swaps:
             odd, peers = swap.odd_call, swap.peer_call
             who = swap.odd or swap.ranks
@@ -26,9 +26,9 @@ class GroupOrder:
                 summary=(
                     f"{sentence(ranks_text(who))} posted the {plural(swap.length, 'call')} of a "
                     f"group on {comm_text(swap.comm)} in another order: call {swap.seq} is "
-                    f"{call_text(odd)} there and {call_text(peers)} on the others. NCCL sorts "
-                    f"inside a group, so that nothing hangs; another library, or the same calls "
-                    f"without the group, would."
+                    f"{call_text(odd)} there and {call_text(peers)} on the others. NCCL sorts the "
+                    f"calls of a group, so nothing hangs; other libraries, or the same calls "
+                    f"outside of a group, would hang."
                 ),
                 comm=swap.comm,
                 seq=swap.seq,
@@ -40,8 +40,8 @@ class GroupOrder:
                 role="latent",
                 analyzer=self.name,
                 evidence=(
-                    f"calls {swap.seq} to {swap.end} on {comm_text(swap.comm)} are the same on all "
-                    f"ranks but for their order, and stand in one NCCL group",
+                    f"calls {swap.seq} to {swap.end} on {comm_text(swap.comm)} form one NCCL group "
+                    f"and differ between ranks only in their order",
                 ),
                 extent=swap.length,
             )

@@ -19,7 +19,7 @@ class MissingCall:
     name = "missing_call"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each difference that begins with a call left out."""
+        """Yield a finding for each difference that begins with a deleted call."""
         for difference in case.described:
             concluded = difference.inferred or (difference.suspect and not difference.replaced)
             if concluded and not difference.odd:
@@ -28,7 +28,7 @@ class MissingCall:
                 continue
             count = difference.first.left
             proof = (
-                f"after leaving out {plural(count, 'call')}, "
+                f"after skipping {plural(count, 'call')}, "
                 f"{plural(difference.first.met, 'call')} "
                 f"{verb(range(difference.first.met), 'agree')} again"
             )
@@ -47,17 +47,14 @@ class MissingCall:
                 extent=count,
                 evidence=() if habit else (proof,),
                 inferred=(
-                    (
-                        "a skip, since the odd call is what followed the missing one each time "
-                        "before",
-                    )
+                    ("a skip, since the diverging call followed the missing one each time before",)
                     if habit
                     else ()
                 ),
             )
 
     def _either(self, case: Case, difference: Difference) -> Finding:
-        """One of two sides left calls out, or the other put them in."""
+        """Describe a pair in which one side skipped calls or the other posted extra ones."""
         return from_difference(
             case,
             difference,
@@ -66,18 +63,18 @@ class MissingCall:
             summary=(
                 f"{sentence(ranks_text(difference.peers))} are "
                 f"{plural(abs(difference.surplus), 'call')} apart on {comm_text(difference.comm)} "
-                f"since call {difference.seq}, {call_text(difference.peer_call)}: one side left "
-                f"out what the other posted, or the other put it in; the records do not tell."
+                f"since call {difference.seq}, {call_text(difference.peer_call)}: one side skipped "
+                f"calls or the other posted extra ones; the records do not show which."
             ),
             extent=max(difference.first.left, difference.first.put),
         )
 
 
 def _without(case: Case, difference: Difference) -> str:
-    """Says that a group was not created. Its rank stands in the next one, and may mean to."""
+    """Say that a rank did not create a group. The rank may have created the next group instead."""
     return (
         f"{subject(case, difference)} came to {call_text(difference.odd_call)} without "
         f"{call_text(difference.peer_call)}, which {ranks_text(difference.peers)} created as call "
-        f"{difference.seq} on {comm_text(difference.comm)}: it left that out, or meant to create "
-        f"it later."
+        f"{difference.seq} on {comm_text(difference.comm)}: it skipped that call, or would have "
+        f"posted it later."
     )

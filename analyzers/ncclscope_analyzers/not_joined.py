@@ -30,7 +30,7 @@ class NotJoined:
     name = "not_joined"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each living rank that a chain of waiting ends at."""
+        """Yield a finding for each live rank at which a chain of waiting ends."""
         if case.differences:
             yield from self._missing_beside(case)
             apart = list(self._missing_apart(case))
@@ -46,30 +46,30 @@ class NotJoined:
         for number, waiting in case.waits.ends.items():
             rank = case.run.by_rank.get(number)
             if rank is None or rank.details.get("probe_failed"):
-                continue  # what it did after its probe ended is not known
+                continue  # its calls after the probe ended are unknown
             is_late = case.waits.overtaken(number) or case.waits.is_outside(number)
             if number in case.waits.heads and not is_late:
-                continue  # it is in a call itself, which all its members have joined
+                continue  # it is itself in a call that all members have joined
             if case.how_it_ended(rank) is None or rank.exited:
                 pending = case.waits.where_most_wait(waiting)
                 if _is_hole(rank, pending):
-                    continue  # it never recorded a call of this kind, and may stand in it
+                    continue  # it never records calls of this kind, and may be in this one
                 call = pending.comm.key, pending.call.seq
                 missed.setdefault(call, (pending, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
         for pending, numbers in missed.values():
             for finding in self._missed(case, pending, numbers):
-                # Who waits for the other side of a transfer cannot join anything.
+                # A rank that waits for the other side of a transfer cannot join a collective.
                 yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
         yield from self._elsewhere(case, set(missed))
 
     def _missed(
         self, case: Case, pending: PendingCall, numbers: Sequence[int]
     ) -> Iterable[Finding]:
-        """Tells who is singled out where some wait in a call and some never came to it."""
+        """Yield the diverging side where some ranks wait in a call and others never joined it."""
         living = [n for n in numbers if case.how_it_ended(case.run.by_rank[n]) is None]
         if any(_posted(case.run.by_rank[n], pending) >= pending.call.seq for n in numbers):
-            yield self._absent(case, numbers, pending)  # it was posted, and not come to
+            yield self._absent(case, numbers, pending)  # posted, but the device never reached it
             return
         gone = [n for n in pending.absent if n in case.waits.ends and n not in case.run.by_rank]
         sides = take_sides(case, pending, [*numbers, *gone])
@@ -84,18 +84,18 @@ class NotJoined:
                 candidate_ranks=sides.candidates,
                 confidence="ambiguous",
                 inferred=(
-                    f"as many wait as are missing: {ranks_text(sides.waiting)} may have posted a "
-                    f"call too many, or {ranks_text(living)} may be held up before it",
+                    f"as many ranks wait as are missing: {ranks_text(sides.waiting)} may have "
+                    f"posted an extra call, or {ranks_text(living)} may be delayed before it",
                 ),
             )
 
     def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
-        """Describes a call that few wait in and most have not posted."""
+        """Describe a call in which few ranks wait and which most have not posted."""
         few, many = sides.waiting, sides.absent
         who = rank_text(case.run, few[0]) if len(few) == 1 else ranks_text(few)
         evidence = [
             f"{ranks_text(few)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'pending')} in it"
+            f"{call_text(pending.call)}{site_text(pending.call)}, and {verb(few, 'wait')} in it"
         ]
         for number in many:
             rank = case.run.by_rank.get(number)
@@ -111,7 +111,7 @@ class NotJoined:
                 f"{sentence(who)} {verb(few, 'wait')} in call {pending.call.seq} on "
                 f"{comm_text(pending.comm)}, {call_text(pending.call)}"
                 f"{site_text(pending.call)}, which "
-                f"{ranks_text(many)} never posted: a call that most ranks do not make here."
+                f"{ranks_text(many)} never posted: most ranks do not make this call here."
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -122,14 +122,14 @@ class NotJoined:
             evidence=tuple(evidence),
             inferred=(
                 describe_sides(sides),
-                f"that {ranks_text(many)} {verb(many, 'do')} not merely arrive late: what they do "
-                f"outside of recorded calls is not known",
+                f"{ranks_text(many)} {'is' if len(many) == 1 else 'are'} not merely late: activity "
+                f"outside of recorded calls is unknown",
             ),
             extent=1,
         )
 
     def _strayed(self, case: Case) -> Iterable[Finding]:
-        """In a circle of waiting ranks: one that is in a call which nobody else ever makes."""
+        """Yield the one rank of a deadlock cycle whose call no other rank ever makes."""
         cycle = () if case.waits.cycle_creates else case.waits.cycle
         strays = [rank for rank in cycle if not case.is_usual(case.waits.pending_calls[rank])]
         if len(strays) == 1:
@@ -149,26 +149,26 @@ class NotJoined:
         one = len(ranks) == 1
         evidence = [
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
-            f"{call_text(pending.call)}, and {verb(waiting, 'pending')} in it"
+            f"{call_text(pending.call)}, and {verb(waiting, 'wait')} in it"
         ]
         inferred = [*reasons]
         for rank in ranks:
             evidence += self._whereabouts(case, rank, pending)
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
-                evidence.append(f"rank {rank.rank} showed life for {quiet:.0f} s after that")
+                evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
                 what = (
-                    "is stopped by a signal or a debugger (state T): kill -CONT lets it go on"
+                    "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
                     if rank.details.get("stopped")
-                    else "stands on its device behind something that is no recorded call"
+                    else "is blocked on its device by work that is not a recorded call"
                     if case.waits.is_outside(rank.rank)
-                    else "waits to be asked for something: see its engine"
+                    else "waits for a request from its engine"
                     if is_idle(rank)
                     else "is busy or stuck outside of any recorded call"
                 )
                 inferred.append(f"rank {rank.rank} {what}")
         if case.timeless:
-            inferred.append("that nothing moves: the input does not say how long anybody waits")
+            inferred.append("no rank moves: the input does not say how long any rank has waited")
         was = ""
         last = ranks[0].last_call()
         if all(rank.details.get("stopped") for rank in ranks):
@@ -181,7 +181,7 @@ class NotJoined:
         elif one and not ranks[0].lost:
             was = "; it has posted nothing"
         late = [rank.rank for rank in ranks if _posted(rank, pending) >= pending.call.seq]
-        joined = f"{'does' if one else 'do'} not get to" if late else "never joined"
+        joined = f"{'does' if one else 'do'} not reach" if late else "never joined"
         who = rank_text(case.run, numbers[0]) if one else ranks_text(numbers)
         return Finding(
             kind=self.name,
@@ -204,7 +204,7 @@ class NotJoined:
         )
 
     def _missing_beside(self, case: Case) -> Iterable[Finding]:
-        """Where sequences differ: ranks that never came to the very call, and wait for nobody."""
+        """Yield, where sequences differ, ranks that never reached that call and wait for none."""
         if not case.stalled:
             return
         diverged = {(divergence.comm.key, divergence.seq) for divergence in case.divergences}
@@ -225,16 +225,16 @@ class NotJoined:
                 yield self._absent(case, absent, pending_calls[0])
 
     def _missing_apart(self, case: Case) -> Iterable[Finding]:
-        """Where sequences differ: ranks that are missing elsewhere, for a reason of their own.
+        """Yield, where sequences differ, ranks that are missing elsewhere for another reason.
 
-        They have no part in the differences, and either wait for nobody, or went on to a call that
-        those who wait posted after this one.
+        They did not diverge, and either wait for no rank or went on to a call that the waiting
+        ranks posted after this one.
         """
         if not case.stalled:
             return
         differing = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         differing.update((each.comm.key, each.seq) for each in case.differences)
-        odd = {rank for difference in case.differences for rank in difference.odd}
+        diverging = {rank for difference in case.differences for rank in difference.odd}
         seen = set()
         for pending in case.waits.pending_calls.values():
             key = pending.comm.key
@@ -244,12 +244,12 @@ class NotJoined:
             reasons: dict[int, str] = {}
             for number in pending.absent:
                 rank = case.run.by_rank.get(number)
-                if rank is None or number in odd or _is_hole(rank, pending):
+                if rank is None or number in diverging or _is_hole(rank, pending):
                     continue
                 if case.how_it_ended(rank) is not None:
                     continue
                 if any(_reached(rank, key) >= seq for key, seq in differing.items()):
-                    # It may be held up there, unless it went on past this call before.
+                    # It may be stuck in the difference, unless it went past this call before.
                     if reason := _came_past(case, pending, rank, differing):
                         reasons[number] = reason
                 elif number in case.waits.ends:
@@ -262,20 +262,20 @@ class NotJoined:
                 yield self._absent(case, list(reasons), pending, whys)
 
     def _whereabouts(self, case: Case, rank: Rank, pending: PendingCall) -> Iterable[str]:
-        """Says what a rank did instead of joining a call."""
+        """Say what a rank did instead of joining a call."""
         number, posted = rank.rank, _posted(rank, pending)
         head = case.waits.heads.get(number)
         if case.waits.is_outside(number) and head is not None:
             comm = case.run.communicators[head.comm]
             yield (
-                f"rank {number} posted it, too, but its device has not come to call {head.seq} on "
-                f"{comm_text(comm)}: its stream is behind other work"
+                f"rank {number} posted it, too, but its device has not reached call {head.seq} on "
+                f"{comm_text(comm)}: earlier work blocks its stream"
             )
         elif posted >= pending.call.seq and head is not None:
             yield (
-                f"rank {number} posted it, too, but of its calls none has completed since "
-                f"#{head.seq} on {comm_text(case.run.communicators[head.comm])}, "
-                f"{call_text(head)}, which waits for nobody"
+                f"rank {number} posted it, too, but has completed no call since #{head.seq} on "
+                f"{comm_text(case.run.communicators[head.comm])}, {call_text(head)}, which all "
+                f"members have joined"
             )
         else:
             yield f"rank {number} posted {posted} calls there"
@@ -290,18 +290,18 @@ class NotJoined:
             yield f"rank {number} has no call under way"
 
     def _elsewhere(self, case: Case, missed: set[tuple[str, int]]) -> Iterable[Finding]:
-        """Who waits in other calls, because somebody there waits or never arrived."""
+        """Yield ranks that wait in other calls because a member waits or never arrived."""
         for finding in self._consequences(case):
             if finding.comm is not None and (finding.comm.key, finding.seq) not in missed:
                 yield finding
 
     def _consequences(self, case: Case) -> Iterable[Finding]:
-        """Where sequences differ: who waits elsewhere for the ranks that differ."""
+        """Yield, where sequences differ, the ranks that wait elsewhere for the diverging ranks."""
         differing = {difference.comm.key for difference in case.differences}
         seen = set()
         for pending in case.waits.pending_calls.values():
-            # After a first difference equal numbers are no equal calls, so that who waits for
-            # whom on that communicator cannot be told from them.
+            # After a first difference, equal numbers are no longer equal calls: on that
+            # communicator they do not show who waits for whom.
             absent = tuple(
                 number
                 for number in pending.absent
@@ -328,7 +328,7 @@ class NotJoined:
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:
-    """How many calls a rank posted on the communicator that another one stands in."""
+    """Return how many calls a rank posted on the communicator of another one's pending call."""
     return _reached(rank, pending.comm.key)
 
 
@@ -338,7 +338,7 @@ def _reached(rank: Rank, key: str) -> int:
 
 
 def _is_hole(rank: Rank, pending: PendingCall) -> bool:
-    """Whether calls like the one that a rank stands in are known to be missing in a record."""
+    """Return whether a rank's record is known to lack calls like a pending one."""
     unseen = rank.details.get("unseen")
     return isinstance(unseen, list) and any(
         isinstance(one, dict)
@@ -349,9 +349,9 @@ def _is_hole(rank: Rank, pending: PendingCall) -> bool:
 
 
 def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[str, int]) -> str:
-    """Say which call a rank went on to that the rank which waits posted after the call in question.
+    """Say which later call of the waiting rank this rank went on to; empty where there is none.
 
-    Calls beyond the first difference of a communicator say nothing.
+    Calls beyond the first difference of a communicator are ignored.
     """
     waiting = case.run.by_rank[pending.rank]
     for key, log in rank.logs.items():

@@ -33,6 +33,6 @@ class OpMismatch(ParameterMismatch):
 
 
 def _overwritten(difference: Difference) -> bool:
-    """Whether the calls that are left agree, and the difference lies before them."""
+    """Return whether the kept calls agree, so that the difference lies before them."""
     same = difference.odd_call.signature == difference.peer_call.signature
     return same and not difference.exact and not difference.item

@@ -26,67 +26,66 @@ from ncclscope.model.signature import CREATION_OPS
 __all__ = ["OrderCycle"]
 
 
-_NEW_ORDER = (
-    "another order, since such calls are new there: a rank that takes one communicator for the "
-    "other, as when it made them in another order, stands like this, too"
+_SWAPPED = (
+    "a rank that mixes up two communicators, for example because it created them in another "
+    "order, looks the same"
 )
-_NEW_CALLS = (
-    "which of the two it is, since such calls are new there: a rank that takes one communicator "
-    "for the other, as when it made them in another order, stands like this, too"
-)
+_NEW_ORDER = f"the order differs, although such calls are new there: {_SWAPPED}"
+_NEW_CALLS = f"which of the two it is, as such calls are new there: {_SWAPPED}"
 _ON_ONE_STREAM = (
-    "that calls run in the order in which a rank posted them, as on one stream, and that they have "
-    "not ended: the backend does not tell"
+    "calls run in the order in which a rank posted them, as on one stream, and have not "
+    "completed: the backend does not report completion"
 )
 
 
 class OrderCycle:
-    """Ranks wait for each other in a circle, each in another communicator's call."""
+    """Ranks deadlock in a cycle, each in another communicator's call."""
 
     name = "order_cycle"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields one finding for the shortest circle, where all calls themselves agree."""
+        """Yield one finding for the shortest deadlock cycle, where all calls themselves agree."""
         cycle = case.waits.cycle
         if not cycle or case.differences or not case.stalled:
             return
         pending_calls = case.waits.pending_calls
-        odd, against = self._odd(case, cycle)
+        diverging, against = self._diverging(case, cycle)
         new = [number for number in cycle if not case.is_usual(pending_calls[number])]
         creates = case.waits.cycle_creates
         posted = isinstance(case.waits, PostingOrder)
-        if new == [odd] and not creates and not posted:
+        if new == [diverging] and not creates and not posted:
             return  # it is in a call of its own, and not early in a common one
-        here = pending_calls[odd if odd is not None else cycle[0]]
+        here = pending_calls[diverging if diverging is not None else cycle[0]]
         others = [s for s in map(pending_calls.__getitem__, cycle) if s.comm.key != here.comm.key]
-        # Rather one that the rank itself has to come to: in a long circle there are others.
+        # Prefer a call that the rank itself has to post: a long cycle has others.
         there = next((s for s in others if here.rank in s.comm.ranks), next(iter(others), here))
         waiting = ranks_text(number for number in cycle if number != here.rank)
         calls = (
             f"call {here.call.seq}, {call_text(here.call)}",
             f"call {there.call.seq}, {call_text(there.call)}",
         )
-        if odd is None:
+        if diverging is None:
             summary = (
-                f"{sentence(ranks_text(cycle))} wait for each other in a circle: some "
+                f"{sentence(ranks_text(cycle))} wait for each other in a cycle: some "
                 f"{'posted to' if posted else 'entered'} {comm_text(here.comm)} first, some "
-                f"{comm_text(there.comm)}; the records do not tell whose order is the odd one."
+                f"{comm_text(there.comm)}; the records do not show which order diverged."
             )
         elif posted:
             summary = (
-                f"{sentence(rank_text(case.run, odd))} posted {calls[0]} on "
+                f"{sentence(rank_text(case.run, diverging))} posted {calls[0]} on "
                 f"{comm_text(here.comm)} before {calls[1]} on {comm_text(there.comm)}, its peers "
-                f"the other way round: on one stream neither ends, since each waits for the other."
+                f"in the opposite order: on one stream neither completes, since each waits for the "
+                f"other."
             )
         else:
             summary = (
-                f"{sentence(rank_text(case.run, odd))} entered {comm_text(here.comm)} before "
-                f"{comm_text(there.comm)}, its peers the other way round: it stands in "
-                f"{calls[0]}, and {waiting} in {calls[1]}, each waiting for the other."
+                f"{sentence(rank_text(case.run, diverging))} entered {comm_text(here.comm)} before "
+                f"{comm_text(there.comm)}, its peers in the opposite order: it waits in "
+                f"{calls[0]}, and {waiting} in {calls[1]}, each for the other."
             )
         if not posted and not _both_posted(case, cycle, here, there):
-            finding = self._never_joined(case, cycle, odd, here, there)
-            if odd is not None and new and not creates:
+            finding = self._never_joined(case, cycle, diverging, here, there)
+            if diverging is not None and new and not creates:
                 finding = replace(finding, inferred=(_NEW_CALLS, *finding.inferred))
             yield finding
             return
@@ -96,13 +95,13 @@ class OrderCycle:
             summary=summary,
             comm=there.comm,
             seq=there.call.seq,
-            diverging_ranks=() if odd is None else (odd,),
-            candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
+            diverging_ranks=() if diverging is None else (diverging,),
+            candidate_ranks=tuple(sorted(cycle)) if diverging is None else (),
             odd=here.call,
             peers=there.call,
             confidence=(
                 "ambiguous"
-                if odd is None
+                if diverging is None
                 else "likely"
                 if case.timeless or posted or part is not None or new
                 else "certain"
@@ -110,11 +109,11 @@ class OrderCycle:
             analyzer=self.name,
             evidence=(*against, *_sites(case, here, there))
             if posted
-            else (*self._circle(cycle, pending_calls), *against),
+            else (*self._chain(cycle, pending_calls), *against),
             inferred=(
-                *((_ON_ONE_STREAM, *self._circle(cycle, pending_calls)) if posted else ()),
-                *((_NEW_ORDER,) if odd is not None and new and not creates else ()),
-                *((same_part(part),) if odd is not None and part is not None else ()),
+                *((_ON_ONE_STREAM, *self._chain(cycle, pending_calls)) if posted else ()),
+                *((_NEW_ORDER,) if diverging is not None and new and not creates else ()),
+                *((same_part(part),) if diverging is not None and part is not None else ()),
             ),
             extent=len(cycle),
         )
@@ -123,63 +122,64 @@ class OrderCycle:
         self,
         case: Case,
         cycle: tuple[int, ...],
-        odd: int | None,
+        diverging: int | None,
         here: PendingCall,
         there: PendingCall,
     ) -> Finding:
-        """Describes ranks in calls that the others never posted: nobody's order is recorded.
+        """Describe ranks in calls that the others never posted, so that no order is recorded.
 
-        A rank that is in another call than its peers may have skipped theirs, or may mean to come
-        to it later.
+        A rank that is in another call than its peers may have skipped theirs, or may have posted
+        it later.
         """
         mine, theirs = (
             f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
             for pending in (here, there)
         )
         waiting = waiting_in(case, there)
-        who = ranks_text(waiting_in(case, here)) if odd is None else rank_text(case.run, odd)
-        either = "it skipped that call, or would have come to it later"
-        if odd is None:
-            either = "one side skipped the other's call, or would have come to it later"
+        own = waiting_in(case, here)
+        who = ranks_text(own) if diverging is None else rank_text(case.run, diverging)
+        either = "it skipped that call, or would have posted it later"
+        if diverging is None:
+            either = "one side skipped the other's call, or would have posted it later"
         part = next((pending.comm for pending in (here, there) if pending.comm.part), None)
-        named = odd is not None
-        # Whoever stands in another call does not come to the creation of a group, in any case.
+        named = diverging is not None
+        # A rank that is in another call cannot join the creation of a group.
         sure = there.call.op in CREATION_OPS and not case.timeless and part is None
         return Finding(
             kind="not_joined",
             summary=(
                 f"{sentence(who)} never joined {theirs}, in which {ranks_text(waiting)} "
-                f"{verb(waiting, 'wait')}, but {'pending_calls' if named else 'waits'} in {mine}: "
-                f"{either}."
+                f"{verb(waiting, 'wait')}, but "
+                f"{'waits' if named else verb(own, 'wait')} in {mine}: {either}."
             ),
             comm=there.comm,
             seq=there.call.seq,
-            diverging_ranks=() if odd is None else (odd,),
-            candidate_ranks=tuple(sorted(cycle)) if odd is None else (),
+            diverging_ranks=() if diverging is None else (diverging,),
+            candidate_ranks=tuple(sorted(cycle)) if diverging is None else (),
             odd=here.call,
             peers=there.call,
             confidence="ambiguous" if not named else "certain" if sure else "likely",
             analyzer=self.name,
-            evidence=tuple(self._circle(cycle, case.waits.pending_calls)),
+            evidence=tuple(self._chain(cycle, case.waits.pending_calls)),
             inferred=(same_part(part),) if named and part is not None else (),
             extent=len(cycle),
         )
 
-    def _circle(
+    def _chain(
         self, cycle: tuple[int, ...], pending_calls: Mapping[int, PendingCall]
     ) -> Iterable[str]:
         for place, number in enumerate(cycle):
             pending = pending_calls[number]
             yield (
-                f"rank {number} stands in #{pending.call.seq} on {comm_text(pending.comm)}, "
+                f"rank {number} is in #{pending.call.seq} on {comm_text(pending.comm)}, "
                 f"{call_text(pending.call)}, and waits for rank {cycle[(place + 1) % len(cycle)]}"
             )
 
-    def _odd(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
-        """Finds the one rank of the circle that took an order which few others took.
+    def _diverging(self, case: Case, cycle: tuple[int, ...]) -> tuple[int | None, tuple[str, ...]]:
+        """Return the one rank of the cycle whose order is a minority's, and the evidence.
 
-        In a circle of two nothing in the circle itself says who is odd. But every rank that
-        plays the same part enters communicators of the same kinds, and its order counts.
+        A cycle of two does not itself show who diverged. But ranks with the same role enter
+        communicators of the same kinds, and their orders form a majority.
         """
         pending_calls = case.waits.pending_calls
         first = pending_calls[cycle[0]]
@@ -201,43 +201,43 @@ class OrderCycle:
         if len(orders[True]) == len(orders[False]):
             return None, ()
         rare = min(orders.values(), key=len)
-        usual = max(orders.values(), key=len)
-        odd = [number for number in cycle if number in rare]
-        if len(odd) != 1:
+        majority = max(orders.values(), key=len)
+        found = [number for number in cycle if number in rare]
+        if len(found) != 1:
             return None, ()
-        return odd[0], (
-            f"the order of the two calls is the same on {ranks_text(usual)}, and the opposite on "
-            f"{ranks_text(rare)}",
+        return found[0], (
+            f"the order of the two calls is the same on {ranks_text(majority)}, and the opposite "
+            f"on {ranks_text(rare)}",
         )
 
     def _order(
         self, case: Case, rank: Rank, first: PendingCall, second: PendingCall
     ) -> bool | None:
-        """Whether a rank posted its counterpart of one call before that of the other."""
+        """Return whether a rank posted its counterpart of ``first`` before that of ``second``."""
         places = [self._place(case, rank, pending) for pending in (first, second)]
         if -1 in places:
             return None
         before, after = places
         if before is None or after is None:
-            # Posted one and not the other: that one comes first.
+            # Of one posted and one unposted call, the posted one is first.
             return None if before is after else before is not None
         return before < after
 
     def _place(self, case: Case, rank: Rank, pending: PendingCall) -> int | None:
-        """Where a rank posted its counterpart of a call; None not yet, -1 when it has none."""
+        """Return the stream position of a rank's counterpart; None not yet, -1 when it has none."""
         place: int | None = -1
         if pending.comm.creates_groups and rank.rank in pending.comm.ranks:
-            place = None  # it belongs there, also before its first creation
+            place = None  # it is a member, also before its first creation
         for key, log in rank.logs.items():
             if case.run.communicators[key].kind != pending.comm.kind:
                 continue
             seq: int | None = pending.call.seq
             if key != pending.comm.key:
-                standing = case.run.by_rank[pending.rank]
-                own = standing.logs[pending.comm.key]
-                seq = counterpart(standing, own, pending.call.seq, rank, log)
+                waiter = case.run.by_rank[pending.rank]
+                own = waiter.logs[pending.comm.key]
+                seq = counterpart(waiter, own, pending.call.seq, rank, log)
             if seq is None:
-                continue  # it is at another place of the program, and tells nothing
+                continue  # it is elsewhere in the program, and shows nothing
             if log.first <= seq <= log.calls:
                 return log.call(seq).position
             place = None
@@ -245,7 +245,7 @@ class OrderCycle:
 
 
 def _both_posted(case: Case, cycle: tuple[int, ...], here: PendingCall, there: PendingCall) -> bool:
-    """Whether both orders of two calls are recorded: on each side somebody has posted both."""
+    """Return whether both orders of two calls are recorded: a rank of each side posted both."""
     orders = set()
     for number in cycle:
         places = []
@@ -259,7 +259,7 @@ def _both_posted(case: Case, cycle: tuple[int, ...], here: PendingCall, there: P
 
 
 def _sites(case: Case, *pending_calls: PendingCall) -> Iterable[str]:
-    """Says from where two ranks posted the same two calls, each in its own order."""
+    """Say from where two ranks posted the same two calls, each in its own order."""
     for pending, other in zip(pending_calls, pending_calls[::-1], strict=True):
         log = case.run.by_rank[pending.rank].logs.get(other.comm.key)
         if log is None or not log.first <= other.call.seq <= log.calls:

@@ -1,4 +1,4 @@
-"""A send and a receive that are one pair and do not fit, or of which one is missing."""
+"""A send and a receive that form a pair and do not match, or a missing half of a pair."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class P2pMismatch:
     name = "p2p_mismatch"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields the first pair that does not fit, for each direction between two ranks.
+        """Yield the first mismatched pair for each direction between two ranks.
 
-        Then those transfers of which one side was never posted, where ranks wait in vain.
+        Then yield the transfers that hang because one side was never posted.
         """
         unfit = set()
         for pair in pairs(case):
@@ -74,7 +74,7 @@ class P2pMismatch:
             if frozenset((transfer.rank, transfer.peer)) in unfit:
                 continue
             if transfer.rank in cycle:
-                # In a cycle of transfers one finding stands for all of them.
+                # One finding covers a whole cycle of transfers.
                 if transfer.rank == min(cycle):
                     yield self._cycle(self._missing(case, transfer, "cause"), cycle)
             else:
@@ -82,7 +82,7 @@ class P2pMismatch:
                 yield self._missing(case, transfer, "consequence" if led else "cause")
 
     def _cycle(self, finding: Finding, cycle: tuple[int, ...]) -> Finding:
-        """Describes ranks that wait for each other in transfers, none of which is short."""
+        """Describe ranks that wait for each other in transfers, none of them posting fewer."""
         if len(cycle) < 3:
             return finding
         chain = " for ".join(f"rank {rank}" for rank in (*cycle, cycle[0]))
@@ -94,31 +94,32 @@ class P2pMismatch:
             ),
             candidate_ranks=tuple(sorted(cycle)),
             evidence=(*finding.evidence, f"{chain}: each waits for the next"),
-            inferred=("the records do not say which of them is wrong",),
+            inferred=("the records do not show which of them is wrong",),
         )
 
     def _short(
-        self, case: Case, found: Sequence[Transfer], odd: int, reason: str
+        self, case: Case, found: Sequence[Transfer], diverging: int, reason: str
     ) -> Iterable[Finding]:
-        """Describes a rank that is short towards its neighbours, and who waits behind them."""
-        own = [transfer for transfer in found if transfer.peer == odd]
+        """Describe a rank with fewer transfers than its neighbours, and the ranks behind them."""
+        own = [transfer for transfer in found if transfer.peer == diverging]
         first = own[0]
         halves = "; ".join(
             f"rank {transfer.rank} {_DOES[transfer.call.op]} it, transfer {transfer.number} of "
             f"that kind between them, and it has posted no {_LACKS[transfer.call.op]} for it"
             for transfer in own
         )
-        who = sentence(rank_text(case.run, odd))
-        stuck = next((transfer for transfer in found if transfer.rank == odd), None)
+        who = rank_text(case.run, diverging)
+        stuck = next((transfer for transfer in found if transfer.rank == diverging), None)
         yield Finding(
             kind=self.name,
             summary=(
-                f"{who} does not fit its neighbours on {comm_text(first.pair.comm)}: {halves}."
+                f"The transfers of {who} do not match its neighbours' on "
+                f"{comm_text(first.pair.comm)}: {halves}."
             ),
             comm=first.pair.comm,
-            # Transfers are numbered apart from collectives, of which it is none.
+            # Transfers are not collectives, and are numbered separately.
             seq=None,
-            diverging_ranks=(odd,),
+            diverging_ranks=(diverging,),
             odd=None if stuck is None else stuck.call,
             peers=first.call,
             confidence="likely",
@@ -129,10 +130,10 @@ class P2pMismatch:
                 f"between the two; {transfer.proof}"
                 for transfer in (*own, *((stuck,) if stuck else ()))
             ),
-            inferred=(f"that it is rank {odd}: {reason}",),
+            inferred=(f"rank {diverging} diverged: {reason}",),
         )
         for transfer in found:
-            if odd not in (transfer.rank, transfer.peer):
+            if diverging not in (transfer.rank, transfer.peer):
                 yield self._missing(case, transfer, "consequence")
 
     def _missing(self, case: Case, transfer: Transfer, role: str) -> Finding:
@@ -143,7 +144,7 @@ class P2pMismatch:
         last = case.run.by_rank[peer].last_call()
         evidence = [
             f"{plural(len(pair.sends), 'send')} from rank {pair.sender} to rank {pair.receiver}, "
-            f"{plural(len(pair.receives), 'receive')} there; {fitting} of them are pairs",
+            f"{plural(len(pair.receives), 'receive')} there; {fitting} of them form pairs",
             f"rank {rank}: {call_text(call)}, {call.state.word}{site_text(call)}",
             transfer.proof,
         ]
@@ -169,12 +170,12 @@ class P2pMismatch:
             role=role,
             analyzer=self.name,
             evidence=tuple(evidence),
-            inferred=("the records do not say which of the two is wrong",),
+            inferred=("the records do not show which of the two is wrong",),
         )
 
-    def _misdirected(self, case: Case, found: Sequence[Transfer], odd: int) -> Finding:
-        """One rank's transfers fit nowhere: one error of it explains all that wait."""
-        own = sorted(found, key=lambda transfer: transfer.rank != odd)
+    def _misdirected(self, case: Case, found: Sequence[Transfer], diverging: int) -> Finding:
+        """Describe a rank whose single error explains all transfers that wait."""
+        own = sorted(found, key=lambda transfer: transfer.rank != diverging)
         first = own[0]
         unread = [
             f"rank {pair.sender} has sent it {plural(len(pair.sends), 'time')}, and it has posted "
@@ -186,14 +187,14 @@ class P2pMismatch:
             f"posted no {_LACKS[transfer.call.op]} for it"
             for transfer in own
         )
-        text = halves.replace(f"rank {odd}", rank_text(case.run, odd), 1)
+        text = halves.replace(f"rank {diverging}", rank_text(case.run, diverging), 1)
         return Finding(
             kind=self.name,
             summary=f"{sentence(text)} (on {comm_text(first.pair.comm)}).",
             comm=first.pair.comm,
-            # Transfers are numbered apart from collectives, of which it is none.
+            # Transfers are not collectives, and are numbered separately.
             seq=None,
-            diverging_ranks=(odd,),
+            diverging_ranks=(diverging,),
             odd=first.call,
             peers=own[1].call if len(own) > 1 else None,
             confidence="likely",
@@ -208,11 +209,11 @@ class P2pMismatch:
                 *unread,
             ),
             inferred=(
-                f"that it is rank {odd}: "
+                f"rank {diverging} diverged: "
                 + (
                     f"it has never received from rank {first.peer}, and lacks a receive elsewhere"
                     if unread
-                    else "it is all that the transfers without another half have in common"
+                    else "it is the only rank that all transfers without a match share"
                 ),
             ),
         )
@@ -232,7 +233,7 @@ class P2pMismatch:
             summary=(
                 f"{sentence(rank_text(case.run, sender))} sent {call_text(sent)} to "
                 f"{rank_text(case.run, receiver)} on {comm_text(comm)}, which received "
-                f"{call_text(received)}: transfer {number} between them does not fit."
+                f"{call_text(received)}: transfer {number} between them does not match."
             ),
             comm=comm,
             seq=sent.seq,
@@ -242,13 +243,13 @@ class P2pMismatch:
             confidence="ambiguous",
             analyzer=self.name,
             evidence=(
-                f"transfers 1 to {number - 1} from rank {sender} to rank {receiver} fit"
+                f"transfers 1 to {number - 1} from rank {sender} to rank {receiver} match"
                 if number > 1
                 else f"it is the first transfer from rank {sender} to rank {receiver}",
                 f"rank {sender}: {call_text(sent)}{site_text(sent)}",
                 f"rank {receiver}: {call_text(received)}{site_text(received)}",
             ),
-            inferred=("the records do not say which of the two is wrong",),
+            inferred=("the records do not show which of the two is wrong",),
         )
 
 
@@ -259,22 +260,23 @@ def _fits(sent: Call, received: Call) -> bool:
 
 
 def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
-    """The one rank that all transfers without another half have in common.
+    """Return the one rank that all transfers without a match share; None where there is none.
 
-    Only where each side has gone on without its half: a rank that has not come to it, since it
-    waits for a third, has as many transfers without another half, and no part in them. Or where
-    its own half is the first that it ever posted with that rank, and just what another waits for.
+    Require that each peer has gone on without posting its half. A rank that waits for a third
+    one has just as many unmatched transfers, and has not caused them. Otherwise require that the
+    rank's own half is the first that it ever posted with that peer, and exactly what another rank
+    waits for.
     """
     if len(found) < 2 or len({transfer.pair.comm.key for transfer in found}) > 1:
         return None
     common = set.intersection(*({transfer.rank, transfer.peer} for transfer in found))
     if len(common) != 1:
         return None
-    (odd,) = common
+    (shared,) = common
     if all(_went_on(case, transfer) for transfer in found):
-        return odd
-    own = [transfer for transfer in found if transfer.rank == odd]
-    others = [transfer for transfer in found if transfer.rank != odd]
+        return shared
+    own = [transfer for transfer in found if transfer.rank == shared]
+    others = [transfer for transfer in found if transfer.rank != shared]
     if len(own) != 1 or own[0].number > 1:
         return None
     for other in others:
@@ -284,14 +286,14 @@ def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
             and other.number > 1
             and _fits(sent, received)
         ):
-            return odd
+            return shared
     return None
 
 
 def _unreceived(case: Case, transfer: Transfer) -> list[Pair]:
-    """Return whose sends a rank has not received that waits for its first message of another.
+    """Return the pairs whose sends a rank did not receive while it awaits another rank's first.
 
-    A backend may complete a send that nobody receives.
+    A backend may complete a send that no rank receives.
     """
     if transfer.number > 1 or transfer.call.op != "recv":
         return []
@@ -305,7 +307,7 @@ def _unreceived(case: Case, transfer: Transfer) -> list[Pair]:
 
 
 def _went_on(case: Case, transfer: Transfer) -> bool:
-    """Whether the other side has posted a collective that this one posted after its half."""
+    """Return whether the peer has posted a collective that this rank posted after its half."""
     other = case.run.by_rank[transfer.peer]
     for key, log in case.run.by_rank[transfer.rank].logs.items():
         kept = log.span(log.first, log.calls + 1)

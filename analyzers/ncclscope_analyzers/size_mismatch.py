@@ -15,7 +15,7 @@ from ncclscope.model.log import CallLog
 __all__ = ["SizeMismatch"]
 
 FRONT = 8
-"""Calls before the end, or before the members part, that are looked at in rings."""
+"""Calls checked in rings, counted back from the end or from the first divergence."""
 
 
 class SizeMismatch(ParameterMismatch):
@@ -25,7 +25,7 @@ class SizeMismatch(ParameterMismatch):
     parameter = "size"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields differences in size, then calls whose output does not fit their own input."""
+        """Yield differences in size, then calls whose output does not fit their own input."""
         yield from super().analyze(case)
         diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
         whole = any(rank.details.get("splits") for rank in case.run.ranks)
@@ -56,8 +56,8 @@ class SizeMismatch(ParameterMismatch):
             kind=self.name,
             summary=(
                 f"{subject_of(case, ranks)} posted {call_text(call)} as call {seq} on "
-                f"{comm_text(comm)} with an output of {shape_text(call.out_shape)}, and "
-                f"{due} elements are due with {len(comm.ranks)} members."
+                f"{comm_text(comm)} with an output of {shape_text(call.out_shape)}; with "
+                f"{len(comm.ranks)} members it needs {due} elements."
             ),
             comm=comm,
             seq=seq,
@@ -74,7 +74,7 @@ class SizeMismatch(ParameterMismatch):
 
 
 def _unfit(log: CallLog, size: int, end: int | None, *, whole: bool) -> Iterator[Call]:
-    """Yields calls whose output does not hold what its input makes with so many members."""
+    """Yield calls whose output does not fit their input in a communicator of ``size`` members."""
     if not may_hold(log, "all_gather", "reduce_scatter"):
         return
     stop = min(log.calls, end or log.calls) + 1
@@ -82,14 +82,14 @@ def _unfit(log: CallLog, size: int, end: int | None, *, whole: bool) -> Iterator
     for call in log.span(start, stop):
         due = _due(call, size)
         if due is not None and call.shape and call.out_shape is not None:
-            # Of a list of tensors the first is recorded, which is as large as the other side.
+            # A list of tensors is recorded as its first, which is as large as the input.
             held = prod(call.out_shape)
             if held not in (due, prod(call.shape)):
                 yield call
 
 
 def _due(call: Call, size: int) -> int | None:
-    """The elements that the output of a call must have; None where that is not known for sure."""
+    """Return the elements that the output of a call must have; None where that is unknown."""
     if call.shape is None:
         return None
     count = prod(call.shape)

@@ -21,10 +21,10 @@ from ncclscope.model.log import CallLog
 __all__ = ["SplitMismatch"]
 
 FRONT = 32
-"""Calls before the end, or before the members part, that are looked at in rings."""
+"""Calls checked in rings, counted back from the end or from the first divergence."""
 
 Edge = tuple[int, int, int, int]
-"""Sender and receiver, what the one sends, and what the other expects."""
+"""Sender, receiver, rows sent and rows expected."""
 
 
 class SplitMismatch(ParameterMismatch):
@@ -34,10 +34,10 @@ class SplitMismatch(ParameterMismatch):
     parameter = "split"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields differences in common sizes, then all_to_all calls whose splits do not fit.
+        """Yield differences in common sizes, then all_to_all calls whose splits do not match.
 
-        What a member of an all_to_all sends to another is what that one has to expect, and
-        the rows that a member gathers or is left with are its own entry of the sizes.
+        In an all_to_all, each receiver must expect as many rows as the sender sends. In a
+        v-collective, a member's own rows must equal its own entry of the sizes.
         """
         yield from super().analyze(case)
         diverged = {divergence.comm.key: divergence.seq for divergence in case.divergences}
@@ -66,9 +66,9 @@ class SplitMismatch(ParameterMismatch):
         return None
 
     def _first_unlike(self, case: Case, comm: Communicator, end: int | None) -> Iterator[Finding]:
-        """Yields members whose rows are not their own entry of the sizes, in one call.
+        """Yield the members of one call whose rows differ from their own entry of the sizes.
 
-        Where that is so for most of them, rows and sizes are counted in different units.
+        Yield nothing where most members differ: rows and sizes then have different units.
         """
         fitting: Counter[int] = Counter()
         unlike: dict[int, list[Finding]] = {}
@@ -100,7 +100,7 @@ class SplitMismatch(ParameterMismatch):
             kind=self.name,
             summary=(
                 f"{sentence(rank_text(case.run, rank))} {what} {rows} rows in call {call.seq} on "
-                f"{comm_text(comm)}, {call_text(call)}, and its own entry of the sizes is {entry}."
+                f"{comm_text(comm)}, {call_text(call)}, but its own entry of the sizes is {entry}."
             ),
             comm=comm,
             seq=call.seq,
@@ -126,8 +126,8 @@ class SplitMismatch(ParameterMismatch):
             place for edge in {frozenset(edge[:2]) for edge in unfit} for place in edge
         )
         pairs = len({frozenset(edge[:2]) for edge in unfit})
-        odd = [place for place, count in counts.items() if count == pairs]
-        alone = odd if len(odd) == 1 and pairs > 1 else []
+        in_all = [place for place, count in counts.items() if count == pairs]
+        alone = in_all if len(in_all) == 1 and pairs > 1 else []
         ranks = comm.ranks
         sender, receiver, sent, expected = unfit[0]
         first = (
@@ -136,10 +136,10 @@ class SplitMismatch(ParameterMismatch):
         who = sentence(rank_text(case.run, ranks[alone[0]])) if alone else ""
         where = f"call {seq} on {comm_text(comm)}, all_to_all"
         summary = (
-            f"{who} split its tensors in {where}, as none of its peers expects: {first}."
+            f"{who} split its tensors in {where} differently than all its peers expect: {first}."
             if alone
             else f"In {where}, the splits of "
-            f"{ranks_text(sorted(ranks[place] for place in counts))} do not fit: {first}."
+            f"{ranks_text(sorted(ranks[place] for place in counts))} do not match: {first}."
         )
         peer = next(place for place in counts if place not in alone)
         return Finding(
@@ -158,12 +158,12 @@ class SplitMismatch(ParameterMismatch):
                 f"rank {ranks[one]} sends {put} to rank {ranks[other]}, which expects {got}"
                 for one, other, put, got in unfit[:8]
             ),
-            inferred=() if alone else ("the records do not say which side is wrong",),
+            inferred=() if alone else ("the records do not show which side is wrong",),
         )
 
 
 def _own_rows(call: Call) -> int | None:
-    """The rows that are a member's own in a v-collective; None where they are not known."""
+    """Return a member's own rows in a v-collective; None where they are not known."""
     if call.op == "all_gatherv" and call.shape and len(call.shape) <= 4:
         return call.shape[0]
     if call.op == "reduce_scatterv" and call.out_shape:
@@ -172,10 +172,10 @@ def _own_rows(call: Call) -> int | None:
 
 
 def _exchanges(logs: Iterable[CallLog], end: int | None, *, whole: bool) -> Iterator[int]:
-    """Numbers of the all_to_all calls that all members keep, before they part.
+    """Yield the numbers of the all_to_all calls that all members keep, before they diverge.
 
-    Calls with equal signatures are one operation, so that few have to be looked at; where
-    the logs are not ``whole`` in memory, only those at the front.
+    Equal signatures mean equal operations, so few calls have to be read. Where the logs are not
+    ``whole`` in memory, only the newest calls are read.
     """
     logs = list(logs)
     if len(logs) < 2 or not any(may_hold(log, "all_to_all") for log in logs):
@@ -193,7 +193,7 @@ def _exchanges(logs: Iterable[CallLog], end: int | None, *, whole: bool) -> Iter
 
 
 def _unfit(calls: Mapping[int, Call], size: int) -> Iterator[Edge]:
-    """Yields what one member sends and another does not expect."""
+    """Yield each edge whose sent rows differ from the rows that its receiver expects."""
     for one, sent in calls.items():
         for other, received in calls.items():
             if sent.sizes is None or received.out_sizes is None:

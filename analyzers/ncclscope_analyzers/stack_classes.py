@@ -1,4 +1,4 @@
-"""A rank that differs from the others in what was seen of living processes."""
+"""A rank that differs from the others in the process snapshot."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.evidence import judge_snapshot
 from ncclscope.analysis.processes.motion import Motion
-from ncclscope.model import Call, Finding, State, sites
-from ncclscope.model.snapshot import Frame
+from ncclscope.model import Call, Finding, State
 
 __all__ = ["StackClasses"]
 
 
 class StackClasses:
-    """Ranks are at different places and do not move, as stacks, GPUs and counts show."""
+    """Ranks are in different calls and do not move, as stacks, GPUs and NCCL's counts show."""
 
     name = "stack_classes"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields at most one finding, from stacks, GPUs and NCCL's RAS together."""
+        """Yield at most one finding, from stacks, GPUs and NCCL's RAS together."""
         snapshot = case.run.snapshot
         if snapshot is None:
             return
@@ -42,7 +41,7 @@ class StackClasses:
 
 
 def _call(motion: Motion | None) -> Call | None:
-    """The collective that a stack shows. A stack holds neither its number nor its tensor."""
+    """Return the collective that a stack shows, without its number and tensor."""
     if motion is None or motion.op is None:
         return None
     place, user = motion.place, motion.user_place
@@ -56,9 +55,3 @@ def _call(motion: Motion | None) -> Call | None:
         user_site=user.full_site if user is not None and user != place else None,
         state=State.STARTED,
     )
-
-
-def _spelled(frame: Frame | None) -> str | None:
-    if frame is None:
-        return None
-    return sites.spell(frame.path or frame.file, frame.line, frame.name)

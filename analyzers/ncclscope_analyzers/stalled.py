@@ -17,20 +17,20 @@ __all__ = ["Stalled"]
 
 _AGREE = "no rank diverged"
 _AGREE_IN_RECORDS = "no rank diverged in what was recorded"
-_REASON = "a link, a device or the library stands still; the program's order is in order"
+_REASON = "a link, a device or the library is stuck; the program's call order is consistent"
 _UNRECORDED = (
-    "a rank posted more or fewer of the calls that are not recorded, or a link, a device or the "
-    "library stands still"
+    "a rank posted more or fewer unrecorded calls than its peers, or a link, a device or the "
+    "library is stuck"
 )
 
 
 class Stalled:
-    """All members of a communicator stand in the same call, and it does not complete."""
+    """All members of a communicator are in the same call, and it does not complete."""
 
     name = "stalled"
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields a finding for each communicator whose members wait for nobody, and in vain."""
+        """Yield a finding for each communicator whose members all joined a call that hangs."""
         if case.differences:
             return
         pending = _in_transfer(case)
@@ -51,7 +51,7 @@ class Stalled:
                     comm,
                     call,
                     f"for {seconds:.0f} s",
-                    f"all showed life for at least {seconds:.0f} s after it",
+                    _alive_after("all ranks", seconds),
                 )
             elif overdue:
                 yield self._finding(
@@ -59,8 +59,7 @@ class Stalled:
                     comm,
                     call,
                     "within its timeout",
-                    f"on {ranks_text(overdue)} it was given up, or calls after its timeout are "
-                    f"recorded",
+                    f"{ranks_text(overdue)} aborted it, or recorded calls after its timeout",
                 )
 
             elif _all_started(case, comm, call):
@@ -69,11 +68,11 @@ class Stalled:
                     comm,
                     call,
                     "when the dumps were written",
-                    "all dumps were written long after the last call, and hold it as started",
+                    "all dumps were written long after the last call and list it as started",
                 )
 
     def _left_behind(self, case: Case) -> Iterable[Finding]:
-        """Describes calls that end on some devices and not on others, which most stand in."""
+        """Describe calls that completed on some devices and not on others."""
         seen = set()
         for head in case.waits.heads.values():
             comm = case.run.communicators[head.comm]
@@ -86,7 +85,7 @@ class Stalled:
                 continue
             call, inside = found
             if any(case.waits.overtaken(rank) and rank in case.waits.ends for rank in inside):
-                continue  # others wait for it, which says more
+                continue  # others wait for it, which is the better explanation
             past = [rank for rank in comm.ranks if rank not in inside]
             few = 2 * len(inside) < len(comm.ranks)
             yield replace(
@@ -96,17 +95,17 @@ class Stalled:
                     f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
                     f"{call_text(call)}; {ranks_text(past)} finished it, and "
                     f"{ranks_text(inside)} did not for {seconds:.0f} s: "
-                    f"{_agreement(case, comm)[0]}, the call itself does not come to an end."
+                    f"{_agreement(case, comm)[0]}, the call itself does not complete."
                 ),
                 evidence=(
                     f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                    f"{call_text(call)}; it is completed on {ranks_text(past)} alone",
-                    f"all showed life for at least {seconds:.0f} s after it",
+                    f"{call_text(call)}; only {ranks_text(past)} completed it",
+                    _alive_after("all ranks", seconds),
                 ),
             )
 
     def _spinning(self, case: Case) -> Iterable[Finding]:
-        """Describes what GPUs give away where the backend does not tell what has completed."""
+        """Describe a hang that GPU load shows where the backend does not report completion."""
         ranks = tuple(rank.rank for rank in case.run.ranks if rank.logs)
         if case.waits.heads or len(ranks) < 2:
             return
@@ -126,21 +125,21 @@ class Stalled:
         yield Finding(
             kind=self.name,
             summary=(
-                f"All ranks have posted the same, nothing for {seconds:.0f} s, and the GPUs of "
-                f"all were seen to run kernels that touch no memory: no rank diverged, a "
-                f"collective {where} does not come to an end."
+                f"All ranks have posted the same calls and none for {seconds:.0f} s, and all GPUs "
+                f"run kernels that touch no memory: no rank diverged, a collective {where} does "
+                f"not complete."
             ),
             comm=comm,
             candidate_ranks=ranks,
             confidence="likely",
             analyzer=self.name,
             evidence=(
-                f"{ranks_text(ranks)} posted as many calls on each communicator, and none for "
+                f"{ranks_text(ranks)} posted equally many calls on each communicator, and none for "
                 f"{seconds:.0f} s",
             ),
             inferred=(
-                "from the load of the GPUs, that they wait in a collective; in which one, only "
-                "progress on the device tells (NCCLSCOPE_DEVICE_PROGRESS=1)",
+                "the GPUs wait in a collective, judging by their load; only progress on the "
+                "device shows in which one (NCCLSCOPE_DEVICE_PROGRESS=1)",
                 _REASON,
             ),
         )
@@ -154,7 +153,7 @@ class Stalled:
             summary=(
                 f"All ranks of {comm_text(comm)} have posted call {call.seq}, "
                 f"{call_text(call)}, and none has completed it {time}: {agreement}, the "
-                f"call itself does not come to an end."
+                f"call itself does not complete."
             ),
             comm=comm,
             seq=call.seq,
@@ -164,7 +163,7 @@ class Stalled:
             analyzer=self.name,
             evidence=(
                 f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
-                f"{call_text(call)}; on none it is completed",
+                f"{call_text(call)}; none completed it",
                 f"{plural(call.seq - 1, 'call')} before it completed",
                 proof,
             ),
@@ -172,25 +171,25 @@ class Stalled:
         )
 
     def _before(self, case: Case, comm: Communicator, call: Call, seconds: float) -> Finding:
-        """Describes a call that all have posted and no device has come to."""
+        """Describe a call that all ranks have posted and no device has reached."""
         finding = self._finding(case, comm, call, "", "")
         return replace(
             finding,
             summary=(
                 f"All ranks of {comm_text(comm)} have posted call {call.seq}, {call_text(call)}, "
-                f"and the device of none has come to it for {seconds:.0f} s: "
-                f"{_agreement(case, comm)[0]}, their streams are behind other work."
+                f"and no device has reached it for {seconds:.0f} s: "
+                f"{_agreement(case, comm)[0]}, earlier work blocks their streams."
             ),
             evidence=(
                 f"{ranks_text(comm.ranks)} posted #{call.seq} on {comm_text(comm)}, "
                 f"{call_text(call)}; no device has entered it",
-                f"all showed life for at least {seconds:.0f} s after it",
+                _alive_after("all ranks", seconds),
             ),
-            inferred=("a kernel or a copy before it on the same streams does not end",),
+            inferred=("an earlier kernel or copy on the same streams does not finish",),
         )
 
     def _transfer(self, case: Case, half: _Half) -> Iterable[Finding]:
-        """Describes a send and a receive that are posted, fit, and do not complete."""
+        """Describe a send and a receive that are posted, match, and do not complete."""
         comm = case.run.communicators[half.call.comm]
         pair = tuple(sorted((half.rank, half.other)))
         seconds = case.longest_common_quiet(pair)
@@ -201,7 +200,7 @@ class Stalled:
             summary=(
                 f"Rank {half.rank} has posted {call_text(half.call)} on {comm_text(comm)}, rank "
                 f"{half.other} the receive for it, and neither has completed for {seconds:.0f} s: "
-                f"no rank diverged, the transfer itself does not come to an end."
+                f"no rank diverged, the transfer itself does not complete."
             ),
             comm=comm,
             seq=half.call.seq,
@@ -212,7 +211,7 @@ class Stalled:
             evidence=(
                 f"both halves of transfer {half.number} from rank {half.rank} to rank "
                 f"{half.other} are posted; neither is completed",
-                f"both showed life for at least {seconds:.0f} s after it",
+                _alive_after("both ranks", seconds),
             ),
             inferred=(_REASON,),
         )
@@ -220,7 +219,7 @@ class Stalled:
     def _common_heads(
         self, case: Case, behind: Container[int]
     ) -> Iterable[tuple[Communicator, Call]]:
-        """Calls that all members of a communicator have posted and stand in."""
+        """Yield the calls that all members of a communicator have posted and wait in."""
         heads = case.waits.heads
         seen = set()
         for call in heads.values():
@@ -229,22 +228,26 @@ class Stalled:
                 continue
             seen.add(comm.key)
             if any(rank in behind or rank in case.waits.pending_calls for rank in comm.ranks):
-                continue  # it has not come to the collective yet, or waits for one that has not
+                continue  # it, or a rank that it waits for, has not reached the collective yet
             own = [heads.get(rank) for rank in comm.ranks]
             same = {(head.comm, head.seq) for head in own if head is not None}
             if None not in own and len(same) == 1:
                 yield comm, call
 
 
+def _alive_after(who: str, seconds: float) -> str:
+    return f"{who} stayed alive for at least {seconds:.0f} s after it"
+
+
 def _agreement(case: Case, comm: Communicator) -> tuple[str, str]:
-    """Return what is known of the order of calls, and what the hang then comes from."""
+    """Return what is known of the order of calls, and what the hang may come from."""
     if any(uses_unrecorded(case.run.by_rank[rank], comm.key) for rank in comm.ranks):
         return _AGREE_IN_RECORDS, _UNRECORDED
     return _AGREE, _REASON
 
 
 def _all_started(case: Case, comm: Communicator, call: Call) -> bool:
-    """Whether dumps hold a call of all members as started, and were written long after it."""
+    """Return whether dumps, written long after a call, list it as started on all members."""
     if not case.timeless:
         return False
     for member in comm.ranks:
@@ -266,30 +269,30 @@ class _Half:
     answer: Call | None
 
     def is_shared(self, pending: Mapping[int, _Half]) -> bool:
-        """Whether the other side stands in the same transfer."""
+        """Return whether the other side waits in the same transfer."""
         other = pending.get(self.other)
         return other is not None and other.call is self.answer
 
 
 def _in_transfer(case: Case) -> dict[int, _Half]:
-    """The ranks that stand in a send or receive, which they posted before any collective.
+    """Return the pending send or receive of each rank that posted it before any collective.
 
-    Only of backends that tell: where no transfer of a rank is known to have completed, its
-    states say nothing.
+    Only for backends that report completion: where no transfer of a rank is known to have
+    completed, its states carry no information.
     """
     first: dict[int, _Half] = {}
-    tells = set()
+    reporting = set()
     for pair in pairs(case):
         for half in _halves(pair):
             if half.call.state is State.COMPLETED:
-                tells.add(half.rank)
+                reporting.add(half.rank)
             elif half.rank not in first or half.call.position < first[half.rank].call.position:
                 first[half.rank] = half
     heads = case.waits.heads
     return {
         rank: half
         for rank, half in first.items()
-        if rank in tells and (rank not in heads or half.call.position < heads[rank].position)
+        if rank in reporting and (rank not in heads or half.call.position < heads[rank].position)
     }
 
 
@@ -302,7 +305,7 @@ def _halves(pair: Pair) -> Iterable[_Half]:
 
 
 def _behind(case: Case, pending: Mapping[int, _Half]) -> set[int]:
-    """Ranks in a transfer that explains by itself why they are in no collective yet."""
+    """Return the ranks whose pending transfer explains why they are in no collective yet."""
     behind = {
         rank
         for rank, half in pending.items()

@@ -1,9 +1,8 @@
-"""Whether `ok` may be said where nothing diverged, and in which words.
+"""Decide whether a run without a cause is `ok`, and word its summary.
 
-That all recorded calls agree is no proof that a job is well: what hangs may be what was not
-recorded. A job is in order that is seen to move, that rests for a known reason, or whose
-processes have ended in order. Of records alone that end earlier, agreement is said of what was
-recorded.
+Agreement of all recorded calls does not prove that a job is healthy: an unrecorded call may
+hang. A job is `ok` if it moves, if it is idle for a known reason, or if its processes exited
+normally. Where the records end earlier, agreement is reported of the records alone.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ __all__ = [
 ]
 
 NOTICE_SECONDS = 2.0
-"""Living ranks that have waited this long are mentioned; less is how any job runs."""
+"""Live ranks that have waited this long are reported; shorter waits are normal."""
 ENDED_NOTICE_SECONDS = 0.5
-"""The same for ranks whose processes have ended: nobody will see whether it would have lasted."""
+"""The same for ranks whose processes have ended, which cannot be observed any longer."""
 
 _AGREE = (
-    "All ranks agree in what was recorded: on each communicator every member made the same calls "
-    "in the same order, as far as it has come."
+    "All ranks agree in their recorded calls: on each communicator, all members posted the same "
+    "calls in the same order, as far as they have come."
 )
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What is said of a run without a cause.
+    """The verdict on a run without a cause.
 
     Attributes:
         status: ``ok``, ``incomplete`` or ``unknown``.
@@ -58,13 +57,13 @@ class Agreement:
 def judge_agreement(
     case: Case, waiting: Sequence[Finding], seen: Sequence[Finding], coverage: Coverage
 ) -> Agreement:
-    """Return whether a run without a cause is in order, and what says so.
+    """Return whether a run without a cause is ok, and why.
 
     Args:
-        case: What was recorded, and what was seen.
-        waiting: Who waits by the records, and not yet for long enough to call it a hang.
-        seen: The same by what was seen of living processes.
-        coverage: What of the job is recorded.
+        case: The records, and the process snapshot.
+        waiting: Findings from the records about waits that are still too short for a hang.
+        seen: The same findings from the process snapshot.
+        coverage: How much of the job is recorded.
     """
     run = case.run
     if run.missing:
@@ -80,13 +79,13 @@ def judge_agreement(
         )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])
-        return Agreement("unknown", f"{differ} What they posted later cannot be compared.")
+        return Agreement("unknown", f"{differ} Later calls there cannot be compared.")
     snapshot = run.snapshot
     if not waiting and snapshot is not None and (posted := _posted_since(run, snapshot)):
         return Agreement(
             "ok",
-            f"The job moves: {ranks_text(posted)} posted calls while it was watched for "
-            f"{snapshot.gap:.0f} s. {_agree(case)}",
+            f"The job moves: {ranks_text(posted)} posted calls within the {snapshot.gap:.0f} s "
+            f"between two samples. {_agree(case)}",
         )
     if late := waiting or seen:
         return Agreement("unknown", " ".join(dict.fromkeys(one.summary for one in late[:3])))
@@ -100,12 +99,18 @@ def judge_agreement(
 def shortly_waiting(
     findings: Sequence[Finding], limit: float, seconds: float | None
 ) -> list[Finding]:
-    """Return causes of waits that have not lasted long enough to be called a hang, as latent."""
+    """Return causes of waits that are too short to be reported as hangs, as latent findings.
+
+    Args:
+        findings: Findings made with lower thresholds.
+        limit: Seconds of waiting from which on a wait is a hang.
+        seconds: Seconds that the ranks have waited; None when not known.
+    """
     since = "" if seconds is None else f", for {seconds:.0f} s now"
     return [
         replace(
             one,
-            summary=f"{one.summary.rstrip('.')}{since}: it is called a hang from {limit:.0f} s on.",
+            summary=f"{one.summary.rstrip('.')}{since}; a hang is reported from {limit:.0f} s on.",
             diverging_ranks=(),
             candidate_ranks=one.diverging_ranks or one.candidate_ranks,
             confidence="ambiguous",
@@ -136,12 +141,12 @@ def _unseen(coverage: Coverage) -> str:
     if coverage.complete:
         return ""
     more = len(coverage.unseen) - 2
-    said = "; ".join(coverage.unseen[:2]) + (f"; and {more} more" if more > 0 else "")
-    return f" Not recorded: {said}."
+    listed = "; ".join(coverage.unseen[:2]) + (f"; and {more} more" if more > 0 else "")
+    return f" Not recorded: {listed}."
 
 
 def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
-    """Judge a job whose processes were seen."""
+    """Judge a job by its process snapshot."""
     run = case.run
     motions = read_motions(snapshot)
     moving = [rank for rank, motion in motions.items() if motion.condition == "moving"]
@@ -156,28 +161,28 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     agree = f" {_agree(case)}" if traced else ""
     if len(motions) == 1 and len(run.ranks) == 1:
         return Agreement(
-            "unknown", "One process only: there is no other to compare it with." + agree
+            "unknown", "There is only one process, and none to compare it with." + agree
         )
     if len(resting) == len(motions):
-        return Agreement("ok", f"All ranks wait for work, none for another.{agree}")
+        return Agreement("ok", f"All ranks wait for work, none for another rank.{agree}")
     if len({*moving, *resting}) == len(motions):
         return Agreement("ok", f"All ranks move. None differs from the others.{agree}")
     if len(moving) * 2 > len(motions):
         return Agreement(
             "ok",
-            f"{len(moving)} of {plural(len(motions), 'rank')} move. None is seen to be "
+            f"{len(moving)} of {plural(len(motions), 'rank')} move. No rank appears to be "
             f"stuck.{agree}",
         )
     still = [rank for rank in motions if rank not in moving and rank not in resting]
     return Agreement(
         "unknown",
-        f"{sentence(ranks_text(still))} did not move for {snapshot.gap:.0f} s, and nothing that "
-        f"was seen says why.{agree}{_unseen(coverage)}",
+        f"{sentence(ranks_text(still))} did not move for {snapshot.gap:.0f} s, and no data source "
+        f"shows why.{agree}{_unseen(coverage)}",
     )
 
 
 def _posted_since(run: Run, snapshot: Snapshot) -> list[int]:
-    """Return the ranks that posted a call while the job was watched, by its own host's clock."""
+    """Return the ranks that posted a call between the samples, by their own host's clock."""
     since = snapshot.time_ns - int(max(snapshot.gap, 1.0) * 1e9)
     hosts = snapshot.hosts or (snapshot.host,)
     return [
@@ -194,12 +199,12 @@ def _times(rank: Rank) -> Iterator[int]:
 
 
 def _living(case: Case, coverage: Coverage) -> Agreement:
-    """Judge rings of processes that run."""
+    """Judge the rings of processes that still run."""
     run = case.run
     living = [rank for rank in run.ranks if rank.alive]
     awake = [rank for rank in living if not is_idle(rank)]
     if not awake:
-        return Agreement("ok", f"All ranks wait for work, none for another. {_agree(case)}")
+        return Agreement("ok", f"All ranks wait for work, none for another rank. {_agree(case)}")
     quiet = [seconds for rank in awake if (seconds := _still_seconds(case, rank)) is not None]
     if quiet and min(quiet) < case.live_stall_seconds and _calls(run):
         return Agreement("ok", _agree(case))
@@ -207,25 +212,25 @@ def _living(case: Case, coverage: Coverage) -> Agreement:
         return Agreement("ok" if coverage.complete else "unknown", _agree(case) + _unseen(coverage))
     return Agreement(
         "unknown",
-        f"No rank has posted a call for {min(quiet):.0f} s, and nothing recorded says whether "
-        f"the job rests or hangs. {_agree(case)}{_unseen(coverage)}",
+        f"No rank has posted a call for {min(quiet):.0f} s, and the records do not show whether "
+        f"the job is idle or hangs. {_agree(case)}{_unseen(coverage)}",
     )
 
 
 def _still_seconds(case: Case, rank: Rank) -> float | None:
-    """Return how long nothing has changed in a ring: no call, and none that completed."""
+    """Return the seconds in which no call in a ring was posted or completed."""
     seconds = rank.details.get("still_seconds")
     return seconds if isinstance(seconds, float) else case.quiet_seconds(rank)
 
 
 def _past(case: Case, coverage: Coverage) -> Agreement:
-    """Judge records of processes that have ended, or of which nobody knows whether they run."""
+    """Judge the records of processes that have ended or whose state is unknown."""
     run = case.run
     if all(rank.exited for rank in run.ranks):
-        return Agreement("ok", f"All processes ended in order. {_agree(case)}")
+        return Agreement("ok", f"All processes exited normally. {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",
-            f"{_agree(case)} But not all that the job does is recorded.{_unseen(coverage)}",
+            f"{_agree(case)} But not all calls of the job are recorded.{_unseen(coverage)}",
         )
     return Agreement("ok", _agree(case))

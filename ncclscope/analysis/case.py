@@ -1,7 +1,7 @@
-"""A run with everything the analyzers ask about it, worked out once.
+"""A run with all comparisons that analyzers ask for, each computed once.
 
-Analyzers are small because the comparing is done here: which members of which
-communicator differ, from which call on, who of them is odd, and who waits for whom.
+It answers which members of which communicator differ, from which call on, which of them
+diverged, and which rank waits for which.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ncclscope.analysis.sequences.habit import PAST, habit_of
 from ncclscope.analysis.sequences.skips import find_skips, trace_back
 from ncclscope.analysis.sequences.survived import Survived, after_survived, find_survived
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
-from ncclscope.analysis.sequences.tie_breaks import suspect_of_pair, usual_group
+from ncclscope.analysis.sequences.tie_breaks import majority_of_kind, suspect_of_pair
 from ncclscope.analysis.waits.endings import interrupted_after
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
@@ -31,13 +31,15 @@ from ncclscope.model.log import CallLog
 __all__ = ["Case", "may_hold"]
 
 DEAD_SECONDS = 2.0
-"""A process whose signs of life end so much before its peers' is dead. Two beats."""
+"""A process whose heartbeat ends this much before its peers' is dead: two heartbeat intervals."""
+HEARTBEAT_ENDS = "its heartbeat ends"
+"""How a text begins that concludes an end from heartbeats alone."""
 
 
 def may_hold(log: CallLog, *ops: str) -> bool:
-    """Whether a log may have calls of one of these operations, as far as is known unread.
+    """Return whether a log may hold calls of one of these operations, without reading it.
 
-    A ring says which operations its process has posted at all.
+    A ring's header lists the operations that its process has posted.
     """
     posted: frozenset[str] | None = getattr(log, "ops", None)
     return posted is None or not posted.isdisjoint(ops)
@@ -48,8 +50,8 @@ class Case(Records):
 
     Args:
         run: What was recorded.
-        stall_seconds: How long nothing must have happened before waiting ranks of a process
-            that has ended are held to be stuck.
+        stall_seconds: Seconds without a call after which waiting ranks, whose processes have
+            ended, are reported as stuck.
         live_stall_seconds: The same for processes that still run and may just be busy.
     """
 
@@ -59,9 +61,9 @@ class Case(Records):
         super().__init__(run, stall_seconds=stall_seconds, live_stall_seconds=live_stall_seconds)
         self._recorded = run
         self.survived: tuple[Difference, ...] = ()
-        """Differences after which all members completed calls; they are no cause of a hang."""
+        """Differences after which all members completed calls, so that they caused no hang."""
         self.uncompared: tuple[Difference, ...] = ()
-        """Those of them after which the members' calls cannot be numbered alike."""
+        """Survived differences after which the members' calls cannot be numbered alike."""
         if survived := find_survived(run):
             self.survived = tuple(self._survived(survived))
             without = {each.divergence.comm.key for each in survived if not each.logs}
@@ -71,10 +73,10 @@ class Case(Records):
 
     @cached_property
     def waits(self) -> Waits:
-        """Who waits for whom: as it is recorded, or as follows from the order of posting.
+        """Which rank waits for which: as recorded, or as the order of posting implies.
 
-        The latter only where nobody is known to wait, and nothing has happened for so long that
-        this may be a hang.
+        The latter applies only where no rank is known to wait and all have been quiet for long
+        enough to be hung.
         """
         recorded = Waits(self.run)
         if recorded.pending_calls or self.timeless or self.divergences:
@@ -91,7 +93,7 @@ class Case(Records):
         return recorded if rests else followed
 
     def recorded(self, key: str) -> Mapping[int, CallLog]:
-        """The same as they were recorded, also before and in what the job survived."""
+        """Return the members' logs as recorded, including the differences that were survived."""
         if key not in {each.comm.key for each in self.survived}:
             return self.logs(key)
         return {rank.rank: rank.logs[key] for rank in self._recorded.members(key)}
@@ -100,20 +102,20 @@ class Case(Records):
 
     @cached_property
     def divergences(self) -> list[Divergence]:
-        """For each communicator whose members differ, where they part."""
+        """The first divergence of each communicator whose members differ."""
         return [
             divergence
-            for divergence, _ in self._parted
+            for divergence, _ in self._divergences
             if divergence is not None and len(divergence.groups) > 1
         ]
 
     @cached_property
     def group_swaps(self) -> list[GroupSwap]:
-        """What differs only in its order inside an NCCL group."""
-        return [swap for _, swaps in self._parted for swap in swaps]
+        """Calls that differ only in their order inside an NCCL group."""
+        return [swap for _, swaps in self._divergences for swap in swaps]
 
     @cached_property
-    def _parted(self) -> list[tuple[Divergence | None, list[GroupSwap]]]:
+    def _divergences(self) -> list[tuple[Divergence | None, list[GroupSwap]]]:
         return [
             part_outside_groups(comm, self.logs(key))
             for key, comm in self.run.communicators.items()
@@ -121,12 +123,12 @@ class Case(Records):
 
     @property
     def described(self) -> list[Difference]:
-        """All differences that findings describe: those in question, and those survived."""
+        """All differences that findings describe, the survived ones included."""
         return [*self.differences, *self.survived]
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """What differs, one entry for each group of odd ranks, in order of their time."""
+        """The differences in order of time, one for each group of diverging ranks."""
         found = []
         singled: set[int] = set()
         for first in self.divergences:
@@ -147,7 +149,7 @@ class Case(Records):
         return sorted(in_order, key=lambda difference: not difference.odd)
 
     def _later(self, divergence: Divergence) -> Divergence | None:
-        """Where those part further on who agreed when others left them: another cause by itself."""
+        """Return the next divergence within the majority, which is a cause of its own."""
         logs = {number: self._log(divergence, number) for number in divergence.majority}
         found, _ = part_outside_groups(divergence.comm, logs)
         return found if found is not None and len(found.groups) > 1 else None
@@ -163,23 +165,23 @@ class Case(Records):
             yield from (replace(one, survived=each.completed) for one in found)
 
     def _undecided(self, divergence: Divergence, singled: set[int]) -> Iterator[Difference]:
-        """Decides who is odd where no majority does."""
+        """Yield differences whose diverging side no majority of the members identifies."""
         touched = [group for group in divergence.groups if singled & set(group)]
         if 0 < len(touched) < len(divergence.groups):
             untouched = [group for group in divergence.groups if group not in touched]
             for group in touched:
                 yield self._difference(divergence, group, untouched[0], "other communicators")
             return
-        usual = usual_group(self, divergence)
-        if usual is not None:
+        majority = majority_of_kind(self, divergence)
+        if majority is not None:
             for group in divergence.groups:
-                if group != usual:
-                    yield self._difference(divergence, group, usual, "same kind")
+                if group != majority:
+                    yield self._difference(divergence, group, majority, "same kind")
             return
         yield self._of_equal_weight(divergence)
 
     def _of_equal_weight(self, divergence: Divergence) -> Difference:
-        """Describes what two sides did of which neither is known to be odd."""
+        """Describe a difference between two sides, neither of which is known to have diverged."""
         one, other = divergence.groups[:2]
         suspect, basis = suspect_of_pair(self, divergence) or ((), "")
         if suspect == one:
@@ -216,7 +218,7 @@ class Case(Records):
 
     @cached_property
     def order(self) -> Order:
-        """What happened before what."""
+        """The order of the run's calls."""
         return Order(self.run)
 
     def _compare(self, one: Difference, other: Difference) -> int:
@@ -228,17 +230,17 @@ class Case(Records):
 
     @cached_property
     def swaps(self) -> list[Swap]:
-        """Calls that went to another communicator: fewer here, as many more there."""
+        """Calls posted on the wrong communicator: missing on one, extra on another."""
         return find_swaps(self, self.differences, self.described)
 
     # --- life and death ------------------------------------------------------------------------
 
     @cached_property
     def stalled(self) -> bool:
-        """Whether ranks wait, and nothing has happened for so long that they wait in vain.
+        """Whether ranks wait and all have been quiet for long enough to be hung.
 
-        Input without signs of life does not tell how long anybody has waited. Even then a
-        circle of waiting ranks waits in vain.
+        Input without heartbeats does not show how long a rank has waited. Even then a cycle of
+        waiting ranks is a deadlock.
         """
         waiting = [self.run.by_rank[number] for number in self.waits.pending_calls]
         if not waiting:
@@ -248,28 +250,28 @@ class Case(Records):
                 return True
             dumped = all(rank.details.get("dumped") for rank in waiting)
             return bool(self.waits.cycle) or (
-                self.waits.stands_still if self.all_quiet else dumped and self.waits.still
+                self.waits.is_stuck if self.all_quiet else dumped and self.waits.still
             )
-        in_vain = self._waits_for_the_gone
+        gone = self._awaits_only_the_gone
         for rank in waiting:
             quiet = self.quiet_seconds(rank)
-            may_be_busy = rank.alive and not in_vain
+            may_be_busy = rank.alive and not gone
             limit = self.live_stall_seconds if may_be_busy else self.stall_seconds
             if quiet is None or quiet < limit:
                 return False
         return True
 
     @property
-    def _waits_for_the_gone(self) -> bool:
-        """Whether all waiting ends at processes that are gone: these are not just late."""
+    def _awaits_only_the_gone(self) -> bool:
+        """Whether every chain of waiting ends at a process that is gone, not just late."""
         ends = [self.run.by_rank.get(number) for number in self.waits.ends]
         return bool(ends) and all(rank is not None and rank.alive is False for rank in ends)
 
     def is_usual(self, pending: PendingCall) -> bool:
-        """Whether the call that a rank stands in is one that its communicator has seen before.
+        """Return whether a pending call is of a kind that its communicator has seen before.
 
-        In a circle of waiting ranks this tells a call that came in the wrong order from one
-        that nobody else was ever going to make.
+        In a deadlock cycle this distinguishes a call in the wrong order from a call that no other
+        rank was going to make.
         """
         log = self.run.by_rank[pending.rank].logs[pending.comm.key]
         past = log.span(max(log.first, pending.call.seq - PAST), pending.call.seq)
@@ -277,25 +279,25 @@ class Case(Records):
 
     @cached_property
     def quiet(self) -> float | None:
-        """How long the waiting ranks have waited at least, in seconds; None when unknown."""
+        """Seconds for which all waiting ranks have waited at least; None when unknown."""
         known = [
             self.quiet_seconds(self.run.by_rank[number]) for number in self.waits.pending_calls
         ]
         return min((seconds for seconds in known if seconds is not None), default=None)
 
     def how_it_ended(self, rank: Rank) -> str | None:
-        """Says how a process is known to have ended before its peers; None if it is not."""
+        """Say how a process ended before its peers; None where it is not known to have ended."""
         if interrupted_after(self, rank) is not None:
-            return None  # so ended the job; what its peers wait for is older
-        said = rank.details.get("ended_with")
-        if said:
-            return f"it ended with {said}"
+            return None  # a signal stopped the whole job, which already hung
+        error = rank.details.get("ended_with")
+        if error:
+            return f"it ended with {error}"
         if rank.exited:
-            return "it ended in order"
+            return "it exited normally"
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
         if rank.alive or rank.details.get("beating"):
-            return None  # stopped or stuck; or it was copied before its peers, and lived then
+            return None  # stopped or stuck, or its ring was copied earlier, while it ran
         quiet = self.quiet_seconds(rank)
         others = [
             seconds
@@ -304,9 +306,9 @@ class Case(Records):
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
         ]
         if quiet is not None and others and min(others) - quiet >= DEAD_SECONDS:
-            return f"its signs of life end {min(others) - quiet:.0f} s before its peers'"
+            return f"{HEARTBEAT_ENDS} {min(others) - quiet:.0f} s before its peers'"
         return None
 
     def kinds(self) -> Sequence[str]:
-        """Kinds of communicators, in order of appearance."""
+        """Return the kinds of communicators, in order of appearance."""
         return list(dict.fromkeys(comm.kind for comm in self.run.communicators.values()))

@@ -1,4 +1,4 @@
-"""What of a job is recorded, and what is not: why `ok` may be said, or why it may not."""
+"""How much of a job is recorded: the reason why a verdict may, or may not, be `ok`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = [
 ]
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
-"""One call of these is several launches of NCCL's, so that counts cannot be compared."""
+"""Each call of these is several launches of NCCL's, so that counts cannot be compared."""
 _COUNTERS = {"ras": "NCCL launched", "flight_recorder": "Flight Recorder dumps hold"}
 _BROKEN = {"refused": "is refused", "ended": "has ended"}
 
 
 @dataclass(frozen=True)
 class CommCoverage:
-    """One communicator whose calls something else has counted as well.
+    """One communicator whose calls were also counted by another data source.
 
     Attributes:
         comm: The communicator.
-        recorded: Calls recorded by each member, the most of them.
-        counted: Calls counted, the most of all members.
-        by: Who counted: ``ras``, ``flight_recorder`` or ``nccl``.
+        recorded: Number of recorded calls, the maximum over all members.
+        counted: Number of counted calls, the maximum over all members.
+        by: The source of the count: ``ras``, ``flight_recorder`` or ``nccl``.
         comparable: Whether one recorded call is one counted call.
     """
 
@@ -58,11 +58,11 @@ class CommCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of a job is recorded.
+    """How much of a job is recorded.
 
     Attributes:
-        unseen: What is not, one sentence each, with the ranks it concerns.
-        comms: Communicators whose calls were counted elsewhere, too.
+        unseen: The gaps, one sentence each, with the ranks it concerns.
+        comms: Communicators whose calls were also counted by another data source.
     """
 
     unseen: tuple[str, ...]
@@ -70,7 +70,7 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is known to be missing in the records."""
+        """Whether the records have no known gaps."""
         return not self.unseen
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,10 +83,10 @@ class Coverage:
 
 
 def survey(run: Run) -> Coverage:
-    """Return what of a run is recorded.
+    """Return how much of a run is recorded.
 
-    Compare the records with each count that exists, and collect what the processes themselves
-    say that they do unrecorded.
+    Compare the records with each count that exists, and collect the unrecorded activities that
+    the processes themselves report.
     """
     comms = (*_counted_by_ras(run), *_counted_by_dumps(run))
     unseen = [*_missing(run), *_declared(run), *_probes(run)]
@@ -100,11 +100,11 @@ def survey(run: Run) -> Coverage:
 
 
 def unrecorded_kinds(rank: Rank) -> Mapping[str, tuple[str, ...]]:
-    """Return what a process uses that no probe records.
+    """Return the features that a process uses and no probe records.
 
     Returns:
-        By kind (``ddp``, ``compiled``, ...) the keys of the communicators that it concerns;
-        none where they are not known.
+        By kind (``ddp``, ``compiled``, ...) the keys of the affected communicators; empty where
+        they are not known.
     """
     kinds: dict[str, tuple[str, ...]] = {}
     for one in _entries(rank):
@@ -119,7 +119,7 @@ def uses_unrecorded(rank: Rank, key: str | None = None) -> bool:
 
     Args:
         rank: The process.
-        key: On this communicator; on any when absent.
+        key: The communicator's key; any communicator by default.
     """
     if rank.details.get("probe_failed"):
         return True
@@ -127,7 +127,13 @@ def uses_unrecorded(rank: Rank, key: str | None = None) -> bool:
 
 
 def is_damaged(run: Run, number: int, key: str) -> bool:
-    """Return whether a rank has calls that cannot be read, perhaps on this communicator."""
+    """Return whether a rank has unreadable calls that may belong to this communicator.
+
+    Args:
+        run: The run.
+        number: Global rank.
+        key: The communicator's key.
+    """
     rank = run.by_rank.get(number)
     return rank is not None and key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
 
@@ -148,11 +154,11 @@ def _missing(run: Run) -> Iterator[str]:
     bare = [rank.rank for rank in run.ranks if not rank.logs]
     if bare and len(bare) == len(run.ranks):
         yield (
-            "no rank is traced: what a process does is known from its stack alone; start the job "
-            "with `ncclscope run -- COMMAND`"
+            "no rank is traced, so only stacks show what the processes do; start the job with "
+            "`ncclscope run -- COMMAND`"
         )
     elif bare:
-        yield f"{ranks_text(bare)}: no call is recorded of these processes"
+        yield f"{ranks_text(bare)}: no calls of these processes are recorded"
     unread = [
         worker.rank
         for worker in snapshot.workers
@@ -163,21 +169,21 @@ def _missing(run: Run) -> Iterator[str]:
 
 
 def _declared(run: Run) -> Iterator[str]:
-    """What the processes say of themselves."""
+    """Yield the unrecorded activities that processes report themselves."""
     ranks: dict[str, list[int]] = {}
     for rank in run.ranks:
         for one in _entries(rank):
             text = str(one.get("text") or "").strip().rstrip(".")
             ranks.setdefault(printable(text), []).append(rank.rank)
         if failed := rank.details.get("probe_failed"):
-            text = f"a probe ended ({printable(str(failed))}): nothing is recorded after that"
+            text = f"a probe failed ({printable(str(failed))}): later calls are not recorded"
             ranks.setdefault(text, []).append(rank.rank)
     for text, own in ranks.items():
         yield f"{ranks_text(own)}: {text}"
 
 
 def _probes(run: Run) -> Iterator[str]:
-    """Probes that do not record on some ranks."""
+    """Yield the probes that do not record on some ranks."""
     ranks: dict[str, list[int]] = {}
     for rank in run.ranks:
         probes = rank.details.get("probes")
@@ -194,7 +200,7 @@ def _probes(run: Run) -> Iterator[str]:
 def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
     """Compare recorded calls with NCCL's counts where one communicator of each has the members.
 
-    RAS knows a communicator by a hash that no probe sees, but its members by their processes.
+    RAS identifies a communicator by a hash that no probe sees, but its members by their pids.
     """
     snapshot = run.snapshot
     if snapshot is None or snapshot.ras is None or not any(rank.logs for rank in run.ranks):
@@ -247,17 +253,17 @@ def _by_members(run: Run) -> dict[tuple[int, ...], list[Communicator]]:
 
 
 def _made(run: Run, key: str) -> int:
-    """Return how many calls were made on a communicator, by the member that made the most."""
+    """Return the maximum number of calls that a member made on a communicator."""
     return max((rank.logs[key].calls for rank in run.members(key)), default=0)
 
 
 def _launched(counts: Mapping[str, int]) -> int:
-    """Return how many collectives were launched; sends and receives are numbered apart."""
+    """Return how many collectives were launched, without sends and receives."""
     return sum(count for name, count in counts.items() if name not in ("Send", "Recv"))
 
 
 def _members(snapshot: Snapshot, comm: RasComm) -> tuple[int, ...]:
-    """Return the global ranks of a communicator that RAS knows; none where one is not known."""
+    """Return the global ranks of a communicator in RAS; empty where one of them is unknown."""
     by_pid = {worker.pid: worker.rank for worker in snapshot.workers}
     known = [by_pid.get(rank.pid) for rank in comm.ranks]
     if len(known) != comm.size or None in known:

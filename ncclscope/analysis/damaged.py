@@ -1,7 +1,7 @@
-"""Rings whose damage shows when their records are asked for.
+"""Rings whose damage is found when their records are read.
 
-A ring is not read whole when it is opened. One that turns out to be damaged later must not take
-the others with it: it becomes a note, and its rank is missing.
+A ring is not read completely when it is opened. If damage is found later, the other rings are
+kept: the damaged one becomes a note, and its rank is missing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["readable", "without_damaged"]
 
 
 def without_damaged(run: Run, error: DamagedFileError) -> Run:
-    """Return a run without the ring that an error is about.
+    """Return a run without the ring that an error names.
 
     Raises:
-        DamagedFileError: The same error, where nothing else is left.
+        DamagedFileError: The same error, where no other ring is left.
     """
     ranks = tuple(rank for rank in run.ranks if not _is_about(error, rank.source))
     others = tuple(rank for rank in run.others if not _is_about(error, rank.source))
@@ -30,10 +30,10 @@ def without_damaged(run: Run, error: DamagedFileError) -> Run:
 
 
 def readable(run: Run) -> Run:
-    """Return a run without the rings of which not all that they keep can be read.
+    """Return a run without the rings that cannot be read completely.
 
     Raises:
-        DamagedFileError: Nothing is left.
+        DamagedFileError: No ring is left.
     """
     for rank in (*run.ranks, *run.others):
         try:

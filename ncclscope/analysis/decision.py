@@ -1,10 +1,10 @@
-"""One decision from all evidence.
+"""Decide the cause from all evidence.
 
-Analyzers read the records, and one reads stacks, GPUs and NCCL's counts. Here their findings
-meet: what is known of where each rank is now, and of what is not recorded, decides which of
-them is the cause, whom it singles out, and how sure that is. No data source overrides another
-by coming first: a recorded difference is a fact, a rank that waits in vain is explained by
-whoever is known to be elsewhere, and what was not recorded makes nothing certain.
+Analyzers read the records, and one reads stacks, GPUs and NCCL's counts. This module combines
+their findings with the current position of each rank and with the gaps in the records. It
+decides which finding is the cause, which ranks diverged, and how certain that is. No data source
+takes precedence: a recorded difference is a fact, a stuck rank is explained by a rank that is
+known to be elsewhere, and unrecorded calls rule out certainty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
-from ncclscope.analysis.processes.device_verdict import hear_ras
+from ncclscope.analysis.processes.device_verdict import compare_ras_counts
 from ncclscope.analysis.processes.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
@@ -44,20 +44,20 @@ from ncclscope.model import Finding
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
 FROM_STACKS = "stack_classes"
-"""The analyzer that reads what was seen of living processes."""
+"""The analyzer that reads the process snapshot."""
 
 _SHOWN = 4
-"""Diverging ranks of which it is said where they are."""
+"""Diverging ranks whose current position is reported."""
 _WHEREABOUTS = ("the last call of rank ", "rank ")
 
 
 def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[Finding]:
-    """Return the findings as they are in the light of all data sources.
+    """Return the findings, revised by all data sources.
 
     Args:
-        case: What was recorded, and what was seen of living processes.
-        findings: Of the analyzers, each by itself.
-        coverage: What of the job is recorded.
+        case: The records, and the process snapshot.
+        findings: The analyzers' findings, each made on its own.
+        coverage: How much of the job is recorded.
     """
     recorded = [one for one in findings if one.analyzer != FROM_STACKS]
     seen = [one for one in findings if one.analyzer == FROM_STACKS]
@@ -67,7 +67,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     if len([one for one in found if one.role != "latent"]) == 1:
         found = [unless_in_flight(case, one) for one in found]
     if any(one.role == "cause" for one in found):
-        # What was seen is kept with the data sources, and is no finding of its own.
+        # The snapshot's findings are reported as data sources then, not as findings.
         elsewhere = [*seen, *_from_counts(case)]
         found = [_singled_out(one, elsewhere) for one in found]
         seen = []
@@ -86,10 +86,10 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
 
 
 def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:
-    """Return a finding about ranks that wait, with what is known of those who have not come.
+    """Return a finding about waiting ranks, revised by what is known of the absent ranks.
 
-    Few who wait in a call that many have not posted have left the common sequence; where many
-    wait, the few are missing. Never are the many blamed.
+    A minority that waits in a call has left the common sequence; where the majority waits, the
+    minority is missing. The majority is never blamed.
     """
     comm, seq = finding.comm, finding.seq
     if finding.role != "cause" or finding.kind not in WAITS or comm is None or finding.aligned:
@@ -105,7 +105,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         return finding
     gone = [rank for rank in absent if rank not in hidden]
     if gone and set(finding.diverging_ranks) <= set(gone):
-        return finding  # these are known to be elsewhere, and all others wait for them
+        return finding  # these ranks are known to be elsewhere, and all others wait for them
     if finding.kind == "dead_rank" and len(waiting) > len(absent):
         return finding
     call = case.waits.pending_calls[waiting[0]].call
@@ -153,7 +153,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
                 f"{sentence(_who(case, waiting))} {verb(waiting, 'wait')} {alone}in {where}, which "
                 f"{ranks_text(absent)} have not posted: {doing}. "
                 f"{'It' if len(waiting) == 1 else 'They'} left the common sequence before "
-                f"{'its' if len(waiting) == 1 else 'their'} peers, or posted one call too many."
+                f"{'its' if len(waiting) == 1 else 'their'} peers, or posted an extra call."
             ),
         )
     if len(waiting) > len(absent):
@@ -176,16 +176,16 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         summary=(
             f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}, which "
             f"{ranks_text(absent)} {'has' if len(absent) == 1 else 'have'} not posted: {doing}. "
-            f"Which side left the common sequence is not recorded."
+            f"The records do not show which side left the common sequence."
         ),
     )
 
 
 def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
-    """Return a finding that names nobody, with the ranks that stacks or counts single out.
+    """Return a finding without diverging ranks, with those that stacks or counts identify.
 
-    One that waits against one that has not come is a tie of the records. A stack may show that
-    the other is held up outside of any collective.
+    In the records, one waiting rank against one absent rank is a tie. A stack may show that the
+    absent rank is stuck outside of any collective.
     """
     undecided = finding.kind in WAITS or finding.kind == "stalled"
     if finding.role != "cause" or finding.diverging_ranks or not undecided:
@@ -203,20 +203,20 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
                 evidence=(*finding.evidence, *one.evidence),
                 inferred=(
                     *one.inferred,
-                    "whom it singles out, from what was seen of the processes",
+                    "which ranks diverged, according to the process snapshot",
                 ),
             )
     return finding
 
 
 def _named_summary(finding: Finding, one: Finding) -> str:
-    """Return what singles ranks out, and where they wait."""
+    """Return a summary of what identifies the diverging ranks, and of where ranks wait."""
     named = sentence(one.summary)
     if finding.kind != "stalled":
         return f"{finding.summary} {named}"
     if finding.comm is None or finding.peers is None:
         return named
-    # That no rank diverged, as its summary says, is what the counts contradict.
+    # The counts contradict the finding's own summary, that no rank diverged.
     ranks, where = finding.comm.ranks, f"call {finding.seq} on {comm_text(finding.comm)}"
     return (
         f"{named.rstrip('.')}; {ranks_text(ranks)} {verb(ranks, 'wait')} in {where}, "
@@ -225,7 +225,7 @@ def _named_summary(finding: Finding, one: Finding) -> str:
 
 
 def _may_hide(case: Case, number: int, position: Position | None, key: str) -> bool:
-    """Whether a rank waits, or may wait, in a call that is not recorded."""
+    """Return whether a rank waits, or may wait, in a call that is not recorded."""
     rank = case.run.by_rank.get(number)
     if position is None or rank is None or position.state in ("stopped", "idle"):
         return False
@@ -233,12 +233,12 @@ def _may_hide(case: Case, number: int, position: Position | None, key: str) -> b
         return True
     if position.state == "ended" and rank.exited and not rank.details.get("ended_with"):
         return False
-    # A process that crashed may have done so inside of a call that is not recorded, too.
+    # A process may also have crashed inside a call that is not recorded.
     return position.state in ("unknown", "ended") and uses_unrecorded(rank, key)
 
 
 def _hidden_text(hidden: Sequence[int], positions: Mapping[int, Position]) -> str:
-    """Return where ranks are that wait past all probes, as far as anything says it."""
+    """Return in which unrecorded calls ranks wait, as far as that is known."""
     places: dict[str, list[int]] = {}
     for rank in hidden:
         position = positions.get(rank)
@@ -261,53 +261,52 @@ def _who(case: Case, ranks: Sequence[int]) -> str:
 def _from_counts(case: Case) -> Iterable[Finding]:
     """Yield ranks that launched fewer calls than their peers, as NCCL's RAS counts them.
 
-    Counts prove how many calls of which function are missing, and not which.
+    Counts show how many calls of which function are missing, but not which ones.
     """
     snapshot = case.run.snapshot
-    heard = None if snapshot is None else hear_ras(snapshot)
-    if heard is None or not heard.odd:
+    found = None if snapshot is None else compare_ras_counts(snapshot)
+    if found is None or not found.odd:
         return
-    ranks = heard.ranks
+    ranks = found.ranks
     quiet = [case.quiet_seconds(rank) for rank in case.run.ranks if rank.logs]
     known = [seconds for seconds in quiet if seconds is not None]
     if not known or min(known) < case.live_stall_seconds:
-        return  # calls are being posted, and some ranks are asked earlier than others
+        return  # calls are being posted, and RAS polls some ranks earlier than others
     everybody = tuple(rank.rank for rank in case.run.ranks)
     yield Finding(
-        kind=heard.kind,
-        summary=f"{sentence(heard.says)}, as NCCL counts them; in what was recorded no rank "
-        f"differs.",
+        kind=found.kind,
+        summary=f"{sentence(found.says)}, as NCCL counts them; in the records no rank differs.",
         diverging_ranks=ranks,
         candidate_ranks=() if ranks else everybody,
         confidence="likely" if ranks else "ambiguous",
         analyzer=ANALYZER,
-        evidence=(f"ras: {heard.says}",),
-        inferred=("which call it is: counts do not tell",),
+        evidence=(f"ras: {found.says}",),
+        inferred=("which call it is: counts do not show it",),
     )
 
 
 def _short_by_counts(case: Case) -> tuple[int, ...]:
     """Return the ranks that launched fewer calls than their peers; none where counts agree."""
     snapshot = case.run.snapshot
-    heard = None if snapshot is None else hear_ras(snapshot)
-    return heard.ranks if heard is not None and heard.kind == "missing_call" else ()
+    found = None if snapshot is None else compare_ras_counts(snapshot)
+    return found.ranks if found is not None and found.kind == "missing_call" else ()
 
 
 def _ras_lines(case: Case) -> tuple[str, ...]:
     snapshot = case.run.snapshot
-    heard = None if snapshot is None else hear_ras(snapshot)
-    return () if heard is None else (f"ras: {heard.says}",)
+    found = None if snapshot is None else compare_ras_counts(snapshot)
+    return () if found is None else (f"ras: {found.says}",)
 
 
 def _capped(finding: Finding) -> Finding:
-    """Return a finding that claims no certainty, since not all that the job does is recorded."""
+    """Return a finding capped at ``likely``, since not all calls of the job are recorded."""
     if finding.confidence != "certain":
         return finding
     return replace(finding, confidence="likely")
 
 
 def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:
-    """Return a finding that says where its diverging ranks are now, where a stack says it."""
+    """Return a finding with the current frames of its diverging ranks, where stacks show them."""
     if finding.analyzer == FROM_STACKS:
         return finding
     asked = finding.diverging_ranks[:_SHOWN] if case.run.snapshot is not None else ()
@@ -327,13 +326,13 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
 
 
 def _endings(case: Case, finding: Finding) -> Iterable[str]:
-    """Yield how diverging ranks ended with the whole job, which is not why it hung."""
+    """Yield how a signal to the whole job ended diverging ranks, which is not why it hung."""
     for number in finding.diverging_ranks[:_SHOWN]:
         rank = case.run.by_rank.get(number)
         seconds = None if rank is None else interrupted_after(case, rank)
         if rank is not None and seconds is not None:
             how = str(rank.details["ended_with"]).rstrip(": ")
             yield (
-                f"rank {number} ended with {how} {seconds:.0f} s after its last call: that is how "
-                f"the job was stopped, and not what its peers wait for"
+                f"rank {number} ended with {how} {seconds:.0f} s after its last call: this is how "
+                f"the job was stopped, not why its peers wait"
             )

@@ -1,4 +1,4 @@
-"""Differences and waits -> findings, with their evidence in words."""
+"""Turn differences into findings, with their evidence in words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ncclscope.model import Call, Finding
 __all__ = ["contrast", "from_difference", "subject", "subject_of"]
 
 MANY = 256
-"""Calls after a difference on every member, from which on it may have been survived."""
+"""Calls that every member posted after a difference, from which on it may have been survived."""
 
 
 def contrast(difference: Difference) -> str:
-    """Returns ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``."""
+    """Return ``call 5, all_reduce sum [8] on ranks 0-2, is all_gather [8] there``."""
     odd, peer = call_text(difference.odd_call), call_text(difference.peer_call)
     theirs = f"call {difference.seq}, {peer}"
     if odd != peer:
@@ -39,23 +39,24 @@ def contrast(difference: Difference) -> str:
     side = "behind" if difference.surplus < 0 else "ahead of"
     if len(difference.edits) > 1 and difference.surplus:
         return (
-            f"from {theirs}, on it gets {side} {ranks_text(difference.peers)}, by "
-            f"{abs(difference.surplus)} in the end"
+            f"from {theirs}, on it is {side} {ranks_text(difference.peers)}, finally by "
+            f"{plural(abs(difference.surplus), 'call')}"
         )
     return (
-        f"from {theirs}, on it is {abs(difference.surplus)} {side} {ranks_text(difference.peers)}"
+        f"from {theirs}, on it is {plural(abs(difference.surplus), 'call')} {side} "
+        f"{ranks_text(difference.peers)}"
     )
 
 
 def subject(case: Case, difference: Difference) -> str:
-    """Returns who differs: ``Rank 6 (node-15, pid 3408431)``, ``One of ranks 2 3``."""
+    """Return who diverged: ``Rank 6 (node-15, pid 3408431)``, ``One side of ranks 2 3``."""
     if not difference.odd:
         return f"One side of {ranks_text(difference.peers)}"
     return subject_of(case, difference.odd)
 
 
 def subject_of(case: Case, ranks: Sequence[int]) -> str:
-    """Returns ranks as the beginning of a sentence, a single one with its host and process."""
+    """Return ranks as the beginning of a sentence, a single one with its host and process."""
     return sentence(rank_text(case.run, ranks[0]) if len(ranks) == 1 else ranks_text(ranks))
 
 
@@ -70,23 +71,23 @@ def from_difference(
     inferred: tuple[str, ...] = (),
     evidence: tuple[str, ...] = (),
 ) -> Finding:
-    """Makes a finding of a difference.
+    """Make a finding of a difference.
 
     Args:
-        case: Where it was found.
+        case: The case in which it was found.
         difference: The difference.
-        kind: What it amounts to.
-        analyzer: Who says so.
-        summary: One sentence.
-        extent: Calls concerned.
-        inferred: Statements beyond the records.
-        evidence: Statements read off the records, added to those that go without saying.
+        kind: The finding's kind, such as ``extra_call``.
+        analyzer: Name of the analyzer.
+        summary: The finding in one sentence.
+        extent: Number of calls concerned.
+        inferred: Conclusions beyond the records.
+        evidence: Facts read off the records, added to those that each difference has.
     """
     decided = bool(difference.odd)
     facts = [
         f"{comm_text(difference.comm)}: all calls before #{difference.seq} agree"
         if difference.exact
-        else f"{comm_text(difference.comm)}: the members already differ in what is overwritten, "
+        else f"{comm_text(difference.comm)}: the members already differ in overwritten records, "
         f"at #{difference.seq} or before"
     ]
     if decided:
@@ -98,7 +99,7 @@ def from_difference(
         )
     else:
         facts.append(
-            f"#{difference.seq}: two sides of equal weight posted "
+            f"#{difference.seq}: two sides of equal size posted "
             f"{call_text(difference.odd_call)}{site_text(difference.odd_call)} and "
             f"{call_text(difference.peer_call)}{site_text(difference.peer_call)}"
         )
@@ -108,23 +109,25 @@ def from_difference(
         off = abs(difference.first.put - difference.first.left)
         until = "on, and further later" if len(difference.edits) > 1 else "to the end"
         thoughts.append(
-            f"which call it is: these calls equal each other in all that members must agree in, "
-            f"but {difference.item} are those of the others, shifted by {off}, from "
-            f"#{difference.seq} {until}"
+            f"which call it is: the calls here have equal operation, type and size, but "
+            f"{difference.item} match the peers' shifted by {off}, from #{difference.seq} {until}"
         )
     elif difference.item:
         facts.append(
-            f"in what members must agree in they differ from #{difference.noticed} on, in "
-            f"{difference.item} from #{difference.seq} on"
+            f"the calls themselves differ from #{difference.noticed} on, {difference.item} from "
+            f"#{difference.seq} on"
         )
     if difference.other is not None:
-        did = "put in" if difference.other.put else "left out"
-        count = plural(difference.other.put or difference.other.left, "call")
-        thoughts.append(f"{count} {did} would fit as well, with more calls left over at the end")
+        did = "extra" if difference.other.put else "missing"
+        count = difference.other.put or difference.other.left
+        thoughts.append(
+            f"{count} {did} {'call' if count == 1 else 'calls'} would fit as well, with more calls "
+            f"unmatched at the end"
+        )
     if difference.reason is not None:
         thoughts.append(difference.reason)
     if not decided:
-        thoughts.append("the records do not say which side is odd")
+        thoughts.append("the records do not show which side diverged")
     confidence = "certain"
     if not decided:
         confidence = "ambiguous"
@@ -139,20 +142,20 @@ def from_difference(
         if _is_hole(difference):
             role, confidence = "latent", "likely"
             thoughts.append(
-                "no cause of a hang: the job went on, so that the record has a hole there, or the "
+                "it did not cause a hang: the job went on, so the record has a hole there, or "
                 "members may differ in this call"
             )
         elif difference.order is not None:
             confidence = "likely" if decided else "ambiguous"
             thoughts.append(
-                "that these calls met each other and left wrong data: they completed, as small "
-                "ones of equal size do"
+                "these calls were matched with each other and left wrong data: they completed, as "
+                "small calls of equal size do"
             )
     elif decided and (ahead := _posted_after(case, difference)) >= MANY:
         confidence = "likely"
         thoughts.append(
-            f"that it is the cause: all members posted {ahead} calls and more after it, as many "
-            f"as the queues of the devices may hold"
+            f"it is the cause: all members posted at least {ahead} calls after it, which the "
+            f"launch queues of the devices can hold"
         )
     later = len(difference.edits) - 1
     if later and decided:
@@ -182,11 +185,11 @@ def _recorded(call: Call | None) -> Call | None:
 
 
 def _is_hole(difference: Difference) -> bool:
-    """Whether a difference that was survived cannot have happened as it is recorded.
+    """Return whether a survived difference cannot have happened as it is recorded.
 
-    Calls of one operation with other parameters may complete, with wrong data, and over NCCL an
-    all_gather and a reduce_scatter the other way round do, too. A record that lacks neither of the
-    two has no hole. Another operation, a call more or a call less does not complete.
+    Calls of one operation with different parameters may complete, with wrong data. Over NCCL, an
+    all_gather matched with a reduce_scatter completes, too. A record that holds both calls has no
+    hole. Another operation, an extra call or a missing call never completes.
     """
     if difference.order is not None and len(difference.edits) == 1 and not difference.surplus:
         return False
@@ -195,7 +198,7 @@ def _is_hole(difference: Difference) -> bool:
 
 
 def _posted_after(case: Case, difference: Difference) -> int:
-    """Return how many calls each member has posted after a difference, where hosts only enqueue."""
+    """Return how many calls all members enqueued after a difference; 0 where hosts block."""
     if difference.comm.backend == "gloo" or case.run.window:
         return 0
     logs = case.logs(difference.comm.key).values()

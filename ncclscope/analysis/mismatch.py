@@ -1,4 +1,4 @@
-"""What the analyzers of mismatched parameters have in common."""
+"""The common base of analyzers for mismatched parameters."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ PARAMETERS = (
     "redop_mismatch",
     "root_mismatch",
 )
-"""Kinds under which a call stands in place of another one."""
+"""Kinds of findings in which one call replaces another."""
 
 
 def differing_parameter(odd: Call, peer: Call) -> str:
-    """Returns in what two calls with the same number differ first: op, dtype, redop, ..."""
+    """Return the first parameter in which two calls of one number differ: op, dtype, redop, ..."""
     if odd.op != peer.op:
-        # A gather whose parts all have one size is recorded without a list of sizes.
+        # A gather with parts of one size is recorded without a list of sizes.
         return "split" if are_variants(odd, peer) else "op"
     if (odd.replay is None) != (peer.replay is None):
         return "captured"
     for parameter in ("captured", "dtype", "redop", "root"):
         if getattr(odd, parameter) != getattr(peer, parameter):
-            # Another group is another call: nothing of it has the size or type of a tensor.
+            # Another group is another call: it has no tensor, and so no size or type.
             return "op" if odd.op in CREATION_OPS else parameter
     if odd.op in CREATION_OPS:
         return "op"
@@ -56,7 +56,7 @@ class ParameterMismatch:
     parameter = ""
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields one finding for each difference that is one of this parameter."""
+        """Yield one finding for each difference in this parameter."""
         for difference in case.described:
             if self._concerns(difference):
                 yield self._mismatch(case, difference)
@@ -85,7 +85,7 @@ class ParameterMismatch:
         if not difference.odd:
             return (
                 f"{sentence(ranks_text(difference.peers))} posted {first} and {then} in opposite "
-                f"orders on {where}; the records do not tell which order is odd."
+                f"orders on {where}; the records do not show which order diverged."
             )
         return (
             f"{subject(case, difference)} posted {first} and {then} in the opposite order on "
@@ -98,13 +98,13 @@ class ParameterMismatch:
             (difference.odd or difference.suspect) and not difference.replaced
         ):
             return False
-        calls = difference.telling or (difference.odd_call, difference.peer_call)
+        calls = difference.differing_calls or (difference.odd_call, difference.peer_call)
         return differing_parameter(*calls) == self.parameter
 
     def _summary(self, case: Case, difference: Difference) -> str:
         where = f"call {difference.seq} on {comm_text(difference.comm)}"
-        if difference.telling is not None:
-            odd, peer = difference.telling
+        if difference.differing_calls is not None:
+            odd, peer = difference.differing_calls
             return (
                 f"{subject(case, difference)} came to {where} from {difference.odd_call.site}, "
                 f"{ranks_text(difference.peers)} from {difference.peer_call.site}: another branch, "
@@ -115,7 +115,7 @@ class ParameterMismatch:
             return (
                 f"At {where} {ranks_text(difference.peers)} posted different calls, "
                 f"{self._text(difference.odd_call)} and {self._text(difference.peer_call)}; "
-                f"the records do not tell which is odd."
+                f"the records do not show which side diverged."
             )
         return (
             f"{subject(case, difference)} posted {self._text(difference.odd_call)} as {where}; "
@@ -123,7 +123,7 @@ class ParameterMismatch:
         )
 
     def _text(self, call: Call) -> str:
-        """A call in words, with the parameter in question where they leave it out."""
+        """Return a call's text, with the parameter in question where that is omitted."""
         if self.parameter == "split" and call.sizes is not None:
             return f"{call_text(call)} with sizes {sizes_text(call.sizes)}"
         if self.parameter == "captured":
@@ -132,11 +132,13 @@ class ParameterMismatch:
 
 
 def _blocks_text(difference: Difference) -> str:
-    """Says where two blocks stand that are the other way round."""
+    """Say which two blocks of calls are in opposite order."""
     theirs, own = difference.order or (0, 0)
-    seq, met = difference.seq, difference.first.met
+    seq, matched = difference.seq, difference.first.met
+    after = "no calls follow"
+    if matched:
+        after = f"{plural(matched, 'call')} after that {verb(range(matched), 'agree')}"
     return (
-        f"#{seq} to #{seq + theirs + own - 1}: the same {plural(theirs + own, 'call')}, the first "
-        f"{theirs} of the one side being the last {theirs} of the other; "
-        + (f"{plural(met, 'call')} after that {verb(range(met), 'agree')}" if met else "all stop")
+        f"#{seq} to #{seq + theirs + own - 1}: the same {plural(theirs + own, 'call')}, but the "
+        f"first {theirs} of one side are the last {theirs} of the other; {after}"
     )

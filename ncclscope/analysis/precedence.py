@@ -1,7 +1,7 @@
-"""Which of several findings is the cause: what refines another, what is an echo, what came first.
+"""Choose the cause among several findings: drop refined ones and echoes, then order by time.
 
-The names of kinds and of analyzers decide nothing. An analyzer that describes the same calls more
-closely than another says so in ``refines``, and its finding replaces the other's.
+The names of kinds and analyzers have no influence. An analyzer that describes the same calls more
+precisely than another lists the other's kind in ``refines``, and its finding replaces the other's.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ __all__ = ["HANG_KINDS", "drop_refined", "in_order", "is_hang", "settle"]
 HANG_KINDS = frozenset(
     {"not_joined", "dead_rank", "order_cycle", "stalled", "init_stalled", "transfer_stalled"}
 )
-"""Kinds under which the sequences agree as far as they go, and somebody waits for ever."""
+"""Kinds of findings in which sequences agree as far as they go, and a rank waits forever."""
 
 _CONFIDENCE = {"certain": 0, "likely": 1, "ambiguous": 2}
 
 
 def settle(claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
-    """Return what analyzers claim, without what others refine, echoes as consequences."""
+    """Return the claimed findings without refined ones, and with echoes as consequences."""
     return _without_survived(_without_echoes(drop_refined(claims)))
 
 
 def in_order(case: Case, found: Iterable[Finding]) -> list[Finding]:
     """Return findings with the root cause first.
 
-    Where nothing tells two apart, they stay in the order in which analyzers were asked.
+    Findings of equal rank stay in the order in which the analyzers ran.
     """
     by_time = sorted(found, key=cmp_to_key(partial(_compare, case)))
     return sorted(by_time, key=_weight)
 
 
 def is_hang(finding: Finding) -> bool:
-    """Whether the sequences agree as far as they go, and ranks wait in vain.
+    """Return whether the sequences agree as far as they go, and ranks are stuck.
 
-    A call that few ranks wait in and most have not posted is extra, and no sequence differs yet.
+    A call in which few ranks wait and which most have not posted is extra, but no sequence
+    differs yet.
     """
-    alone = finding.peers is None or finding.comm is None  # so it is known of stacks, too
+    alone = finding.peers is None or finding.comm is None  # findings from stacks have no comm
     return finding.kind in HANG_KINDS or (finding.kind == "extra_call" and alone)
 
 
 def drop_refined(claims: Sequence[tuple[Analyzer, Finding]]) -> list[Finding]:
     """Return the findings that no other one refines, directly or through a third.
 
-    Analyzers that refine each other cancel nothing: all of their findings are kept.
+    Where analyzers refine each other, keep all of their findings.
     """
     refined = {
         place: [other for other, claim in enumerate(claims) if _refines(claims[place], claim)]
@@ -73,10 +74,9 @@ def _kinds_refined(analyzer: Analyzer) -> tuple[str, ...]:
 
 
 def _refines(claim: tuple[Analyzer, Finding], against: tuple[Analyzer, Finding]) -> bool:
-    """Whether a finding describes what another one does more closely.
+    """Return whether a finding describes the calls of another one more precisely.
 
-    It does so on the same ranks, and where the other ends before its first call, it is about
-    something else.
+    Both must concern the same ranks, and the other must not end before this one's first call.
     """
     (analyzer, finding), (other_analyzer, other) = claim, against
     if analyzer is other_analyzer or other.kind not in _kinds_refined(analyzer):
@@ -99,7 +99,7 @@ def _ranks(finding: Finding) -> set[int]:
 
 
 def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
-    """Makes a consequence of each call that stands still because its parameters do not fit."""
+    """Return findings with each call that hangs due to mismatched parameters as consequence."""
     unfit = {
         (finding.comm.key, finding.seq)
         for finding in found
@@ -116,7 +116,7 @@ def _without_echoes(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _without_survived(found: Sequence[Finding]) -> list[Finding]:
-    """Makes latent what the job survived, where something else is in question."""
+    """Return findings with survived ones as latent, where another finding is the cause."""
     if not any(finding.role == "cause" and not finding.survived for finding in found):
         return list(found)
     return [
@@ -126,7 +126,7 @@ def _without_survived(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
-    """Causes first, differences before waits, the sure before the unsure."""
+    """Return a sort key: causes first, differences before waits, certain before ambiguous."""
     return (
         0 if finding.role == "cause" else 1,
         1 if is_hang(finding) else 0,
@@ -135,7 +135,7 @@ def _weight(finding: Finding) -> tuple[int, int, int]:
 
 
 def _compare(case: Case, one: Finding, other: Finding) -> int:
-    """Which of two findings came first; without calls, that of the lower rank."""
+    """Compare two findings by time; without calls, by their lowest rank."""
     moments = [
         Moment(
             finding.comm.key,

@@ -1,4 +1,4 @@
-"""What the ranks of a run recorded, as the comparisons ask for it."""
+"""The recorded calls of a run, prepared for comparison."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Records:
     """The logs of a run with common numbers, and how long each rank has been quiet.
 
     Args:
-        run: What was recorded.
-        stall_seconds: How long nothing must have happened before waiting ranks of a process
-            that has ended are held to be stuck.
+        run: The records.
+        stall_seconds: Seconds without a call after which waiting ranks, whose processes have
+            ended, are reported as stuck.
         live_stall_seconds: The same for processes that still run and may just be busy.
     """
 
@@ -28,7 +28,7 @@ class Records:
         self.live_stall_seconds = live_stall_seconds
 
     def logs(self, key: str) -> Mapping[int, CallLog]:
-        """The members' logs of a communicator, with common numbers, by global rank."""
+        """Return the members' logs of a communicator, with common numbers, by global rank."""
         if key not in self._logs:
             self._logs[key] = align_windows(
                 {rank.rank: rank.logs[key] for rank in self.run.members(key)}
@@ -44,7 +44,10 @@ class Records:
         return {}
 
     def quiet_seconds(self, rank: Rank) -> float | None:
-        """How long a rank lived on after its last call, by its own clock; None when unknown."""
+        """Return the seconds from a rank's last call to its last heartbeat; None when unknown.
+
+        Both times are by the rank's own clock.
+        """
         if rank.last_seen_ns is None:
             return None
         last = [rank.last_call(), *rank.last_transfers().values()]
@@ -54,7 +57,7 @@ class Records:
 
     @cached_property
     def all_quiet(self) -> bool:
-        """Whether all ranks wrote their dumps long after their last call, and say what is done."""
+        """Whether all ranks dumped long after their last call, and dumps report completion."""
         return all(
             rank.details.get("dumped") is True
             and (
@@ -65,7 +68,7 @@ class Records:
         )
 
     def longest_common_quiet(self, ranks: Iterable[int]) -> float | None:
-        """How long all of some ranks have been quiet; None where that is not long enough.
+        """Return for how many seconds all given ranks have been quiet; None below the threshold.
 
         As for :attr:`stalled`, processes that still run may just be busy.
         """
@@ -81,5 +84,5 @@ class Records:
 
     @cached_property
     def timeless(self) -> bool:
-        """Whether the input says nothing about how long the ranks lived on."""
+        """Whether the input has no heartbeats, so that waiting times are unknown."""
         return all(rank.last_seen_ns is None for rank in self.run.ranks)

@@ -1,4 +1,4 @@
-"""Analyzers, found by entry point like anybody else's."""
+"""Find analyzers by their entry points, built-in ones and those of other packages alike."""
 
 from __future__ import annotations
 
@@ -23,35 +23,34 @@ class AnalyzerError(NcclscopeError):
 class Analyzer(Protocol):
     """One diagnosis.
 
-    Its first line of documentation is its help. It reads the case and nothing else: no
-    files, no clock.
+    The first line of its docstring is its help text. It reads the case only: no files, no clock.
 
-    An analyzer that describes the same calls more closely than another one names the kinds it
-    replaces in a class attribute ``refines``, such as ``("extra_call",)``. One without it refines
-    nothing.
+    An analyzer that describes the same calls more precisely than another one lists the kinds that
+    it replaces in a class attribute ``refines``, such as ``("extra_call",)``. Without that
+    attribute it replaces none.
     """
 
     name: str
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields what it finds in a run."""
+        """Yield the findings in a run."""
         ...
 
 
 def load_analyzers() -> list[Analyzer]:
-    """Returns an instance of each installed analyzer: our own, then those of other packages.
+    """Return an instance of each installed analyzer: built-in ones, then those of other packages.
 
     Raises:
-        AnalyzerError: One cannot be loaded; it names the distribution it came with.
+        AnalyzerError: An analyzer cannot be loaded; the error names its distribution.
     """
     analyzers: list[Analyzer] = []
     points = metadata.entry_points(group=GROUP)
-    # Each time that a distribution is asked for its name, it reads its file of metadata.
+    # Each access to a distribution's name reads its metadata file.
     owners = {point.dist: "" for point in points}
     owners |= {dist: dist.name for dist in owners if dist}
 
     def load_order(point: metadata.EntryPoint) -> tuple[bool, str]:
-        """Ours first: of findings that nothing else tells apart, the first one is the verdict."""
+        """Return a sort key with built-in analyzers first: of equal findings, the first wins."""
         return owners[point.dist] != "ncclscope", point.name
 
     for point in sorted(points, key=load_order):
@@ -71,5 +70,5 @@ def load_analyzers() -> list[Analyzer]:
 
 
 def help_text(analyzer: Analyzer) -> str:
-    """Returns the first line of an analyzer's documentation."""
+    """Return the first line of an analyzer's docstring."""
     return (inspect.getdoc(analyzer) or "").partition("\n")[0]

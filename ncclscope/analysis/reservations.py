@@ -1,4 +1,4 @@
-"""What speaks against a finding: damage, a usual pause, a job that runs or goes on."""
+"""Reasons to weaken a finding: damage, a usual pause, a job that still runs or went on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 WAITS = frozenset({"not_joined", "extra_call", "dead_rank"})
-"""Kinds of findings about ranks that have not come."""
+"""Kinds of findings about ranks that have not joined a call."""
 _COPIED_SECONDS = 6 * 3600.0
-"""A dump that says it was written longer after its last call is more likely a copy."""
+"""A dump that was written longer than this after its last call is more likely a copy."""
 
 
 def hides_damage(finding: Finding) -> bool:
@@ -34,7 +34,7 @@ def hides_damage(finding: Finding) -> bool:
 
 
 def unless_damaged(case: Case, finding: Finding) -> Finding:
-    """Return a finding without names where damage hides what it is about."""
+    """Return a finding without diverging ranks where damage hides the calls in question."""
     comm = finding.comm
     if finding.role != "cause" or comm is None:
         return finding
@@ -42,8 +42,8 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         return replace(
             finding,
             summary=(
-                f"The record of call {finding.seq} on {comm_text(comm)} is damaged on one side; "
-                f"whether {ranks_text(comm.ranks)} agree in it cannot be read."
+                f"The record of call {finding.seq} on {comm_text(comm)} is damaged on one side, so "
+                f"it is unknown whether {ranks_text(comm.ranks)} agree in it."
             ),
             diverging_ranks=(),
             candidate_ranks=comm.ranks,
@@ -63,8 +63,8 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
         finding,
         kind="stalled",
         summary=(
-            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. Whether "
-            f"{ranks_text(lost)} joined it cannot be read: the record is damaged."
+            f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where}. It is unknown "
+            f"whether {ranks_text(lost)} joined it: the record is damaged."
         ),
         diverging_ranks=(),
         candidate_ranks=comm.ranks,
@@ -75,10 +75,10 @@ def unless_damaged(case: Case, finding: Finding) -> Finding:
 
 
 def unless_ended_well(case: Case, finding: Finding) -> Finding:
-    """Return a finding about groups that differ, as latent where all ranks ended in order.
+    """Return a finding about differing groups, as latent where all ranks exited normally.
 
-    Ranks may divide a group of theirs further, each group by itself. Where such a difference is a
-    mistake, somebody waits for it, or fails.
+    The ranks of each group may legally create different subgroups. Where such a difference is a
+    mistake, a rank waits for it, or fails.
     """
     comm = finding.comm
     if finding.role != "cause" or comm is None or not comm.creates_groups or case.waits.heads:
@@ -89,10 +89,9 @@ def unless_ended_well(case: Case, finding: Finding) -> Finding:
 
 
 def unless_slow(case: Case, finding: Finding) -> Finding:
-    """Return a finding about ranks that are late, as latent where they are as late as ever.
+    """Return a finding about late ranks, as latent where such pauses are usual for them.
 
-    Less than the common threshold nothing is certain: of a process that was killed nobody knows
-    whether it would have come.
+    Below the common threshold, cap the confidence: a killed process might still have joined.
     """
     if finding.role != "cause" or finding.kind != "not_joined" or finding.comm is None:
         return finding
@@ -101,8 +100,8 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return replace(
             finding,
             summary=(
-                f"{finding.summary.rstrip('.')}: {ranks_text(ranks)} often took as long between "
-                f"calls before."
+                f"{finding.summary.rstrip('.')}; earlier pauses of {ranks_text(ranks)} between "
+                f"calls were often as long."
             ),
             diverging_ranks=(),
             candidate_ranks=ranks,
@@ -113,16 +112,16 @@ def unless_slow(case: Case, finding: Finding) -> Finding:
         return replace(
             finding,
             confidence="likely",
-            inferred=(*finding.inferred, "that it hung: one that is merely late looks the same"),
+            inferred=(*finding.inferred, "it hung: a rank that is merely late looks the same"),
         )
     return finding
 
 
 def unless_in_flight(case: Case, finding: Finding) -> Finding:
-    """Return a finding about dumps of a job that may just have been running, as latent.
+    """Return a finding from dumps as latent, where the job may just have been running.
 
-    A dump holds no time of its own, and a copy of its file is younger than what it holds. That
-    few ranks are ahead, or a message is not taken yet, is how a running job looks as well.
+    A dump contains no timestamp of its own, and a copied file is younger than its content. A
+    running job also has a few ranks ahead, or a message that is not received yet.
     """
     if finding.role != "cause" or not case.timeless or case.waits.cycle:
         return finding
@@ -142,18 +141,18 @@ def unless_in_flight(case: Case, finding: Finding) -> Finding:
         diverging_ranks=(),
         candidate_ranks=finding.diverging_ranks or finding.candidate_ranks,
         confidence="ambiguous",
-        inferred=(*finding.inferred, "a job that runs looks like this, too, when it is dumped"),
+        inferred=(*finding.inferred, "a dump of a running job can look the same"),
     )
 
 
 def _in_transfers(case: Case, ranks: Sequence[int]) -> bool:
-    """Whether each of some ranks has a send or receive under way."""
+    """Return whether each of some ranks has a pending send or receive."""
     last = [case.run.by_rank[rank].last_transfers().values() for rank in ranks]
     return all(any(call.state is not State.COMPLETED for call in calls) for calls in last)
 
 
 def unless_moving(case: Case, finding: Finding) -> Finding:
-    """Return what stacks suggest; of ranks whose rings show calls since then, as latent."""
+    """Return a finding from stacks, as latent where rings show that ranks posted calls lately."""
     if finding.role != "cause" or case.timeless:
         return finding
     quiet = [

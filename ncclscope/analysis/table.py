@@ -1,4 +1,4 @@
-"""Where each rank stands: calls per communicator, and how far from what is usual."""
+"""The position of each rank: calls per communicator, and the distance to the majority."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cell:
     device: DeviceProgress | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the cell in the terms of the JSON verdict."""
+        """Return the cell in the terms of the JSON verdict."""
         last = self.last
         return {
             "calls": self.calls,
@@ -54,7 +54,7 @@ class Row:
     cells: dict[str, Cell]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the row in the terms of the JSON verdict."""
+        """Return the row in the terms of the JSON verdict."""
         return {
             "rank": self.rank.rank,
             "host": self.rank.host,
@@ -67,15 +67,15 @@ class Row:
 
 
 def build_table(run: Run) -> list[Row]:
-    """Returns a row for each rank, a cell for each of its communicators of two or more.
+    """Return a row for each rank, with a cell for each communicator of two or more ranks.
 
-    The creation of groups is no work: it is left out where all ranks have come as far with it.
+    Group creations are omitted where all ranks have made and completed the same ones.
     """
     counts: dict[str, dict[int, int]] = {}
     for rank in run.ranks:
         for key, log in rank.logs.items():
             counts.setdefault(key, {})[rank.rank] = log.calls - _unknown(rank, log.first)
-    usual = _Usual(run, counts)
+    majority = _MajorityCounts(run, counts)
     settled = {
         key
         for key in counts
@@ -91,14 +91,14 @@ def build_table(run: Run) -> list[Row]:
             calls = counts[key][rank.rank]
             last = log.call(log.calls) if log.calls >= log.first else None
             label = _free_label(comm, cells)
-            behind = calls - usual.of(comm, calls)
-            cells[label] = Cell(comm, calls, behind, last, rank.device.get(key))
+            delta = calls - majority.of(comm, calls)
+            cells[label] = Cell(comm, calls, delta, last, rank.device.get(key))
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
 
 
 def _is_settled(run: Run, comm: Communicator) -> bool:
-    """Whether all members have made the same calls on a communicator, and none is under way."""
+    """Return whether all members made the same calls on a communicator, and completed them."""
     logs = [rank.logs[comm.key] for rank in run.members(comm.key)]
     if len(logs) < len(comm.ranks):
         return False
@@ -110,7 +110,7 @@ def _is_settled(run: Run, comm: Communicator) -> bool:
 
 
 def _unknown(rank: Rank, first: int) -> int:
-    """Calls that a window does not count, though its numbers may begin later than at 1."""
+    """Return the call numbers before a window that begins later than at 1, which made no calls."""
     return first - 1 if rank.window else 0
 
 
@@ -126,12 +126,12 @@ def _free_label(comm: Communicator, taken: Iterable[str]) -> str:
     return free
 
 
-class _Usual:
-    """The counts that most peers have.
+class _MajorityCounts:
+    """The numbers of calls that most peers made.
 
-    Peers are the communicator's own members where a majority of them agrees, else all ranks
-    on communicators of the same kind, as in a pair; there, of several counts that are equally
-    frequent, the nearest.
+    Peers are the communicator's own members where a majority of them agrees. Otherwise, as in a
+    pair, peers are all ranks on communicators of the same kind; of several equally frequent
+    counts, the nearest is taken.
     """
 
     def __init__(self, run: Run, counts: Mapping[str, Mapping[int, int]]) -> None:
@@ -140,7 +140,7 @@ class _Usual:
         self._kinds: dict[tuple[str, int], Counter[int]] = {}
 
     def of(self, comm: Communicator, calls: int) -> int:
-        """The usual count on a communicator, for a rank that has made so many calls."""
+        """Return the majority's count on a communicator, for a rank that made ``calls`` calls."""
         own = self._own[comm.key]
         count, frequency = own.most_common(1)[0]
         if frequency * 2 > sum(own.values()):

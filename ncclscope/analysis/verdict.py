@@ -1,4 +1,4 @@
-"""Findings -> the one answer."""
+"""Combine the findings of all analyzers into one verdict."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Neighbourhood:
     Attributes:
         comm: The communicator.
         seq: The first differing call.
-        calls: By global rank, then by number.
+        calls: Calls by global rank, then by call number.
     """
 
     comm: Communicator
@@ -54,7 +54,7 @@ class Neighbourhood:
     calls: dict[int, dict[int, Call]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the calls in a form for JSON."""
+        """Return the calls in a form for JSON."""
         return {
             "comm": self.comm.to_dict(),
             "seq": self.seq,
@@ -67,20 +67,20 @@ class Neighbourhood:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run's records prove, and what they suggest.
+    """The diagnosis of a run: what its records prove, and what they suggest.
 
     Attributes:
         run: What was examined.
-        status: ``ok``, ``diverged`` (the sequences differ), ``hung`` (they agree, and ranks
-            wait in vain), ``incomplete`` (ranks are missing, and the others agree) or ``unknown``
-            (nothing diverged in what is known, and what is known does not show agreement).
-        cause: The one root cause, or None.
-        findings: All that was found, the cause first.
-        table: Where each rank stands.
-        neighbourhood: The calls around the cause, where it is about a call.
-        quiet_seconds: How long the waiting ranks have waited; None when not known.
-        coverage: What of the job is recorded.
-        summary: The answer in words: the cause's, or why there is none.
+        status: ``ok``, ``diverged`` (the sequences differ), ``hung`` (they agree, and waiting
+            ranks are stuck), ``incomplete`` (ranks are missing, and the others agree) or
+            ``unknown`` (no divergence was found, but the data do not show agreement).
+        cause: The root cause, or None.
+        findings: All findings, the cause first.
+        table: The position of each rank on each communicator.
+        neighbourhood: The calls around the cause, where it concerns a call.
+        quiet_seconds: Seconds that the waiting ranks have waited; None when not known.
+        coverage: How much of the job is recorded.
+        summary: The cause's summary, or why there is no cause.
     """
 
     run: Run
@@ -95,12 +95,12 @@ class Verdict:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about the input, such as what could not be recorded."""
+        """Remarks on the input, such as calls that could not be recorded."""
         return (*self.run.notes, *map(printable, device_notes(self.run)))
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """Those of living processes, where somebody looked; what each says."""
+        """The data sources of the process snapshot, and what each says; empty without one."""
         return gather_evidence(self.run, self.cause)
 
     @property
@@ -110,11 +110,11 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """0 when the ranks agree, 1 when they do not or hang, 3 when the evidence cannot tell."""
+        """Exit status: 0 if the ranks agree, 1 if they diverged or hang, 3 if it is unknown."""
         return EXIT_STATUSES[self.status]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON document of the contract."""
+        """Return the verdict as the JSON document that docs/json.md describes."""
         cause = None
         if self.cause is not None:
             cause = self.cause.to_dict()
@@ -154,27 +154,27 @@ def diagnose(
     live_stall_seconds: float = HANG_SECONDS,
     analyzers: Sequence[Analyzer] | None = None,
 ) -> Verdict:
-    """Compares the ranks of a run.
+    """Compare the ranks of a run.
 
     Args:
-        run: From :func:`ncclscope.open_run`.
-        stall_seconds: How long ranks must have waited, before their process ended, to be
-            called stuck.
+        run: A run from :func:`ncclscope.open_run`.
+        stall_seconds: Seconds that ranks must have waited, before their process ended, to be
+            reported as stuck.
         live_stall_seconds: The same for processes that still run.
-        analyzers: Those to ask; all that are installed when absent.
+        analyzers: The analyzers to run; all installed ones by default.
 
     Returns:
-        The verdict. The same records give the same verdict, in whatever order they are read.
+        The verdict. It does not depend on the order in which the records are read.
 
     Raises:
-        DamagedFileError: No ring is left that can be read.
+        DamagedFileError: No readable ring is left.
     """
     asked = load_analyzers() if analyzers is None else analyzers
     while True:
         try:
             return _diagnose(run, asked, stall_seconds, live_stall_seconds)
         except DamagedFileError as error:
-            run = without_damaged(run, error)  # which has at least one rank less
+            run = without_damaged(run, error)  # with at least one rank fewer, so the loop ends
 
 
 def _diagnose(
@@ -215,7 +215,7 @@ def _diagnose(
 
 
 def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
-    """Return what the analyzers find, decided from all data sources, causes first."""
+    """Return the analyzers' findings after a decision from all data sources, causes first."""
     claims = [
         (analyzer, finding)
         for analyzer in steps("comparing", analyzers)
@@ -227,10 +227,10 @@ def _ask(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[
 def _from_dumps(
     run: Run, cause: Finding | None, coverage: Coverage, analyzers: Sequence[Analyzer]
 ) -> list[Finding]:
-    """Return what Flight Recorder dumps of the same ranks single out, the cause first.
+    """Return the findings from Flight Recorder dumps of the same ranks, the cause first.
 
-    They hold what torch's C++ posts past the probes. Where the rings hold all of it and have a
-    cause, they say more.
+    Dumps hold the calls that torch's C++ posts without passing a probe. Where the rings hold all
+    calls and show a cause, the rings are preferred.
     """
     if run.dumped is None:
         return []
@@ -240,8 +240,8 @@ def _from_dumps(
     found = diagnose(run.dumped, analyzers=analyzers)
     if found.cause is None:
         return []
-    said = "read off Flight Recorder dumps, which hold calls that no probe recorded"
-    first = replace(found.cause, evidence=(*found.cause.evidence, said))
+    origin = "source: Flight Recorder dumps, which hold calls that no probe recorded"
+    first = replace(found.cause, evidence=(*found.cause.evidence, origin))
     return [first, *found.findings[1:]]
 
 
@@ -250,12 +250,12 @@ def _as_consequence(finding: Finding) -> Finding:
 
 
 def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> list[Finding]:
-    """Return what would be a hang if it had lasted longer, as latent findings."""
+    """Return latent findings of waits that would be hangs if they had lasted longer."""
     living = any(rank.alive for rank in case.run.ranks)
     limit = case.live_stall_seconds if living else case.stall_seconds
     if case.timeless or limit <= (NOTICE_SECONDS if living else ENDED_NOTICE_SECONDS):
         return []
-    # Where not all is recorded, what was pending when a job crashed is all there is to go by.
+    # Where calls are unrecorded, a call pending at the crash is the only evidence.
     unrecorded = any(uses_unrecorded(rank) for rank in case.run.ranks)
     notice = 0.0 if unrecorded else ENDED_NOTICE_SECONDS
     nearly = Case(
@@ -267,7 +267,7 @@ def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> li
 
 
 def _waits(finding: Finding) -> bool:
-    """Whether a finding is about ranks that wait, as all are that stacks show."""
+    """Return whether a finding is about ranks that wait, as all findings from stacks are."""
     return finding.analyzer == FROM_STACKS or is_hang(finding) or finding.kind == "p2p_mismatch"
 
 
@@ -279,7 +279,7 @@ def _neighbourhood(case: Case, cause: Finding | None) -> Neighbourhood | None:
     if cause is None or cause.comm is None or cause.seq is None:
         return None
     if any(call is not None and call.op in P2P_OPS for call in (cause.odd, cause.peers)):
-        return None  # its number is not one of a collective
+        return None  # transfers are numbered separately from collectives
     calls: dict[int, dict[int, Call]] = {}
     for rank, log in case.logs(cause.comm.key).items():
         near = log.span(max(log.first, cause.seq - 3), min(log.calls + 1, cause.seq + 4))

@@ -1,4 +1,4 @@
-"""How calls and ranks are put into words, the same on every screen."""
+"""Text for calls, communicators and ranks, the same on every screen."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 
 
 def same_part(comm: Communicator) -> str:
-    """Says why groups without names are held to play the same part."""
+    """Say why groups without names are taken to have the same role."""
     return (
-        f"that {comm.part} play the same part: they were made one after the other, and divide all "
-        f"ranks among them"
+        f"{comm.part} have the same role: they were created one after the other and partition all "
+        f"ranks"
     )
 
 
 def call_text(call: Call | None) -> str:
-    """Returns ``all_reduce sum [15,2] float32``: what members must agree in, and the shape.
+    """Return ``all_reduce sum [15,2] float32``: the attributes members must share, and the shape.
 
-    Of a new group that is who its members are: ``new_group of ranks 2 3 (gloo)``.
+    For a new group, return its members: ``new_group of ranks 2 3 (gloo)``.
     """
     if call is None:
         return "nothing"
@@ -64,33 +64,33 @@ def call_text(call: Call | None) -> str:
 
 
 def replay_text(call: Call, *, numbered: bool = True) -> str:
-    """Returns ``replay 812 of graph 3, call 5 of 62``; nothing for a call posted by itself.
+    """Return ``replay 812 of graph 3, call 5 of 62``; empty for an eager call.
 
     Args:
         call: The call.
-        numbered: Whether it is to be told which replay it was.
+        numbered: Whether to include the number of the replay.
     """
     replay = call.replay
     if replay is None:
         return ""
     graph = f"graph {call.graph}" if call.graph else "a graph"
-    told = f"replayed from {graph}"
+    text = f"replayed from {graph}"
     if numbered and replay.number:
-        told = f"replay {replay.number} of {graph}"
-    return f"{told}, call {replay.call} of {replay.calls}" if replay.call else told
+        text = f"replay {replay.number} of {graph}"
+    return f"{text}, call {replay.call} of {replay.calls}" if replay.call else text
 
 
 def comm_text(comm: Communicator) -> str:
-    """Returns the communicator's name for a person: ``tp:0 of ranks 4-7``."""
+    """Return the communicator's display name: ``tp:0 of ranks 4-7``."""
     name = comm.label or f"communicator {comm.key[:12]}"
     return f"{name} of {ranks_text(comm.ranks)}" if comm.ranks else name
 
 
 def made_text(ranks: Iterable[Rank]) -> str:
-    """Returns ``17 calls``: all that were recorded, the overwritten ones included."""
+    """Return ``17 calls``: all recorded calls, the overwritten ones included."""
     made = 0
     for rank in ranks:
-        if rank.graphs:  # a record of a replay stands for many
+        if rank.graphs:  # one record of a replay covers many calls
             made += sum(log.calls for log in rank.logs.values())
             made += sum(len(sent) for sent in rank.p2p.values())
         else:
@@ -99,13 +99,13 @@ def made_text(ranks: Iterable[Rank]) -> str:
 
 
 def kept_text(ranks: Sequence[Rank]) -> str:
-    """Returns ``17 calls kept``; of ranks that replayed graphs ``17 records kept``."""
+    """Return ``17 calls kept``; for ranks that replayed graphs ``17 records kept``."""
     noun = "record" if any(rank.graphs for rank in ranks) else "call"
     return f"{plural(sum(rank.records for rank in ranks), noun)} kept"
 
 
 def rank_text(run: Run, number: int) -> str:
-    """Returns ``rank 6 (node-15, pid 3408431)``."""
+    """Return ``rank 6 (node-15, pid 3408431)``."""
     rank = run.by_rank.get(number)
     if rank is None or not (rank.host or rank.pid):
         return f"rank {number}"
@@ -116,7 +116,7 @@ def rank_text(run: Run, number: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """Returns a text as the beginning of a sentence; host names keep their case."""
+    """Return a text as the beginning of a sentence; host names keep their case."""
     return text[:1].upper() + text[1:]
 
 
@@ -128,9 +128,9 @@ def place_text(call: Call) -> str:
 
 
 def site_text(call: Call) -> str:
-    """Returns `` at file.py:120 function``, or nothing where it is not known.
+    """Return `` at file.py:120 function``; empty where the site is not known.
 
-    A call that a CUDA graph replayed was made there when it was captured, and it is said which.
+    For a call that a CUDA graph replayed, return where it was captured, and which replay it was.
     """
-    told = f" at {place_text(call)}" if call.site else ""
-    return told if call.replay is None else f"{told} ({replay_text(call)})"
+    text = f" at {place_text(call)}" if call.site else ""
+    return text if call.replay is None else f"{text} ({replay_text(call)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclscope.analysis.processes.device_verdict import gpu_of, hear_gpus
+from ncclscope.analysis.processes.device_verdict import gpu_of, compare_gpus
 from ncclscope.model.snapshot import Snapshot, Source
 from ncclscope.readers.bundle import read_snapshot
 from tests.support.snapshots import (
@@ -25,7 +25,7 @@ def recorded(name: str) -> Snapshot:
 
 
 def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:
-    testimony = hear_gpus(recorded("sleep"))
+    testimony = compare_gpus(recorded("sleep"))
 
     assert testimony is not None
     assert testimony.ranks == (2,)
@@ -33,14 +33,14 @@ def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:
 
 
 def test_where_all_spin_nobody_is_named() -> None:
-    testimony = hear_gpus(recorded("mismatch"))
+    testimony = compare_gpus(recorded("mismatch"))
 
     assert testimony is not None
     assert (testimony.ranks, testimony.odd) == ((), True)
 
 
 def test_gpus_at_work_name_nobody() -> None:
-    testimony = hear_gpus(recorded("loop"))
+    testimony = compare_gpus(recorded("loop"))
 
     assert testimony is not None
     assert testimony.ranks == ()

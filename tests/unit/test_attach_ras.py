@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope.analysis.processes.device_verdict import hear_ras
+from ncclscope.analysis.processes.device_verdict import compare_ras_counts
 from ncclscope.analysis.processes.ras_counts import ShortCount, ras_counts, short_ranks
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.model.snapshot import RasAnswer, Snapshot
@@ -79,7 +79,7 @@ def test_text_names_those_that_differ() -> None:
 
 @pytest.mark.parametrize("text", [JSON, TEXT])
 def test_both_single_out_the_same_rank(text: str) -> None:
-    testimony = hear_ras(heard(parse_answer(text)))
+    testimony = compare_ras_counts(heard(parse_answer(text)))
 
     assert testimony is not None
     assert testimony.ranks == (2,)
@@ -106,7 +106,7 @@ def test_counts_that_move_are_no_difference() -> None:
     ]
     before = replace(seen.ras, comms=(replace(comm, ranks=tuple(earlier)),))
 
-    testimony = hear_ras(replace(seen, ras_before=before))
+    testimony = compare_ras_counts(replace(seen, ras_before=before))
 
     assert testimony is not None
     assert testimony.ranks == ()
@@ -118,7 +118,7 @@ def test_missing_and_dead_ranks_are_named() -> None:
     gone = comm["ranks"].pop(1)
     gone["status"] = {"unresponsive": True, "considered_dead": True}
     comm["missing_ranks"] = [gone]
-    testimony = hear_ras(heard(parse_answer(json.dumps(document))))
+    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
 
     assert testimony is not None
     assert (testimony.kind, testimony.ranks) == ("dead_rank", (1,))
@@ -135,7 +135,7 @@ def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
         replace(worker(rank, in_collective("all_reduce", 10)), pid=pid, world_size=4)
         for rank, pid in ((0, 2079), (2, 2082), (3, 2083))
     ]
-    testimony = hear_ras(snapshot(living, ras=answer))
+    testimony = compare_ras_counts(snapshot(living, ras=answer))
 
     assert (answer.is_json, answer.version, answer.communicators) == (True, "2.28.9", 6)
     assert testimony is not None
@@ -145,7 +145,7 @@ def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
 def test_counts_that_differ_in_a_pair_single_out_nobody() -> None:
     """Rank 0 had posted an all_gather, its peer an all_reduce."""
     answer = parse_answer((DATA / "ras_pair.json").read_text())
-    testimony = hear_ras(heard(answer))
+    testimony = compare_ras_counts(heard(answer))
 
     assert testimony is not None
     assert (testimony.odd, testimony.ranks) == (True, ())
@@ -162,7 +162,7 @@ def test_incomplete_communicators_are_read_from_text() -> None:
         "  Rank 3 -- GPU 3 managed by process 2663 on node 192.0.2.2\n",
         1,
     )
-    testimony = hear_ras(heard(parse_answer(text)))
+    testimony = compare_ras_counts(heard(parse_answer(text)))
 
     assert testimony is not None
     assert testimony.ranks == (3,)
@@ -173,7 +173,7 @@ def test_an_asynchronous_error_is_named() -> None:
     for rank in document["communicators"][0]["ranks"]:
         rank["collective_counts"]["AllGather"] = 0
     document["communicators"][0]["ranks"][3]["status"]["async_error"] = 6
-    testimony = hear_ras(heard(parse_answer(json.dumps(document))))
+    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
 
     assert testimony is not None
     assert testimony.ranks == (3,)
@@ -184,7 +184,7 @@ def test_equal_counts_prove_nothing() -> None:
     document = json.loads(JSON)
     for rank in document["communicators"][0]["ranks"]:
         rank["collective_counts"] = {"AllReduce": 21}
-    testimony = hear_ras(heard(parse_answer(json.dumps(document))))
+    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
 
     assert testimony is not None
     assert (testimony.ranks, testimony.odd) == ((), None)

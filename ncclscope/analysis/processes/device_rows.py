@@ -1,4 +1,4 @@
-"""Where each rank stands on its device, in words and as rows."""
+"""The progress of each rank on its device, in words and as rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ncclscope.model.device import DeviceProgress
 __all__ = ["DeviceRow", "describe_device", "device_notes", "device_rows"]
 
 _SHOWN = 6
-"""Different places that are told one by one."""
+"""Different positions that are listed one by one."""
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """Ranks that are in the same place on one communicator.
+    """Ranks whose devices are at the same position of one communicator.
 
     Attributes:
-        ranks: Which.
+        ranks: Global ranks.
         comm: The communicator.
-        stand: Where they are.
-        call: What they stand in; None where all has finished, or that is not known or kept.
+        pending: Their progress on the device.
+        call: Their pending call; None where all calls finished, or it is unknown or overwritten.
     """
 
     ranks: tuple[int, ...]
@@ -33,10 +33,10 @@ class DeviceRow:
 
     @property
     def words(self) -> str:
-        """Where they are, in a few words."""
+        """The position in a few words."""
         pending = self.pending
         if pending.unknown:
-            return f"not known: {pending.unknown}"
+            return f"unknown: {pending.unknown}"
         if pending.at is None:
             return "all finished"
         place = f"call {pending.at}" if self.call is None else _call_words(self.call)
@@ -48,11 +48,11 @@ class DeviceRow:
 
 
 def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
-    """Returns where the ranks are on their devices, those together that are in one place.
+    """Return the ranks' positions on their devices, one row for ranks at the same position.
 
     Args:
         run: The run.
-        key: Of one communicator; all when absent.
+        key: The communicator's key; all communicators by default.
     """
     groups: dict[object, list[Rank]] = {}
     for rank in run.ranks:
@@ -67,7 +67,7 @@ def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
                     pending.unknown,
                     is_handed_over,
                 )
-                # One rank may have cut into pieces what another captured as a whole.
+                # Ranks may have captured the same calls into different numbers of graphs.
                 what = None if call is None else (call.signature, call.graph, call.replay)
                 groups.setdefault((own, alike, what), []).append(rank)
     rows = []
@@ -86,7 +86,7 @@ def device_rows(run: Run, key: str | None = None) -> list[DeviceRow]:
 
 
 def describe_device(run: Run, cause: Finding) -> Iterator[str]:
-    """Yields where the members of a cause's communicator are on their devices; for its evidence."""
+    """Yield evidence lines on the device progress of the members of a cause's communicator."""
     if cause.comm is None:
         return
     rows = device_rows(run, cause.comm.key)
@@ -95,38 +95,39 @@ def describe_device(run: Run, cause: Finding) -> Iterator[str]:
         who = f"on the device of {ranks_text(row.ranks)}"
         where = comm_text(row.comm)
         if pending.unknown:
-            yield f"how far {who.removeprefix('on ')} is on {where} is not known {pending.unknown}"
+            device = who.removeprefix("on ")
+            yield f"the progress of {device} on {where} is unknown {pending.unknown}"
             continue
-        told = f"{who}, {pending.finished} of {pending.posted} calls on {where} have finished"
-        told += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
+        text = f"{who}, {pending.finished} of {pending.posted} calls on {where} have finished"
+        text += _age([run.by_rank[rank] for rank in row.ranks], row.comm.key)
         if pending.at is None:
-            yield told
+            yield text
             continue
         place = f"call {pending.at}" if row.call is None else _call_words(row.call)
         if pending.is_inside:
-            yield f"{told}; {place}, is entered and not finished"
+            yield f"{text}; {place}, has been entered but not finished"
         elif pending.is_inside is False:
-            yield f"{told}; {place}, is not entered: the stream is behind other work"
+            yield f"{text}; {place}, has not been entered: earlier work blocks the stream"
         elif pending.at > pending.handed_over:
-            yield f"{told}; {place}, is not known to have been handed over"
+            yield f"{text}; {place}, is not known to have been enqueued"
         else:
-            yield f"{told}; the next is {place}"
+            yield f"{text}; the next is {place}"
     if len(rows) > _SHOWN:
-        yield f"the devices are in {len(rows) - _SHOWN} more places there"
+        yield f"other devices are at {len(rows) - _SHOWN} more positions there"
 
 
 def device_notes(run: Run) -> Iterator[str]:
-    """Yields why nothing was counted on devices, where that was asked for."""
+    """Yield why device progress was not counted although it was requested."""
     off: dict[str, list[int]] = {}
     for rank in run.ranks:
-        if isinstance(told := rank.details.get("device_progress"), str):
-            off.setdefault(told, []).append(rank.rank)
-    for told, ranks in off.items():
-        yield f"{ranks_text(ranks)}: progress on the device is {told}"
+        if isinstance(reason := rank.details.get("device_progress"), str):
+            off.setdefault(reason, []).append(rank.rank)
+    for reason, ranks in off.items():
+        yield f"{ranks_text(ranks)}: progress on the device is {reason}"
 
 
 def _age(ranks: Sequence[Rank], key: str) -> str:
-    """Says how long before their last sign of life the last call had finished."""
+    """Say how long before the last heartbeat the last call had finished; empty below 1 s."""
     seconds = [
         (rank.last_seen_ns - finished) / 1e9
         for rank in ranks
@@ -135,7 +136,7 @@ def _age(ranks: Sequence[Rank], key: str) -> str:
     least = min(seconds, default=0.0)
     if len(seconds) < len(ranks) or least < 1:
         return ""
-    return f", the last about {least:.0f} s before the last sign of life"
+    return f", the last about {least:.0f} s before the last heartbeat"
 
 
 def _call(rank: Rank, key: str, pending: DeviceProgress) -> Call | None:

@@ -1,4 +1,4 @@
-"""What GPUs and NCCL's RAS say of a job, each by itself."""
+"""Judge a job by its GPUs' load and by NCCL's RAS, each on its own."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ncclscope.model.snapshot import GpuSample, RasComm, RasRank, Snapshot, Work
 
 __all__ = [
     "ALONE_SECONDS",
-    "Testimony",
+    "Reading",
+    "compare_gpus",
+    "compare_ras_counts",
     "gpu_conditions",
     "gpu_of",
-    "hear_gpus",
-    "hear_ras",
     "spins",
 ]
 
 ALONE_SECONDS = 10.0
-"""So long nothing must have been posted before the load of GPUs tells a stall from long kernels."""
+"""Seconds without a call after which GPU load indicates a stall rather than long kernels."""
 SPINNING, QUIET = 95, 1
-"""Percentages: at least so much utilisation, at most so much of memory (or of both: idle)."""
+"""Percentages: a GPU spins with at least 95 utilisation and at most 1 memory utilisation."""
 
 
 @dataclass(frozen=True)
-class Testimony:
-    """What one witness says.
+class Reading:
+    """What one data source says.
 
     Attributes:
-        says: In words.
-        ranks: Ranks it singles out.
-        odd: Whether anything is wrong at all; None when it cannot tell.
-        kind: What it would call it.
+        says: The text.
+        ranks: Ranks that it identifies as diverging.
+        odd: Whether it shows a problem; None when that is unknown.
+        kind: The kind of finding that it suggests.
     """
 
     says: str
@@ -45,9 +45,9 @@ class Testimony:
 
 
 def gpu_of(worker: Worker, sample: Sequence[GpuSample]) -> int | None:
-    """Returns NVML's number of a worker's GPU.
+    """Return NVML's number of a worker's GPU; None where it is not known.
 
-    By the process that NVML names; in a container NVML names those of the host, and then by
+    Use the pids that NVML reports. In a container NVML reports pids of the host: then use
     CUDA_VISIBLE_DEVICES and LOCAL_RANK, where they are plain numbers.
     """
     named = [gpu.index for gpu in sample if worker.pid in gpu.pids]
@@ -64,7 +64,7 @@ def gpu_of(worker: Worker, sample: Sequence[GpuSample]) -> int | None:
 
 
 def gpu_conditions(snapshot: Snapshot) -> dict[int, str]:
-    """Returns what the GPU of each rank did at both looks, where that is known.
+    """Return the state of each rank's GPU over all samples, where it is known.
 
     Returns:
         By rank: ``spins``, when kernels ran and touched no memory; ``idle``; else ``works``.
@@ -84,8 +84,8 @@ def _devices(snapshot: Snapshot) -> dict[int, int | None]:
     return {worker.rank: gpu_of(worker, sample) for worker in snapshot.workers}
 
 
-def hear_gpus(snapshot: Snapshot) -> Testimony | None:
-    """Looks for the signature of a collective that waits: kernels run, and no memory is used."""
+def compare_gpus(snapshot: Snapshot) -> Reading | None:
+    """Find ranks whose GPU is idle while most others spin, as in a collective that waits."""
     if not snapshot.gpus or not snapshot.gpus[0]:
         return None
     devices = _devices(snapshot)
@@ -112,21 +112,21 @@ def hear_gpus(snapshot: Snapshot) -> Testimony | None:
     if other:
         parts.append(f"{ranks_text(other)}: at work ({figures(other)})")
     named = bool(idle) and not other and len(spinning) > len(idle)
-    return Testimony("; ".join(parts), tuple(idle) if named else (), bool(spinning) or None)
+    return Reading("; ".join(parts), tuple(idle) if named else (), bool(spinning) or None)
 
 
-def _without_ranks(sample: Sequence[GpuSample]) -> Testimony:
+def _without_ranks(sample: Sequence[GpuSample]) -> Reading:
     spinning = [gpu.index for gpu in sample if spins(gpu)]
     idle = [gpu.index for gpu in sample if _idles(gpu)]
-    return Testimony(
+    return Reading(
         f"{len(spinning)} of {plural(len(sample), 'GPU')} spin ({_numbers(spinning)}), "
-        f"{len(idle)} idle ({_numbers(idle)}); which rank has which is not known",
+        f"{len(idle)} idle ({_numbers(idle)}); the ranks of these GPUs are not known",
         odd=True if spinning and idle else None,
     )
 
 
 def spins(gpu: GpuSample) -> bool:
-    """Whether a GPU runs kernels that touch no memory."""
+    """Return whether a GPU runs kernels that touch no memory."""
     return gpu.utilisation >= SPINNING and gpu.memory_utilisation <= QUIET
 
 
@@ -155,12 +155,12 @@ def _numbers(indices: Sequence[int]) -> str:
     return f"number {' '.join(map(str, indices))}" if indices else "none"
 
 
-def hear_ras(snapshot: Snapshot) -> Testimony | None:
-    """Reads what RAS reports: ranks without an answer, errors, and counts that differ."""
+def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
+    """Return what RAS reports: ranks without an answer, errors, and counts that differ."""
     answer = snapshot.ras
     if answer is None:
         return None
-    said: list[str] = []
+    lines: list[str] = []
     gone: set[int] = set()
     apart: set[int] = set()
     for comm in answer.comms:
@@ -169,31 +169,31 @@ def hear_ras(snapshot: Snapshot) -> Testimony | None:
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
             does, is_ = ("does", "is") if len(lost) == 1 else ("do", "are")
-            word = f"{is_} held to be dead" if any(r.dead for r in lost) else f"{does} not answer"
-            said.append(f"{_members(lost, named)} {word} on communicator {comm.hash}")
+            word = f"{is_} reported dead" if any(r.dead for r in lost) else f"{does} not answer"
+            lines.append(f"{_members(lost, named)} {word} on communicator {comm.hash}")
         bad = [rank for rank in comm.ranks if rank.async_error or rank.aborted]
         if bad:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
             word = "reports" if len(bad) == 1 else "report"
-            said.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
+            lines.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
         if changes(snapshot, comm):
-            continue  # calls are being launched, and some ranks are asked earlier than others
+            continue  # calls are being launched, and RAS polls some ranks earlier than others
         for function, odd, text in _differences(comm):
             numbers = [n for rank in odd if (n := named(rank)) is not None]
             apart.update(numbers)
-            said.append(f"{_members(odd, named)} launched {text} {function} on {comm.hash}")
-        said += _undecided(comm, named)
-    if not said and answer.remarks:
-        said.append("; ".join(line.strip() for line in answer.remarks[:4]))
-    if not said:
+            lines.append(f"{_members(odd, named)} launched {text} {function} on {comm.hash}")
+        lines += _undecided(comm, named)
+    if not lines and answer.remarks:
+        lines.append("; ".join(line.strip() for line in answer.remarks[:4]))
+    if not lines:
         known = plural(answer.communicators, "communicator")
-        return Testimony(
-            f"NCCL {answer.version or '?'}: nothing to report on {known}; it counts launched "
-            f"calls and knows nothing of their order",
+        return Reading(
+            f"NCCL {answer.version or '?'}: no problem on {known}; it counts launched calls, not "
+            f"their order",
             odd=None,
         )
     kind = "dead_rank" if gone else "missing_call"
-    return Testimony("; ".join(said), tuple(sorted(gone or apart)), True, kind)
+    return Reading("; ".join(lines), tuple(sorted(gone or apart)), True, kind)
 
 
 def _members(ranks: Sequence[RasRank], named: Callable[[RasRank], int | None]) -> str:
@@ -205,7 +205,7 @@ def _members(ranks: Sequence[RasRank], named: Callable[[RasRank], int | None]) -
 
 
 def _undecided(comm: RasComm, named: Callable[[RasRank], int | None]) -> Iterator[str]:
-    """Says of functions how often each launched them, where counts differ and none is usual."""
+    """Yield each rank's count of a function where counts differ without a majority."""
     present = [rank for rank in comm.ranks if rank.counts]
     for function in sorted({name for rank in present for name in rank.counts} - comm.usual.keys()):
         counts = Counter(rank.counts.get(function, 0) for rank in present)
@@ -219,19 +219,19 @@ def _undecided(comm: RasComm, named: Callable[[RasRank], int | None]) -> Iterato
 
 
 def _differences(comm: RasComm) -> Iterable[tuple[str, list[RasRank], str]]:
-    """Functions that a minority launched more or less often than the rest."""
+    """Yield the functions that a minority launched more or less often than the majority."""
     present = [rank for rank in comm.ranks if rank.counts]
     for function in sorted({name for rank in present for name in rank.counts}):
         counts = [rank.counts.get(function, 0) for rank in present]
-        if function in comm.usual:  # an answer in text, which lists the others only
-            usual = comm.usual[function]
-            odd = [r for r in present if r.counts.get(function, usual) != usual]
+        if function in comm.usual:  # a text answer, which lists only the ranks that differ
+            common = comm.usual[function]
+            odd = [r for r in present if r.counts.get(function, common) != common]
         else:
-            usual = max(set(counts), key=counts.count)
-            odd = [r for r in present if r.counts.get(function, 0) != usual]
-            if counts.count(usual) * 2 <= len(counts):
+            common = max(set(counts), key=counts.count)
+            odd = [r for r in present if r.counts.get(function, 0) != common]
+            if counts.count(common) * 2 <= len(counts):
                 continue
         if not odd:
             continue
         own = " ".join(str(n) for n in sorted({r.counts.get(function, 0) for r in odd}))
-        yield function, odd, f"{own} (the others {usual})"
+        yield function, odd, f"{own} (the others {common})"

@@ -12,18 +12,18 @@ from ncclscope.analysis.wording import ranks_text, sentence
 
 __all__ = ["judge_gone", "judge_stopped", "judge_unread"]
 
-_CONTINUE = "kill -CONT lets a stopped process go on"
+_CONTINUE = "kill -CONT resumes a stopped process"
 
 
 def judge_gone(
     gone: Sequence[int], waiting: Sequence[Motion], others: Sequence[Motion], gap: float
 ) -> Judgement | None:
-    """Judges ranks without a process.
+    """Judge ranks without a process.
 
     Args:
-        gone: Those ranks.
+        gone: The ranks without a process.
         waiting: Ranks that wait for peers.
-        others: Ranks that move or are elsewhere, for which these may wait as well.
+        others: Ranks that move or are elsewhere; the waiting ranks may also wait for them.
         gap: Seconds between the first and the last sample.
     """
     if not waiting:
@@ -33,7 +33,7 @@ def judge_gone(
     have = "has" if len(ranks) == 1 else "have"
     found = Judgement(
         kind="dead_rank",
-        summary=f"{sentence(ranks_text(ranks))} {have} no living process; {waiting_text(classes)}.",
+        summary=f"{sentence(ranks_text(ranks))} {have} no live process; {waiting_text(classes)}.",
         diverging=ranks,
         role="latent" if others else "cause",
         peers=classes[0].motion,
@@ -42,10 +42,10 @@ def judge_gone(
     )
     if len(ranks) <= len(waiting):
         return found
-    return unless_late(  # most have finished: they died, or these make a call too many
+    return unless_late(  # most have ended: they died, or the others posted an extra call
         Judgement(
             kind="dead_rank",
-            summary=f"{found.summary} Whether those ended too early is not known.",
+            summary=f"{found.summary} It is unknown whether the processes ended too early.",
             candidates=(*ranks, *sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
             peers=found.peers,
@@ -62,12 +62,12 @@ def judge_stopped(
     moving: Sequence[Motion],
     gap: float,
 ) -> Judgement:
-    """Judges ranks that are stopped by a signal.
+    """Judge ranks that are stopped by a signal.
 
     Args:
-        stopped: Those ranks.
+        stopped: The stopped ranks.
         waiting: Ranks that wait for peers.
-        still: These, and others that do not move.
+        still: The waiting ranks, and others that do not move.
         moving: Ranks that move.
         gap: Seconds between the first and the last sample.
     """
@@ -77,14 +77,14 @@ def judge_stopped(
     if not still and not moving:
         return Judgement(
             kind="stalled",
-            summary="All ranks are stopped by a signal (state T): nothing can move.",
+            summary="All ranks are stopped by a signal (state T): none can move.",
             candidates=ranks,
             evidence=(proc, *seen(where, gap)),
             inferred=(_CONTINUE,),
             seen_seconds=gap,
         )
     classes = classify(waiting)
-    rest = waiting_text(classes) if waiting else "nobody is seen to wait for it yet"
+    rest = waiting_text(classes) if waiting else "no other rank waits for it yet"
     be = "is" if len(ranks) == 1 else "are"
     return Judgement(
         kind="not_joined",
@@ -105,7 +105,14 @@ def judge_stopped(
 def judge_unread(
     unread: Sequence[Motion], waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float
 ) -> Judgement | None:
-    """Judges a job in which some stacks could not be read, where all others wait together."""
+    """Judge a job in which some stacks could not be read, and all other ranks wait together.
+
+    Args:
+        unread: The ranks whose stacks could not be read.
+        waiting: Ranks that wait for peers.
+        elsewhere: Ranks that neither move nor wait for peers.
+        gap: Seconds between the first and the last sample.
+    """
     classes = classify(waiting)
     if len(classes) != 1 or elsewhere:
         return None
@@ -114,7 +121,7 @@ def judge_unread(
         kind="not_joined",
         summary=(
             f"{sentence(waiting_text(classes))}; the stack of {ranks_text(ranks)} could not be "
-            f"read, so whether it joined is not known."
+            f"read, so it is unknown whether it joined."
         ),
         candidates=ranks,
         confidence="ambiguous",

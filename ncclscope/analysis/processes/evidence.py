@@ -1,4 +1,4 @@
-"""All witnesses of one capture side by side, and where they disagree."""
+"""The data sources of one process snapshot side by side, and where they disagree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ncclscope.analysis.decision import ANALYZER, FROM_STACKS
-from ncclscope.analysis.processes.device_verdict import Testimony, hear_gpus, hear_ras
+from ncclscope.analysis.processes.device_verdict import (
+    Reading,
+    compare_gpus,
+    compare_ras_counts,
+)
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_classes import build_tree, classify
 from ncclscope.analysis.processes.stack_verdict import Judgement, judge_stacks
@@ -25,15 +29,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Evidence:
-    """One source and what it says.
+    """One data source and what it says.
 
     Attributes:
         name: ``rings``, ``stacks``, ``proc``, ``ras``, ``gpu``, ...
-        available: Whether it could be heard.
-        says: What it says, or why it says nothing.
-        ranks: Ranks it singles out.
+        available: Whether it was available.
+        says: What it says, or why it is not available.
+        ranks: Ranks that it identifies as diverging.
         agrees: Whether these are the verdict's; None where it names none.
-        enable: What would make it available.
+        enable: How to make it available.
     """
 
     name: str
@@ -44,7 +48,7 @@ class Evidence:
     enable: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the witness, in a form for JSON."""
+        """Return the data source, in a form for JSON."""
         return {
             "name": self.name,
             "available": self.available,
@@ -56,10 +60,10 @@ class Evidence:
 
 
 def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
-    """Ranks that should run on this host and have no process.
+    """Return the ranks that should run on this host and have no process.
 
-    Known are a hole in the numbers, and where torchrun has said how many it started. Of several
-    hosts nothing is known so: one that could not be looked at leaves a hole, too.
+    These are gaps in the rank numbers, and ranks beyond them that torchrun was to start. With
+    several hosts nothing is known: a host that could not be read leaves a gap, too.
     """
     if len(snapshot.hosts) > 1:
         return ()
@@ -78,16 +82,16 @@ def absent_ranks(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
-    """Returns what stacks, GPUs and RAS say together, rings left aside.
+    """Return the joint judgement of stacks, GPUs and RAS, without rings.
 
-    Stacks speak first. Where they single out nobody the others may; where they contradict each
-    other, nobody is singled out.
+    Stacks come first. Where they identify no rank, GPUs and RAS may; where the sources contradict
+    each other, no rank is identified.
     """
     motions = read_motions(snapshot)
     found = judge_stacks(list(motions.values()), snapshot.gap, absent_ranks(snapshot))
     moving = [motion for motion in motions.values() if motion.condition == "moving"]
-    heard = [("gpu", hear_gpus(snapshot)), ("ras", hear_ras(snapshot))]
-    naming = [(name, one) for name, one in heard if one is not None and one.ranks]
+    readings = [("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))]
+    naming = [(name, one) for name, one in readings if one is not None and one.ranks]
     if not naming:
         return found
     lines = tuple(f"{name}: {one.says}" for name, one in naming)
@@ -106,7 +110,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
             diverging=(),
             candidates=tuple(sorted({*found.diverging, *others})),
             confidence="ambiguous",
-            summary=f"{found.summary} The witnesses do not name the same rank.",
+            summary=f"{found.summary} The data sources name different ranks.",
         )
     if len(named) == 1 and set(*named) <= set(found.candidates):
         (ranks,) = named
@@ -124,7 +128,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
 
 def _from_devices(
     found: Judgement | None,
-    naming: list[tuple[str, Testimony]],
+    naming: list[tuple[str, Reading]],
     lines: tuple[str, ...],
     named: set[tuple[int, ...]],
 ) -> Judgement:
@@ -148,7 +152,7 @@ def _with(found: Judgement, **changes: Any) -> Judgement:
 
 
 def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
-    """Asks each witness of a run's capture, and compares it with the verdict."""
+    """Return what each data source of a run's snapshot says, compared with the verdict."""
     snapshot = run.snapshot
     if snapshot is None:
         return ()
@@ -162,14 +166,15 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     elif motions:
         moving = sum(motion.condition == "moving" for motion in motions.values())
         named["stacks"] = (
-            f"{moving} of {plural(len(motions), 'rank')} seen to move, none stands apart",
+            f"{moving} of {plural(len(motions), 'rank')} move, and none differs from the others",
             (),
         )
-    for name, heard in (("gpu", hear_gpus(snapshot)), ("ras", hear_ras(snapshot))):
-        if heard is not None:
-            named[name] = (heard.says, heard.ranks)
+    readings = ("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))
+    for name, reading in readings:
+        if reading is not None:
+            named[name] = (reading.says, reading.ranks)
     if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
-        named["rings"] = ("the verdict rests on them", cause.diverging_ranks)
+        named["rings"] = ("the verdict is based on them", cause.diverging_ranks)
     evidence = []
     for source in snapshot.sources:
         says, ranks = named.get(source.name, ("", ()))
@@ -178,8 +183,8 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
             verdict = set(cause.diverging_ranks or cause.candidate_ranks)
             agrees = set(ranks) <= verdict if verdict else None
             if source.name == "stacks" and stacks is not None and _follows(stacks, cause):
-                agrees = None  # both are so: the one put it in, the other is not there
-                says = f"{says} That follows from the call put in."
+                agrees = None  # both are right: one posted an extra call, so the other is not there
+                says = f"{says} This follows from the extra call."
         evidence.append(
             Evidence(
                 name=source.name,
@@ -200,9 +205,9 @@ def _names(found: Judgement) -> str:
 
 
 def _follows(found: Judgement, cause: Finding) -> bool:
-    """Whether ranks that are missing in a call are those that have no such call to make."""
-    put_in = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
-    if not put_in or found.kind != "not_joined" or not found.diverging:
+    """Return whether the ranks that did not join are the peers of a recorded extra call."""
+    is_extra = cause.kind == "extra_call" and _is_recorded(cause) and cause.comm is not None
+    if not is_extra or found.kind != "not_joined" or not found.diverging:
         return False
     peers = set(cause.comm.ranks if cause.comm else ()) - set(cause.diverging_ranks)
     return bool(cause.diverging_ranks) and set(found.diverging) <= peers
@@ -213,7 +218,7 @@ def _is_recorded(cause: Finding) -> bool:
 
 
 def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """Returns classes and tree of a capture, in a form for JSON."""
+    """Return the classes and the tree of a snapshot, in a form for JSON."""
     motions = read_motions(snapshot)
     return {
         "gap": snapshot.gap,

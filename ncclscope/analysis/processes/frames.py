@@ -1,4 +1,4 @@
-"""What a Python frame says of the collectives: which call it is, or what is waited for."""
+"""Derive from Python frames which collective a thread is in, or what it waits for."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _SPELLINGS = {
     "split_group": "new_group",
 }
 INIT_OPS = frozenset({"init_process_group", "new_group", "store"})
-"""What all members must come to as well, and where backends poll while they wait."""
+"""Operations that all members must join, too, and in which backends poll while they wait."""
 POSTED_BY_CPP = frozenset({"backward", "forward"})
-"""Of DistributedDataParallel: its reducer posts."""
+"""Functions below which the reducer of DistributedDataParallel posts collectives."""
 COLLECTIVES = {
     "all_gather",
     "all_gatherv",
@@ -86,7 +86,7 @@ _STORE_CALL = re.compile(
     r"store\.(?:get|wait|multi_get|compare_set|barrier|queue_pop)$", re.IGNORECASE
 )
 _FUNCTIONAL = re.compile(r"(?:^|\.)_c10d_functional\.(\w+)")
-"""What a compiled graph calls."""
+"""Collectives that a compiled graph calls."""
 _LOCK_CALL = re.compile(r"\.(?:acquire|__enter__)$")
 _DEVICE_CALL = re.compile(r"\.(?:item|tolist|cpu|numpy|nonzero|synchronize)$")
 _WAITS = (
@@ -156,7 +156,7 @@ _PLUMBING = re.compile(
 
 
 def collective_of(frame: Frame) -> str | None:
-    """Returns the operation that a frame is the call of; None where it is none."""
+    """Return the collective that a frame calls; None where it calls none."""
     if not _HOMES.search(frame.file):
         return None
     name = _PREFIXES.sub("", frame.name)
@@ -165,7 +165,7 @@ def collective_of(frame: Frame) -> str | None:
 
 
 def wait_of(frame: Frame) -> str | None:
-    """Returns what a frame waits for, such as ``device``, ``queue`` or ``lock``; else None."""
+    """Return what a frame waits for, such as ``device``, ``queue`` or ``lock``; else None."""
     for what, file, names in _WAITS:
         if frame.name in names and file.search(frame.file):
             return what
@@ -173,17 +173,17 @@ def wait_of(frame: Frame) -> str | None:
 
 
 def unrecorded_of(frames: Sequence[Frame]) -> str | None:
-    """Returns what a stack that does not move waits in, where C++ posts the collective.
+    """Return what a stack that does not move waits in, where C++ posts the collective.
 
     DistributedDataParallel posts from the reducer, below ``backward`` and below its own forward;
     other parts of torch.distributed may wait anywhere.
 
     Args:
-        frames: The outermost first.
+        frames: The stack, the outermost frame first.
 
     Returns:
         ``backward``, ``forward``, ``compiled`` for a graph, ``p2p`` for messages between stages,
-        or the function of torch.distributed; None for none of them.
+        or the function of torch.distributed; None otherwise.
     """
     own = [frame for frame in frames if not _DISPATCH.search(frame.file)]
     if not own:
@@ -206,7 +206,7 @@ def unrecorded_of(frames: Sequence[Frame]) -> str | None:
 
 
 def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, str | None]:
-    """Returns what the call into C waits for that a source line makes.
+    """Return what a source line's call into C waits for.
 
     Args:
         frame: The innermost frame.
@@ -214,7 +214,7 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
         has_gpu: Whether the process uses a GPU.
 
     Returns:
-        The collective, where it is one, and what is waited for; None where it is not known.
+        The collective, and what the call waits for; None for each that is not known.
     """
     for name in frame.calls:
         if _STORE_CALL.search(name) and blocked in ("poll", "socket", "sleep"):
@@ -229,17 +229,17 @@ def waited_call(frame: Frame, blocked: str, has_gpu: bool) -> tuple[str | None, 
 
 
 def is_plumbing(frame: Frame) -> bool:
-    """Whether a frame belongs to a library between the program and its collectives."""
+    """Return whether a frame belongs to a library between the program and its collectives."""
     return bool(_PLUMBING.search(frame.file)) or frame.file.rpartition(".")[2] != "py"
 
 
 def program_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Returns the innermost frame of the program itself; of nothing but plumbing, the last."""
+    """Return the innermost frame of the program itself; without one, the innermost frame."""
     own = [frame for frame in frames if not is_plumbing(frame)]
     return own[-1] if own else (frames[-1] if frames else None)
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Returns the innermost frame of the user's own program, outside of installed packages."""
+    """Return the innermost frame of the user's own program, outside of installed packages."""
     own = [frame for frame in frames if frame.installed is False and not is_plumbing(frame)]
     return own[-1] if own else None

@@ -1,4 +1,4 @@
-"""What one data source concludes about a job, and what a short look does to that."""
+"""The judgement of one data source about a job, and its weakening after a short observation."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from ncclscope.analysis.processes.motion import Motion
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "unless_late"]
 
 HANG_SECONDS = 10.0
-"""Ranks of living processes that have not moved for so long hang; before, they may be late."""
+"""Seconds after which live ranks that have not moved hang; before, they may be late."""
 LONG_GAP = 30.0
-"""Seconds after which a rank that works while all others wait for it is called stuck, too."""
+"""Seconds after which a rank that works while all others wait for it is reported as stuck."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one data source concludes.
+    """The judgement of one data source.
 
     Attributes:
-        kind: One of the kinds of the contract.
+        kind: The kind of finding.
         summary: One or two sentences.
-        diverging: Ranks it singles out.
-        candidates: When it singles out none: those among which it lies.
+        diverging: The diverging ranks.
+        candidates: Without diverging ranks: the ranks of which one may have diverged.
         confidence: ``likely`` or ``ambiguous``.
-        role: ``cause``, or ``latent`` where what was seen may be mere lateness.
-        odd: What a diverging rank was doing.
-        peers: What the others were doing.
-        evidence: What was seen.
-        inferred: What follows from it.
-        seen_seconds: For how long it was seen; 0 where no time is involved.
-        is_open: Whether a longer look would decide.
+        role: ``cause``, or ``latent`` where a rank may merely be late.
+        odd: The motion of a diverging rank.
+        peers: The motion of the others.
+        evidence: Observed facts.
+        inferred: Conclusions from them.
+        seen_seconds: Seconds of observation; 0 where no time is involved.
+        is_open: Whether a longer observation would decide.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Judgement:
 
 
 def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Judgement:
-    """Makes a conclusion latent that lateness explains as well, if it was not seen for long.
+    """Return a judgement as latent, if it was observed so briefly that ranks may be late.
 
     Args:
-        found: The conclusion, as it is from the limit on.
-        gap: For how many seconds it was seen.
-        limit: From how many seconds on nobody is called late.
+        found: The judgement that holds from the limit on.
+        gap: Seconds of observation.
+        limit: Seconds from which on lateness is ruled out.
     """
     if gap >= limit:
         return replace(found, seen_seconds=gap)
@@ -64,7 +64,7 @@ def unless_late(found: Judgement, gap: float, limit: float = HANG_SECONDS) -> Ju
         candidates=found.diverging or found.candidates,
         confidence="ambiguous",
         role="latent",
-        inferred=(*found.inferred, f"--gap {limit:g} tells late from stuck"),
+        inferred=(*found.inferred, f"--gap {limit:g} distinguishes late from stuck"),
         seen_seconds=gap,
         is_open=True,
     )

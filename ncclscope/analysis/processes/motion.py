@@ -1,4 +1,4 @@
-"""What each rank of a capture was doing, and whether it moved."""
+"""Find for each rank of a process snapshot what it was doing, and whether it moved."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 __all__ = ["Motion", "read_motions"]
 
 MANY_SWITCHES = 10.0
-"""A second: a thread that goes to sleep and comes back more often than so gets answers.
+"""Context switches per second above which a thread makes progress.
 
-One that hangs in a collective of gloo makes none in seconds, one that exchanges small
-tensors makes thousands.
+A thread that hangs in a gloo collective makes none in seconds; one that exchanges small tensors
+makes thousands.
 """
 BUSY = 0.2
-"""Share of a core above which a thread that waits for nothing known is at work."""
+"""Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
-"""Share of a core below which a thread computes nothing; polling takes as little."""
+"""Share of a core below which a thread computes nothing; polling takes less."""
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
@@ -48,23 +48,23 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Motion:
-    """One rank.
+    """What one rank was doing, and whether it moved between the samples.
 
     Attributes:
         worker: The process.
         condition: ``moving``, ``still``, ``stopped`` (by a signal), ``ended`` or ``unread``.
-        waits: For what: ``collective`` or ``device``; or for no peer: ``queue`` (for work),
-            ``lock``, ``file``, ``socket``, ``data``, ``child``, ``sleep``, ``poll``; None where
-            nothing is known.
-        op: The collective, where it is in one; also ``new_group``, ``store``, ``wait``, ``p2p``, or
-            the function of torch.distributed that it is in.
-        unrecorded: Whether C++ posted that collective, so that only its place is known: ``op`` is
+        waits: What it waits for: ``collective`` or ``device``; or without a peer: ``queue`` (for
+            work), ``lock``, ``file``, ``socket``, ``data``, ``child``, ``sleep``, ``poll``; None
+            where that is not known.
+        op: The collective that it is in; also ``new_group``, ``store``, ``wait``, ``p2p``, or the
+            function of torch.distributed that it is in.
+        unrecorded: Whether C++ posted that collective, so that only its caller is known: ``op`` is
             then ``backward`` or ``forward``.
-        frames: Stack of the thread that says most, the outermost first, cut below the wait.
+        frames: Stack of the most relevant thread, the outermost frame first, down to the wait.
         thread: That thread's name.
-        cpu: Share of a core that the process took between the samples.
-        main_cpu: Of that, the main thread.
-        why: What tells that it moves.
+        cpu: Share of a core that the process used between the samples.
+        main_cpu: Share of a core that its main thread used.
+        why: Why it counts as moving.
     """
 
     worker: Worker
@@ -95,17 +95,17 @@ class Motion:
 
     @cached_property
     def key(self) -> tuple[tuple[str, str, int], ...]:
-        """What ranks at the same place share."""
+        """Key that ranks with the same stack share."""
         return _key(self.frames, self.op is not None or self.waits is not None)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it does not move where it needs its peers, or the GPU."""
+        """Whether it is still and waits for its peers or the GPU."""
         return self.condition == "still" and self.waits in ("collective", "device")
 
     @property
     def text(self) -> str:
-        """``all_reduce at hang.py:3 step``."""
+        """What the rank is in: ``all_reduce at hang.py:3 step``."""
         place = self.place
         if place is None:
             return "no Python frame"
@@ -125,14 +125,14 @@ class Motion:
 
 
 def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
-    """Returns what each rank was doing, by rank."""
+    """Return what each rank was doing, by rank."""
     several = len(snapshot.workers) > 1
-    return {worker.rank: _stance(worker, snapshot.gap, several) for worker in snapshot.workers}
+    return {worker.rank: _motion(worker, snapshot.gap, several) for worker in snapshot.workers}
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The thread that says most of where a rank is, at one moment."""
+    """The most relevant thread of a rank in one sample."""
 
     thread: str = ""
     frames: tuple[Frame, ...] = ()
@@ -148,7 +148,7 @@ class _Sample:
         return [dict(frame.counters) for frame in self.frames]
 
 
-def _stance(worker: Worker, gap: float, several: bool) -> Motion:
+def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
     cpu = main_cpu = switches = 0.0
@@ -160,7 +160,7 @@ def _stance(worker: Worker, gap: float, several: bool) -> Motion:
         switches = max(0, second.switches - first.switches)
     if last and last in "XZ":
         return Motion(worker, "ended")
-    samples = [_look(stacks) for stacks in worker.stacks if stacks.threads]
+    samples = [_sample(stacks) for stacks in worker.stacks if stacks.threads]
     if not samples:
         condition = "stopped" if last in ("T", "t") else "unread"
         return Motion(worker, condition, cpu=cpu, main_cpu=main_cpu)
@@ -192,7 +192,7 @@ def _stance(worker: Worker, gap: float, several: bool) -> Motion:
 def _behind(
     worker: Worker, frames: Sequence[Frame], main_cpu: float, several: bool
 ) -> tuple[str | None, str | None, bool]:
-    """What a stack that did not change waits for in C++: collective, reason, unrecorded."""
+    """Return what a stack that did not change waits for in C++: collective, wait, unrecorded."""
     last = worker.samples[-1] if worker.samples else None
     threads = last.threads if last else {}
     communicates = several or worker.world_size > 1 or any(map(_COMMUNICATES.search, threads))
@@ -205,21 +205,21 @@ def _behind(
 
 
 def _change(samples: Sequence[_Sample]) -> str:
-    """Returns what changed between the looks; nothing where all are alike."""
+    """Return what changed between the samples; empty where all are equal."""
     last = samples[-1]
     for one in samples[:-1]:
         if one.key != last.key:
             return "its stack changed"
         if one.counters != last.counters:
-            return "a loop went round"
+            return "a loop counter changed"
     return ""
 
 
 def _polled(samples: Sequence[_Sample], main_cpu: float) -> _Sample | None:
-    """Returns where a rank polls for something; None where it does not.
+    """Return the sample in which a rank polls for something; None where it does not poll.
 
-    It is in one function all the time, sleeps there most of the time, and takes no CPU time:
-    stacks that differ by what it looks at in between are no progress.
+    A polling rank stays in one function, mostly sleeps there, and uses no CPU time. Stacks that
+    differ only by what it checks in between are no progress.
     """
     if main_cpu > IDLE or len(samples) < 2 or any(one.waits == "collective" for one in samples):
         return None
@@ -253,7 +253,7 @@ def _activity(
     switches: float,
     gap: float,
 ) -> str:
-    """Returns what else tells that a rank moves whose stack is the same in all looks."""
+    """Return other evidence that a rank with the same stack in all samples moves."""
     rate = switches / max(gap, 0.001)
     blocked = worker.samples[-1].blocked if worker.samples else ""
     if waits == "collective" and op not in INIT_OPS and switches:
@@ -267,23 +267,23 @@ def _activity(
     return ""
 
 
-def _look(stacks: Stacks) -> _Sample:
-    """The thread that says most of where a rank is: in a collective, else the main one."""
+def _sample(stacks: Stacks) -> _Sample:
+    """Return the most relevant thread: one in a collective, otherwise the main thread."""
     found = [_cut(thread.name, thread.frames) for thread in stacks.threads if thread.frames]
     if not found:
         return _Sample()
     main = next((one for one in found if one.thread == "MainThread"), found[0])
     if main.waits in ("collective", "device"):
         return main
-    # Work may be posted by a thread of its own while the main one waits for it to end, as
-    # below a backward, whose hooks run on the threads of the devices.
+    # Another thread may post the collective while the main one waits for it, as in a backward,
+    # whose hooks run on the threads of the devices.
     posting = [one for one in found if one.waits == "collective"]
     is_behind = main.waits in ("lock", "queue") or unrecorded_of(main.frames) == "backward"
     return posting[0] if posting and is_behind else main
 
 
 def _cut(thread: str, frames: tuple[Frame, ...]) -> _Sample:
-    """Cuts a stack below the innermost frame that says what it waits for."""
+    """Cut a stack below the innermost frame that shows what it waits for."""
     for index in range(len(frames) - 1, -1, -1):
         op = collective_of(frames[index])
         if op is not None:
@@ -296,7 +296,7 @@ def _cut(thread: str, frames: tuple[Frame, ...]) -> _Sample:
 
 
 def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ...]:
-    """Functions and lines; of the frame that waits only the function."""
+    """Return the functions and lines of a stack; without the line of a waiting innermost frame."""
     last = len(frames) - 1
     return tuple(
         (frame.file, frame.function, 0 if waits and index == last else frame.line)

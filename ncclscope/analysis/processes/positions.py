@@ -1,7 +1,7 @@
-"""Where each rank is now, from all data sources: rings, activities, and stacks.
+"""The current position of each rank, from all data sources: rings, activities, and stacks.
 
-A ring says in which recorded call a rank waits. Whether one that waits in no recorded call is
-busy, or waits in a call that no probe records, only its stack or its activities say.
+A ring shows in which recorded call a rank waits. If it waits in none, only its stack or its
+activities show whether it is busy or waits in a call that no probe records.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ UNRECORDED_ACTIVITIES = {
 
 @dataclass(frozen=True)
 class Position:
-    """Where one rank is.
+    """The current position of one rank.
 
     Attributes:
         rank: Global rank.
         state: ``waiting`` (in a collective), ``elsewhere`` (alive, in none), ``moving``,
             ``stopped`` (by a signal), ``ended``, ``idle`` (waits for work), or ``unknown``.
-        text: Where, in words; empty where nothing says it.
+        text: The position in words; empty where it is unknown.
         call: The recorded call that it waits in; None where that is not recorded.
-        frame: Frame of the program where its stack is now; None without a stack.
-        seconds: How long it has been there; None where that is not known.
+        frame: The program's innermost frame in its stack; None without a stack.
+        seconds: Seconds that it has been there; None where that is not known.
     """
 
     rank: int
@@ -56,9 +56,9 @@ class Position:
 
 
 class Positions(Mapping[int, Position]):
-    """Where each rank is, by rank; also ranks that left no record.
+    """The position of each rank, by rank; also of ranks that left no record.
 
-    Each is found when it is asked for: a rank may be read on another node.
+    Positions are computed lazily: a rank may have to be read from another node.
 
     Args:
         case: The case.
@@ -67,7 +67,7 @@ class Positions(Mapping[int, Position]):
     def __init__(self, case: Case) -> None:
         self._case = case
         snapshot = case.run.snapshot
-        self._stances = {} if snapshot is None else read_motions(snapshot)
+        self._motions = {} if snapshot is None else read_motions(snapshot)
         self._found: dict[int, Position] = {}
 
     def __getitem__(self, number: int) -> Position:
@@ -78,7 +78,7 @@ class Positions(Mapping[int, Position]):
             self._found[number] = (
                 Position(number, "unknown")
                 if rank is None
-                else _position(self._case, rank, self._stances.get(number))
+                else _position(self._case, rank, self._motions.get(number))
             )
         return self._found[number]
 
@@ -123,12 +123,12 @@ def _position(case: Case, rank: Rank, motion: Motion | None) -> Position:
 
 
 def is_inside_unrecorded(rank: Rank) -> bool:
-    """Return whether a process says that it is inside of what posts unrecorded collectives."""
+    """Return whether a process reports an activity that posts unrecorded collectives."""
     return _unrecorded(rank.activities) is not None
 
 
 def _unrecorded(activities: Mapping[str, Activity]) -> Activity | None:
-    """Return what a process is inside of that posts collectives past all probes."""
+    """Return a process's current activity that posts collectives past all probes, if any."""
     lasting = [
         one
         for name, one in activities.items()

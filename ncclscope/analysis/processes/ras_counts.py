@@ -1,6 +1,6 @@
-"""How many calls each rank has launched, as NCCL's RAS counted them.
+"""Compare the numbers of calls that each rank launched, as NCCL's RAS counted them.
 
-Counts prove how many calls of a function a rank is short of, and not which.
+Counts show how many calls of a function a rank lacks, but not which ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class ShortCount:
 
     Attributes:
         comm: NCCL's hash of the communicator.
-        ranks: Global ranks that are short.
-        function: NCCL's name for it, such as ``AllReduce``.
-        fewest: What the shortest of them has launched.
-        usual: What most members have launched; of those without a majority the most.
-        by_majority: Whether more than half of the members have launched ``usual``.
+        ranks: Global ranks that launched fewer calls.
+        function: NCCL's name of the function, such as ``AllReduce``.
+        fewest: Lowest number of launched calls.
+        usual: Number of calls that the majority launched; without a majority the highest number.
+        by_majority: Whether more than half of the members launched ``usual`` calls.
     """
 
     comm: str
@@ -35,11 +35,11 @@ class ShortCount:
 
 
 def ras_counts(snapshot: Snapshot) -> dict[str, dict[int, dict[str, int]]]:
-    """Returns calls launched, by communicator hash, global rank and function.
+    """Return the numbers of launched calls, by communicator hash, global rank and function.
 
-    Ranks that did not answer are left out, and communicators whose counts changed while the job
-    was sampled: their ranks were asked one after the other. An answer in text holds only the
-    ranks and functions that differ.
+    Omit ranks that did not answer. Omit communicators whose counts changed while the job was
+    sampled: RAS polled their ranks one after the other. A text answer holds only the ranks and
+    functions that differ.
     """
     found: dict[str, dict[int, dict[str, int]]] = {}
     for comm in snapshot.ras.comms if snapshot.ras is not None else ():
@@ -56,12 +56,12 @@ def ras_counts(snapshot: Snapshot) -> dict[str, dict[int, dict[str, int]]]:
 
 
 def short_ranks(snapshot: Snapshot) -> list[ShortCount]:
-    """Returns where ranks have launched fewer calls than others, by communicator and function."""
+    """Return the ranks that launched fewer calls than others, by communicator and function."""
     found = []
     usual_of = {comm.hash: comm.usual for comm in snapshot.ras.comms} if snapshot.ras else {}
     for hash, members in ras_counts(snapshot).items():
         for function in sorted({name for counts in members.values() for name in counts}):
-            # In text, members and functions that are as usual are not listed.
+            # A text answer does not list members and functions with the majority's count.
             default = usual_of[hash].get(function, 0)
             launched = {rank: counts.get(function, default) for rank, counts in members.items()}
             usual, is_majority = _usual(launched, usual_of[hash].get(function))
@@ -73,9 +73,14 @@ def short_ranks(snapshot: Snapshot) -> list[ShortCount]:
 
 
 def global_rank(snapshot: Snapshot, comm: RasComm, member: RasRank) -> int | None:
-    """Returns the global rank of a member; None where it is not known.
+    """Return the global rank of a member; None where it is not known.
 
-    By its process, else by its number in a communicator of all ranks.
+    Look it up by pid; otherwise use its number, if the communicator holds all ranks.
+
+    Args:
+        snapshot: The process snapshot.
+        comm: The communicator in RAS.
+        member: The member.
     """
     by_pid = {worker.pid: worker.rank for worker in snapshot.workers}
     size = max((worker.world_size for worker in snapshot.workers), default=0)
@@ -84,7 +89,7 @@ def global_rank(snapshot: Snapshot, comm: RasComm, member: RasRank) -> int | Non
 
 
 def changes(snapshot: Snapshot, comm: RasComm) -> bool:
-    """Whether calls of a communicator were launched while the job was sampled."""
+    """Return whether calls of a communicator were launched while the job was sampled."""
     earlier = snapshot.ras_before.comms if snapshot.ras_before is not None else ()
     return any(_counts(one) != _counts(comm) for one in earlier if one.hash == comm.hash)
 

@@ -1,7 +1,7 @@
-"""Stacks of many ranks, merged: classes of ranks at the same place, and their tree.
+"""Merge the stacks of many ranks into classes with equal stacks, and into a prefix tree.
 
-The idea is that of LLNL's STAT: ranks with the same stack form a class, classes form a prefix
-tree whose edges carry sets of ranks, and what differs is seen at once.
+The idea is that of LLNL's STAT: ranks with the same stack form a class, and classes form a prefix
+tree whose edges carry sets of ranks, so that differences are visible at a glance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = [
     "build_tree",
     "classify",
     "common_depth",
+    "divergence_of",
     "order_of",
-    "parting_of",
 ]
 
 _NEAR = 1 << 20
@@ -28,11 +28,11 @@ _NEAR = 1 << 20
 
 @dataclass(frozen=True)
 class StackClass:
-    """Ranks at the same place.
+    """Ranks with the same stack.
 
     Attributes:
         ranks: Global ranks.
-        stances: What they were doing, in the same order.
+        motions: The ranks' motions, in the same order.
     """
 
     ranks: tuple[int, ...]
@@ -40,7 +40,7 @@ class StackClass:
 
     @property
     def motion(self) -> Motion:
-        """That of the first of them."""
+        """The motion of the first rank."""
         return self.motions[0]
 
 
@@ -51,8 +51,8 @@ class TreeNode:
     Attributes:
         frame: The frame.
         ranks: Ranks that are in it.
-        still: Those of them in whose stack nothing changed between the samples.
-        children: What it called, the most common first.
+        still: The ranks whose stack did not change between the samples.
+        children: The frames that it called, the most common first.
     """
 
     frame: Frame
@@ -61,7 +61,7 @@ class TreeNode:
     children: tuple[TreeNode, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the subtree, in a form for JSON."""
+        """Return the subtree, in a form for JSON."""
         return {
             "function": self.frame.function,
             "file": self.frame.file,
@@ -74,12 +74,12 @@ class TreeNode:
 
 @dataclass(frozen=True)
 class LineOrder:
-    """Which of two stacks has come further, as a loop's counter tells.
+    """Which of two stacks is ahead, according to a loop counter.
 
     Attributes:
-        ahead: Whether the first has.
-        reason: What tells.
-        near: Whether they are less than a round of the loop apart.
+        ahead: Whether the first stack is ahead.
+        reason: The evidence in words.
+        near: Whether the stacks are less than one iteration of the loop apart.
     """
 
     ahead: bool
@@ -88,13 +88,13 @@ class LineOrder:
 
     @property
     def relation(self) -> str:
-        """``one sub-block ahead of``."""
+        """Return the relation as text: ``one sub-block ahead of``."""
         word = "ahead of" if self.ahead else "behind"
         return f"one sub-block {word}" if self.near else word
 
 
 def classify(motions: Iterable[Motion]) -> list[StackClass]:
-    """Returns the classes, the largest first, of equally large ones that of the lowest rank."""
+    """Return the classes, the largest first; of equally large ones, the one of the lowest rank."""
     found: dict[object, list[Motion]] = {}
     for motion in motions:
         found.setdefault((motion.op, motion.key), []).append(motion)
@@ -106,7 +106,7 @@ def classify(motions: Iterable[Motion]) -> list[StackClass]:
 
 
 def build_tree(motions: Mapping[int, Motion]) -> tuple[TreeNode, ...]:
-    """Merges the stacks of all ranks that have one."""
+    """Merge the stacks of all ranks that have one."""
     return _merge(
         [(rank, motion.frames, motion.condition) for rank, motion in sorted(motions.items())], 0
     )
@@ -131,7 +131,7 @@ def _merge(stacks: Sequence[tuple[int, Sequence[Frame], str]], depth: int) -> tu
 
 
 def common_depth(one: Sequence[Frame], other: Sequence[Frame]) -> int:
-    """Returns how many frames two stacks share before they part, the lines left aside."""
+    """Return how many frames two stacks share, up to the first one with different lines."""
     depth = 0
     for first, second in zip(one, other, strict=False):
         if (first.file, first.function) != (second.file, second.function):
@@ -143,10 +143,10 @@ def common_depth(one: Sequence[Frame], other: Sequence[Frame]) -> int:
 
 
 def order_of(odd: Motion, peers: Sequence[Motion]) -> LineOrder | None:
-    """Tells whether a rank is ahead of its peers, who are all at one place.
+    """Return whether a rank is ahead of its peers, which all have the same stack.
 
-    Only a loop's counter tells. Two lines may be the branches of one decision, and of two that
-    follow each other a loop may have led back to the first.
+    Only a loop counter shows this. Two different lines may be branches of one condition, or a loop
+    may have jumped back from the later line to the earlier one.
 
     Returns:
         None where no counter differs.
@@ -157,45 +157,44 @@ def order_of(odd: Motion, peers: Sequence[Motion]) -> LineOrder | None:
         counted = _counted(level, odd, peers)
         if counted is None:
             continue
-        name, own, usual = counted
+        name, own, common = counted
         place = f"{name} in {ours[level].base}:{ours[level].line} {ours[level].name}"
-        reason = f"{place} is {own}, and {usual} on its peers"
+        reason = f"{place} is {own}, and {common} on its peers"
         near = False
-        if abs(own - usual) == 1 and _parts_at(ours, theirs, depth):
+        if abs(own - common) == 1 and _diverges_at(ours, theirs, depth):
             mine, other = ours[depth - 1].line, theirs[depth - 1].line
-            near = (own > usual) == (mine < other)
+            near = (own > common) == (mine < other)
             if near:
                 reason += (
-                    f"; it is in line {mine} of {ours[depth - 1].name}, they in line "
-                    f"{other}: less than one round of the loop apart"
+                    f"; it is in line {mine} of {ours[depth - 1].name}, its peers in line "
+                    f"{other}: less than one iteration of the loop apart"
                 )
-        return LineOrder(own > usual, reason, near)
+        return LineOrder(own > common, reason, near)
     return None
 
 
-def parting_of(odd: Motion, peers: Motion) -> str | None:
-    """Returns where two stacks differ first, if that is in a function that both are in."""
+def divergence_of(odd: Motion, peers: Motion) -> str | None:
+    """Return where two stacks first differ, if that is in a function that both are in."""
     ours, theirs = odd.frames, peers.frames
     depth = common_depth(ours, theirs)
-    if not _parts_at(ours, theirs, depth):
+    if not _diverges_at(ours, theirs, depth):
         return None
     mine, other = ours[depth - 1], theirs[depth - 1]
     return f"in {mine.name} of {mine.base}, at lines {mine.line} and {other.line}"
 
 
-def _parts_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:
+def _diverges_at(ours: Sequence[Frame], theirs: Sequence[Frame], depth: int) -> bool:
     return depth > 0 and ours[depth - 1].line != theirs[depth - 1].line
 
 
 def _counted(level: int, odd: Motion, peers: Sequence[Motion]) -> tuple[str, int, int] | None:
-    """A counter that the peers agree in and the rank does not."""
+    """Return a counter on which the peers agree and the rank differs: name, own, common value."""
     own = odd.frames[level].counters
     for name, value in own.items():
-        usual = {
+        (first, *more) = {
             peer.frames[level].counters.get(name) if level < len(peer.frames) else None
             for peer in peers
         }
-        (first, *more) = usual
         if not more and first is not None and first != value and abs(first - value) < _NEAR:
             return name, value, first
     return None

@@ -1,8 +1,8 @@
-"""What the stacks of all ranks suggest, where nothing was recorded.
+"""Judge a job by the stacks of all ranks, where no calls were recorded.
 
-A stack says where a rank is, not how it came there, so nothing here is ever certain. Few that
-wait where many have not come are the diverging ones; where many wait, the few that are elsewhere
-are missing; in a tie nobody is named.
+A stack shows where a rank is, not how it got there, so no conclusion is certain. A minority that
+waits in a call has diverged; where the majority waits, the minority elsewhere is missing; in a
+tie, no rank is named.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ncclscope.analysis.processes.stack_classes import (
     StackClass,
     classify,
     common_depth,
+    divergence_of,
     order_of,
-    parting_of,
 )
 from ncclscope.analysis.processes.stack_wording import place_text, seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
@@ -29,17 +29,17 @@ __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
 _MESSAGES = frozenset({"send", "recv", "p2p"})
 _STUCK = frozenset({"lock", "file", "socket", "data", "child"})
-"""What no rank of a job at rest waits for."""
+"""Waits that do not occur in an idle job."""
 _SHARED = 2
 
 
 def judge_stacks(
     motions: Sequence[Motion], gap: float, missing: Sequence[int] = ()
 ) -> Judgement | None:
-    """Returns which ranks are apart; None where none is.
+    """Return which ranks diverged or are missing; None where all agree.
 
     Args:
-        motions: What each rank was doing.
+        motions: The motion of each rank.
         gap: Seconds between the first and the last sample.
         missing: Ranks that should run on this host and have no process.
     """
@@ -72,7 +72,7 @@ def judge_stacks(
 def _late(
     moving: Sequence[Motion], waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float
 ) -> Judgement | None:
-    """Some move, others wait for them: late, or in a loop that does not end."""
+    """Judge ranks that move while others wait for them: late, or in an endless loop."""
     others = [*moving, *elsewhere]
     if not waiting:
         return None
@@ -88,7 +88,7 @@ def _late(
             kind="extra_call",
             summary=(
                 f"{sentence(waiting_text(classes))} for {gap:g} s, while "
-                f"{ranks_text(motion.rank for motion in moving)} move: they may come yet."
+                f"{ranks_text(motion.rank for motion in moving)} move: they may still join."
             ),
             candidates=tuple(sorted(motion.rank for motion in waiting)),
             confidence="ambiguous",
@@ -108,8 +108,8 @@ def _late(
         Judgement(
             kind="not_joined",
             summary=(
-                f"{what} at {one.text} ({one.why}), and {waiting_text(classes)}: late, or in a "
-                f"loop that does not end."
+                f"{what} at {one.text} ({one.why}), and {waiting_text(classes)}: late, or in an "
+                f"endless loop."
             ),
             diverging=ranks,
             odd=one,
@@ -124,7 +124,7 @@ def _late(
 def _not_joined(
     waiting: Sequence[Motion], elsewhere: Sequence[Motion], gap: float, unseen: int
 ) -> Judgement:
-    """Some wait for their peers, and others are where they wait for nobody."""
+    """Judge ranks that wait for their peers, while others are elsewhere and wait for none."""
     inside, outside = classify(waiting), classify(elsewhere)
     evidence = seen([*inside, *outside], gap)
     few, many = len(waiting), len(elsewhere)
@@ -147,7 +147,7 @@ def _not_joined(
         return Judgement(
             kind="extra_call",
             summary=(
-                f"{sentence(waiting_text(inside))}, where most ranks have not come: "
+                f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
                 f"{'; '.join(place_text(group) for group in outside[:3])}."
             ),
             diverging=tuple(sorted(motion.rank for motion in waiting)),
@@ -164,20 +164,20 @@ def _missing_kind(waiting: Sequence[Motion]) -> str:
 
 
 def _relation(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> str:
-    """How the odd ranks compare with those that wait, as far as a loop's counter tells."""
+    """Return how the diverging ranks relate to the waiting ones, as far as counters show it."""
     found = order_of(odd[0].motion, peers[0].motions) if len(odd) == len(peers) == 1 else None
     return "and not where" if found is None else f"{found.relation} where"
 
 
 def _apart(waiting: Sequence[Motion], gap: float, unseen: int) -> Judgement | None:
-    """All wait; are they in the same place?"""
+    """Judge ranks that all wait, in one place or in several."""
     classes = classify(waiting)
     if len(classes) == 1:
         return _same_place(classes[0], gap)
     found = _apart_places(waiting, classes, gap)
     ops = {motion.op for motion in waiting}
-    # Ranks that all wait, and in different collectives, wait for each other: nobody can be late.
-    # A transfer takes CPU time; what C++ or a GPU is about is not known.
+    # Ranks that all wait in different collectives wait for each other, and cannot be merely late.
+    # A transfer takes CPU time; work in C++ or on a GPU is not visible.
     is_closed = (
         not unseen and len(ops) > 1 and all(s.op in COLLECTIVES and s.cpu < IDLE for s in waiting)
     )
@@ -189,16 +189,16 @@ def _apart_places(
 ) -> Judgement:
     evidence = seen(classes, gap)
     ops = Counter(motion.op for motion in waiting)
-    usual, count = ops.most_common(1)[0]
+    common, count = ops.most_common(1)[0]
     majority, odd = [classes[0]], list(classes[1:])
     is_split = 2 * len(classes[0].ranks) <= len(waiting) < 2 * count
     if is_split and count < len(waiting):  # most are in one call, at several lines
-        majority = [group for group in classes if group.motion.op == usual]
-        odd = [group for group in classes if group.motion.op != usual]
+        majority = [group for group in classes if group.motion.op == common]
+        odd = [group for group in classes if group.motion.op != common]
     kind = _difference_kind(majority[0].motion, odd[0].motion)
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
-    # Who waits for a message waits for a rank that its stack does not name.
+    # A rank that waits for a message waits for a peer that its stack does not name.
     by_message = ops.keys() & _MESSAGES or any(one.motion.op == "wait" for one in odd)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
@@ -219,18 +219,18 @@ def _apart_places(
     )
 
 
-def _difference_kind(usual: Motion, odd: Motion) -> str:
-    """What it is called that a rank waits elsewhere than most."""
-    if usual.op == odd.op or {usual.op, odd.op} & (_MESSAGES | {None}):
+def _difference_kind(peer: Motion, odd: Motion) -> str:
+    """Return the kind of finding for a rank that waits elsewhere than the majority."""
+    if peer.op == odd.op or {peer.op, odd.op} & (_MESSAGES | {None}):
         return "not_joined"
-    if usual.op in INIT_OPS:
+    if peer.op in INIT_OPS:
         return "init_stalled"
-    are_known = all(s.op in COLLECTIVES and s.op not in INIT_OPS for s in (usual, odd))
+    are_known = all(s.op in COLLECTIVES and s.op not in INIT_OPS for s in (peer, odd))
     return "op_mismatch" if are_known else "extra_call"
 
 
 def _same_place(group: StackClass, gap: float) -> Judgement | None:
-    """All wait in one place: by a loop's counter, one may have come there in another round."""
+    """Judge ranks that all wait in one place, perhaps in different iterations of a loop."""
     if group.motion.op is None:
         return None
     rounds = _rounds(group)
@@ -248,7 +248,7 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
         Judgement(
             kind=kind,
             summary=(
-                f"All ranks wait in {group.motion.text}, and nothing moved for {gap:g} s.{named}"
+                f"All ranks wait in {group.motion.text}, and none moved for {gap:g} s.{named}"
             ),
             diverging=odd,
             candidates=() if odd else group.ranks,
@@ -262,7 +262,7 @@ def _same_place(group: StackClass, gap: float) -> Judgement | None:
 
 
 def _rounds(group: StackClass) -> dict[int, LineOrder]:
-    """Ranks that wait in the same line, but in another round of a loop than all others."""
+    """Return ranks that wait in the same line as all others, but in another loop iteration."""
     found = {}
     for motion in group.motions:
         peers = [other for other in group.motions if other is not motion]
@@ -273,10 +273,10 @@ def _rounds(group: StackClass) -> dict[int, LineOrder]:
 
 
 def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
-    """Nobody is seen to wait for a peer, and yet nobody moves.
+    """Judge ranks that do not move although none is seen to wait for a peer.
 
-    Waiting for work in a queue is rest. Elsewhere, a rank apart from a majority in the same code
-    is the sign of kernels that wait behind the back of Python.
+    Ranks that wait for work in a queue are idle. Otherwise, a minority apart from a majority in
+    the same code suggests kernels that wait on the GPU, invisible to Python.
     """
     classes = classify(elsewhere)
     if all(motion.waits == "queue" for motion in elsewhere):
@@ -307,7 +307,7 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
     return Judgement(
         kind="stalled",
         summary=(
-            f"No rank moved for {gap:g} s, and none is seen to wait for another: "
+            f"No rank moved for {gap:g} s, and no stack shows a wait for another rank: "
             f"{'; '.join(place_text(group) for group in classes[:4])}."
         ),
         candidates=tuple(sorted(motion.rank for motion in elsewhere)),
@@ -328,12 +328,14 @@ def _undecided(
     candidates: tuple[int, ...] = (),
 ) -> Judgement:
     everybody = tuple(sorted(rank for group in classes for rank in group.ranks))
-    said = "; ".join(place_text(group) for group in classes[:4])
+    places = "; ".join(place_text(group) for group in classes[:4])
     more = f"; and {len(classes) - 4} more places" if len(classes) > 4 else ""
     counts = " against ".join(str(len(group.ranks)) for group in classes[:4])
     return Judgement(
         kind=kind,
-        summary=f"{sentence(said)}{more}: {counts}, and stacks alone do not say who left.",
+        summary=(
+            f"{sentence(places)}{more}: {counts}, and stacks alone do not show which side diverged."
+        ),
         candidates=candidates or everybody,
         confidence="ambiguous",
         odd=classes[-1].motion,
@@ -343,7 +345,7 @@ def _undecided(
 
 
 def _order_text(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> tuple[str, ...]:
-    """Who is ahead, where a loop's counter tells; else where the stacks differ."""
+    """Return which ranks are ahead, where a loop counter shows it; else where stacks differ."""
     lines = []
     for group in odd:
         found = order_of(group.motion, peers[0].motions)
@@ -353,6 +355,6 @@ def _order_text(odd: Sequence[StackClass], peers: Sequence[StackClass]) -> tuple
                 f"{ranks_text(group.ranks)} {be} {found.relation} "
                 f"{ranks_text(peers[0].ranks)}: {found.reason}"
             )
-        elif (place := parting_of(group.motion, peers[0].motion)) is not None:
-            lines.append(f"the stacks differ {place}; which line comes first is not known")
+        elif (place := divergence_of(group.motion, peers[0].motion)) is not None:
+            lines.append(f"the stacks differ {place}; it is unknown which line runs first")
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""How classes of stacks are put into words."""
+"""Text for classes of stacks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["place_text", "seen", "waiting_text"]
 
 
 def place_text(group: StackClass) -> str:
-    """``ranks 0 1 3 are in all_reduce at hang.py:3 step``."""
+    """Return ``ranks 0 1 3 are in all_reduce at hang.py:3 step``."""
     be = "is" if len(group.ranks) == 1 else "are"
     return f"{ranks_text(group.ranks)} {be} {_where(group)}"
 
 
 def waiting_text(classes: Sequence[StackClass]) -> str:
-    """``ranks 0 1 3 wait in all_reduce at hang.py:3 step``."""
+    """Return ``ranks 0 1 3 wait in all_reduce at hang.py:3 step``."""
     parts = []
     for group in classes[:3]:
         verb = "waits" if len(group.ranks) == 1 else "wait"
@@ -26,7 +26,7 @@ def waiting_text(classes: Sequence[StackClass]) -> str:
 
 
 def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
-    """One line of evidence for each class."""
+    """Return one line of evidence for each class; ``gap`` is in seconds."""
     lines = []
     for group in classes:
         motion = group.motion

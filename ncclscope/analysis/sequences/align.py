@@ -1,4 +1,4 @@
-"""Where the sequences of one communicator's members part."""
+"""Find where the sequences of one communicator's members diverge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncclscope.model.windows import PlacedLog, best_shift
 __all__ = ["Divergence", "align_windows", "find_divergence", "first_difference", "side_by_side"]
 
 LOOKAHEAD = 4096
-"""Calls after the first difference that are read to tell what kind of difference it is."""
+"""Calls after the first difference that are read to find the kind of difference."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Divergence:
         comm: The communicator.
         seq: Number of that call.
         exact: False where the call itself has been overwritten on some rank, so that the
-            sequences parted at ``seq`` or before.
+            sequences diverged at ``seq`` or before.
         groups: Ranks by the call they posted there, largest group first.
-        absent: Ranks that have not come as far.
-        signatures: What each group posted, in the groups' order.
+        absent: Ranks that have not posted as many calls.
+        signatures: Signature of each group's call, in the groups' order.
     """
 
     comm: Communicator
@@ -50,7 +50,7 @@ class Divergence:
 
 
 def agree(one: CallLog, other: CallLog, seq: int) -> bool:
-    """Whether two logs hold the same calls, as far as both are kept, up to ``seq``."""
+    """Return whether two logs hold the same calls, as far as both are kept, up to ``seq``."""
     if one.rooted and other.rooted:
         return one.fingerprint(seq) == other.fingerprint(seq)
     start = max(one.first, other.first)
@@ -65,21 +65,21 @@ def agree(one: CallLog, other: CallLog, seq: int) -> bool:
 
 
 def first_difference(one: CallLog, other: CallLog) -> tuple[int, bool] | None:
-    """Finds the first call in which two logs differ, by bisection over the running hash.
+    """Find the first call in which two logs differ, by bisection over the running hash.
 
     Returns:
-        Its number, and whether it is exact: False where the logs differ in what has been
-        overwritten. None when they agree as far as both go.
+        Its number, and whether it is exact: False where the logs differ in overwritten calls.
+        None when they agree as far as both go.
     """
     low, high = max(one.first, other.first), min(one.calls, other.calls)
     if high < low or agree(one, other, high):
         return None
     if not agree(one, other, low):
-        # With nothing known of what was before, the difference may be older than this call.
+        # Without the calls before it, the difference may be older than this call.
         rooted = one.rooted and other.rooted
         exact = rooted and (low == 1 or agree(one, other, low - 1))
         return low, exact
-    # Agreed at low, differ at high. Marks stand at multiples of 1024: probe there first.
+    # Agreed at low, differ at high. Hashes are stored at multiples of 1024: probe there first.
     while high - low > 1:
         middle = (low + high) // 2
         if high - low > 2048:
@@ -92,7 +92,7 @@ def first_difference(one: CallLog, other: CallLog) -> tuple[int, bool] | None:
 
 
 def find_divergence(comm: Communicator, logs: Mapping[int, CallLog]) -> Divergence | None:
-    """Finds the first call on a communicator in which its members differ.
+    """Find the first call on a communicator in which its members differ.
 
     Args:
         comm: The communicator.
@@ -132,14 +132,20 @@ def find_divergence(comm: Communicator, logs: Mapping[int, CallLog]) -> Divergen
 
 
 def _at(reference: CallLog, log: CallLog, seq: int, exact: bool) -> int:
-    """What tells the ranks apart at ``seq``: the call, or all that came before it as well."""
+    """Return the key that groups ranks at ``seq``: the call, or the hash of all calls up to it."""
     if exact or not log.rooted:
         return log.signatures(seq, seq + 1)[0]
     return log.fingerprint(seq)
 
 
 def compare(odd: CallLog, peer: CallLog, seq: int) -> list[Edit]:
-    """Returns how ``odd`` differs from ``peer`` from call ``seq`` on, relative to it."""
+    """Return the edits from ``peer`` to ``odd`` from call ``seq`` on, relative to it.
+
+    Args:
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
+        seq: The first differing call.
+    """
     return edits(
         odd.signatures(seq, min(odd.calls + 1, seq + LOOKAHEAD)),
         peer.signatures(seq, min(peer.calls + 1, seq + LOOKAHEAD)),
@@ -149,14 +155,14 @@ def compare(odd: CallLog, peer: CallLog, seq: int) -> list[Edit]:
 def side_by_side(
     odd: CallLog, peer: CallLog, seq: int, found: Sequence[Edit], around: int = 3
 ) -> list[tuple[Call | None, Call | None]]:
-    """Returns a peer's and the odd rank's calls around the first difference, in pairs.
+    """Return pairs of a peer's and the diverging rank's calls around the first difference.
 
     Args:
-        odd: The odd rank's calls.
-        peer: A peer's.
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
         seq: The first differing call.
-        found: How they differ from there on.
-        around: Pairs before that call, and after it.
+        found: The edits from there on.
+        around: Number of pairs before that call, and after it.
 
     Returns:
         Pairs of equal or replaced calls; where one has no counterpart, None in its place.
@@ -173,7 +179,7 @@ def side_by_side(
         if steps and (i, j) == (seq + steps[0].start, seq + steps[0].peer_start):
             edit = steps.pop(0)
             for number in range(max(edit.put, edit.left)):
-                # Of a block that is left out, a peer may have posted the first calls alone.
+                # Of a deleted block, a peer may have posted only the first calls.
                 theirs = peer.call(j + number) if number < min(edit.left, peer_end - j) else None
                 own = odd.call(i + number) if number < min(edit.put, odd_end - i) else None
                 if theirs or own:
@@ -188,15 +194,15 @@ def side_by_side(
 
 
 def align_windows(logs: Mapping[int, CallLog]) -> dict[int, CallLog]:
-    """Gives logs of unknown beginnings common numbers, from their contents.
+    """Give logs with unknown first numbers common numbers, from their contents.
 
-    Each log holds the last so many calls of a rank, and its first call may be any. The shift
-    between two of them is the one under which the most calls agree and the fewest differ.
-    Logs that were given common numbers when they were read keep them: there, all calls of
-    the ranks were compared, here only those on one communicator.
+    Each log holds the newest calls of a rank, with an unknown number of earlier ones. The shift
+    between two logs is the one under which most calls agree and fewest differ. Logs that got
+    common numbers when they were read keep them: the reader compared all calls of the ranks, not
+    only those on one communicator.
 
     Returns:
-        Logs cut to where all of them have begun, call 1 being the same call in all.
+        Logs from the latest first call on; call 1 is the same call in all of them.
     """
     if all(log.anchored for log in logs.values()) or all(
         isinstance(log, PlacedLog) for log in logs.values()

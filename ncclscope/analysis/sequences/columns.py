@@ -1,8 +1,8 @@
-"""The calls of a communicator's members side by side, around one place.
+"""The calls of a communicator's members side by side, around one call.
 
-Each column, a lane, stands for the ranks that posted the same. All lanes are aligned with one
-of them, the reference: what a lane has put in stands in a row of its own, what it left out
-leaves a gap, and what it posted instead stands beside it.
+Each column shows the ranks that posted the same calls. All columns are aligned with one of them,
+the reference: an inserted call has a row of its own, a deleted call leaves a gap, and a replaced
+call is in the row of the call that it replaces.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ncclscope.model.log import CallLog
 __all__ = ["Column", "ColumnCell", "ColumnTable", "align_columns", "transfer_columns"]
 
 Slot = tuple[int, int, int]
-"""Where a call stands: before which call of the reference, in its row or put in, and which."""
+"""Row of a call: the reference's call, 0 if inserted before it or 1 if matched, and an index."""
 
 
 @dataclass(frozen=True)
 class ColumnCell:
-    """One lane in one row.
+    """One column in one row.
 
     Attributes:
-        call: What was posted; None where nothing was.
-        why: Where nothing was: ``gap`` (left out), ``ahead`` (not come so far), ``gone``
+        call: The posted call; None where there is none.
+        why: Why there is none: ``gap`` (deleted), ``ahead`` (not posted yet), ``gone``
             (overwritten) or ``outside`` (not shown).
-        states: How far the call has come on the lane's ranks, the least first.
+        states: The states of the call on the column's ranks, the least advanced first.
     """
 
     call: Call | None
@@ -39,12 +39,12 @@ class ColumnCell:
 
 @dataclass(frozen=True)
 class Column:
-    """Ranks that posted the same, as far as it is shown.
+    """Ranks that posted the same calls, as far as they are shown.
 
     Attributes:
         ranks: Global ranks.
         cells: One for each row.
-        calls: Calls that each of the ranks has made in all; transfers by their last number.
+        calls: Total number of calls of each rank; for transfers, the last number.
     """
 
     ranks: tuple[int, ...]
@@ -54,15 +54,15 @@ class Column:
 
 @dataclass(frozen=True)
 class ColumnTable:
-    """Lanes of one communicator.
+    """Aligned calls of one communicator's members.
 
     Attributes:
         comm: The communicator.
         seq: First differing call; None where the members agree as far as they go.
-        lanes: The reference first, then the odd ranks', then the others.
-        first_row: The row of ``seq``; None without one.
-        aligned: Whether the calls of a row belong together. Sends and receives do not: each
-            rank numbers its own.
+        columns: The reference first, then the diverging ranks', then the others.
+        first_row: Index of the row of ``seq``; None without one.
+        aligned: Whether the calls of a row correspond. Sends and receives do not: each rank
+            numbers its own.
     """
 
     comm: Communicator
@@ -82,26 +82,26 @@ def align_columns(
     before: int = 40,
     after: int = 24,
 ) -> ColumnTable | None:
-    """Lays the members' calls beside each other.
+    """Align the members' calls in columns.
 
     Args:
         comm: The communicator.
         logs: Each member's calls with common numbers, by global rank.
-        seq: The first differing call; None where there is none: then the last calls are shown.
-        odd: Ranks that are not to be the reference.
-        by_site: Whether calls that are equal otherwise are told apart by where they came from.
-        before: Rows before that call.
-        after: Rows from it on.
+        seq: The first differing call; None to show the last calls.
+        odd: Ranks that must not be the reference.
+        by_site: Whether equal calls from different call sites count as different.
+        before: Number of rows before that call.
+        after: Number of rows from it on.
 
     Returns:
-        None where nobody has posted anything that is kept.
+        None where no call is kept.
     """
     kept = dict(logs)
     if not any(log.calls >= log.first for log in kept.values()):
         return None
     place = seq
     if place is None:
-        # The least advanced says where to look: what it lacks is what others wait in.
+        # Center on the first call that the least advanced rank lacks: others wait in it.
         place = max(1, min(log.calls for log in logs.values()) + 1)
     groups = _groups(kept, place - before, place + after, by_site=by_site)
     weight = {ranks: (bool(set(odd) & set(ranks)), -len(ranks), ranks) for ranks in groups}
@@ -125,7 +125,13 @@ def align_columns(
 def transfer_columns(
     comm: Communicator, sent: Mapping[int, Sequence[Call]], *, last: int = 40
 ) -> ColumnTable:
-    """Lays the last sends and receives of each rank beside each other, without aligning them."""
+    """Show the last sends and receives of each rank in columns, without aligning them.
+
+    Args:
+        comm: The communicator.
+        sent: Each rank's sends and receives, oldest first.
+        last: Maximum number of rows.
+    """
     columns = []
     for rank, calls in sorted(sent.items()):
         shown = [ColumnCell(call, states=(call.state.word,)) for call in calls[-last:]]
@@ -141,23 +147,23 @@ def transfer_columns(
 def _groups(
     logs: Mapping[int, CallLog], start: int, stop: int, *, by_site: bool
 ) -> list[tuple[int, ...]]:
-    """Ranks by what they posted from ``start`` on."""
+    """Group ranks that posted the same calls in ``[start, stop)``."""
     alike: dict[object, list[int]] = {}
     for rank, log in sorted(logs.items()):
         low, high = max(log.first, start), min(log.calls + 1, stop)
-        told: tuple[object, ...] = (low, min(log.calls, stop))
+        key: tuple[object, ...] = (low, min(log.calls, stop))
         if low < high:
-            told += (tuple(log.signatures(low, high)),)
+            key += (tuple(log.signatures(low, high)),)
             if by_site:
-                told += (tuple(log.sites(low, high)),)
-        alike.setdefault(told, []).append(rank)
+                key += (tuple(log.sites(low, high)),)
+        alike.setdefault(key, []).append(rank)
     return [tuple(ranks) for ranks in alike.values()]
 
 
 def _place(
     log: CallLog, reference: CallLog, place: int, before: int, after: int, *, by_site: bool
 ) -> dict[Slot, int]:
-    """Says in which slot each of a lane's calls stands, by slots relative to ``place``."""
+    """Return the slot of each of a column's calls, relative to call ``place``."""
     placed: dict[Slot, int] = {}
     for seq in range(max(log.first, place - before), min(log.calls + 1, place)):
         placed[seq - place, 1, 0] = seq
@@ -225,7 +231,7 @@ def _column(
 
 
 def _before(log: CallLog, seq: int) -> str:
-    """Why there is nothing before a lane's first call."""
+    """Return why a column has no call before its first one."""
     if seq > log.first:
         return "outside"
     return "gone" if log.first > 1 or not log.anchored else "gap"

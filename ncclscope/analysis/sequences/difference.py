@@ -1,4 +1,4 @@
-"""What one group of ranks did differently on one communicator."""
+"""One difference between the sequences of a communicator's members."""
 
 from __future__ import annotations
 
@@ -11,44 +11,42 @@ from ncclscope.model import Call, Communicator
 __all__ = ["Difference"]
 
 _REASONS = {
-    "other communicators": "the odd side was told by another communicator, which has a majority",
-    "habit": "{suspect} broke the rhythm that both had kept until then",
-    "steps": "{suspect} posted another number of calls in one step than both had in each step "
-    "before it",
-    "same kind": "the odd side was told by what the other communicators of its kind did",
+    "other communicators": "another communicator's majority identifies the diverging ranks",
+    "habit": "{suspect} broke the pattern of calls that both ranks had repeated until then",
+    "steps": "{suspect} posted another number of calls in one step than both ranks did in every "
+    "step before it",
+    "same kind": "the majority of other communicators of its kind identifies the diverging ranks",
 }
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What one group of ranks did differently on one communicator.
+    """One difference between the sequences of a communicator's members.
 
     Attributes:
         comm: The communicator.
         seq: First differing call.
-        exact: False where it may have been an earlier one that has been overwritten.
-        odd: The ranks that differ; empty where nothing says which side is odd.
+        exact: False where an earlier, overwritten call may have been the first to differ.
+        odd: The diverging ranks; empty where the diverging side is unknown.
         peers: The ranks they differ from; where ``odd`` is empty, the candidates.
-        odd_call: What the odd ranks posted at ``seq``.
-        peer_call: What the others posted there.
-        edits: How the odd sequence differs from there on.
-        aligned: A peer's calls and the odd rank's around it, side by side.
-        basis: Why they and not the others are held to be odd: ``majority``,
-            ``other communicators``, ``same kind``, or nothing; of a suspect ``habit`` or
-            ``steps``.
-        witness: What tells that they differ in a call which equals the peers' in all that
-            members must agree in; empty where the calls themselves differ.
-        noticed: Where ``witness`` only tells that they differ earlier: the first call that
-            differs by itself. None where none does.
-        telling: Where the calls at ``seq`` differ in their lines alone: the odd ranks' call and the
-            peers' at ``noticed``.
-        order: Where two neighbouring blocks of calls are the other way round: how many calls the
-            peers' first one has, and the odd ranks' first one.
-        other: Another reading of the same calls that fits as well, though it is less likely.
-        suspect: Where ``odd`` is empty: the member of a pair that broke a rhythm. That singles out
-            nobody.
-        survived: Calls after it that all members are known to have completed, at least; 0 where
-            that is known of none.
+        odd_call: The call of the diverging ranks at ``seq``.
+        peer_call: The call of the peers at ``seq``.
+        edits: The edits that turn the peers' sequence into the diverging one, from ``seq`` on.
+        aligned: Pairs of a peer's and a diverging rank's calls around ``seq``.
+        basis: The evidence that identifies the diverging ranks: ``majority``,
+            ``other communicators``, ``same kind``, or empty; for a suspect ``habit`` or ``steps``.
+        item: The recorded detail in which calls with equal signatures differ, such as "the lines
+            they came from"; empty where the signatures differ.
+        noticed: Where ``item`` moved the difference back: the first call whose signature differs.
+            None where no signature differs.
+        differing_calls: Where the calls at ``seq`` differ only in their lines: the diverging
+            ranks' call and the peers' call at ``noticed``.
+        order: Where two neighbouring blocks of calls are in opposite order: the length of the
+            peers' first block, and of the diverging ranks' first block.
+        other: Another, less likely edit that explains the same calls.
+        suspect: Where ``odd`` is empty: the member of a pair that broke a pattern. It does not
+            count as diverging.
+        survived: Number of later calls that all members are known to have completed at least.
     """
 
     comm: Communicator
@@ -63,7 +61,7 @@ class Difference:
     basis: str
     item: str = ""
     noticed: int | None = None
-    telling: tuple[Call, Call] | None = None
+    differing_calls: tuple[Call, Call] | None = None
     order: tuple[int, int] | None = None
     other: Edit | None = None
     suspect: tuple[int, ...] = ()
@@ -76,22 +74,22 @@ class Difference:
 
     @property
     def skipped(self) -> bool:
-        """Whether the odd ranks left a call out and went on."""
+        """Whether the diverging ranks skipped a call and went on."""
         return self.first.put == 0 < self.first.left
 
     @property
     def inserted(self) -> bool:
-        """Whether the odd ranks put a call in that the others do not have."""
+        """Whether the diverging ranks posted a call that the others do not have."""
         return self.first.left == 0 < self.first.put
 
     @property
     def replaced(self) -> bool:
-        """Whether the odd ranks posted something else in place of a call."""
+        """Whether the diverging ranks posted another call instead of the peers' call."""
         return self.first.put > 0 and self.first.left > 0
 
     @property
     def reason(self) -> str | None:
-        """Why the odd side is held to be odd, where that is a conclusion; None for a majority."""
+        """What identifies the diverging side, where that is inferred; None for a majority."""
         reason = _REASONS.get(self.basis)
         if reason is not None and self.suspect:
             reason = reason.format(suspect=ranks_text(self.suspect))
@@ -101,21 +99,21 @@ class Difference:
 
     @property
     def certain(self) -> bool:
-        """Whether the records alone say who is odd and since when."""
+        """Whether the records alone show which ranks diverged and at which call."""
         concluded = (
             self.basis == "same kind"
             or self.inferred
             or self.other is not None
-            or self.telling is not None
+            or self.differing_calls is not None
         )
         return bool(self.odd) and self.exact and not concluded
 
     @property
     def inferred(self) -> bool:
-        """Whether no call differs by itself, and where they come from is all that tells."""
+        """Whether all signatures agree, and only other recorded details differ."""
         return bool(self.item) and self.noticed is None
 
     @property
     def surplus(self) -> int:
-        """Calls the odd ranks have more (positive) or fewer, as far as both go."""
+        """Calls that the diverging ranks have more (positive) or fewer, as far as both go."""
         return sum(edit.put - edit.left for edit in self.edits)

@@ -1,4 +1,4 @@
-"""How one sequence of calls turns into another: what was left out, put in, or replaced."""
+"""Edit one sequence of calls into another by deletions, insertions and replacements."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import NamedTuple
 __all__ = ["Edit", "block_edits", "cost_of", "edits", "reordered"]
 
 MOST = 400
-"""Differing calls after which two sequences are held to have nothing more in common."""
+"""Differing calls after which two sequences are taken to have nothing in common."""
 
 
 OVER = 0.6
-"""What a call beyond the other's end counts against an edit.
+"""Cost of a call beyond the end of the other sequence, where an edit costs 1.
 
-Between one half and one: a rank that left out every second of 34 calls must not look like
-one that replaced eight and is 17 behind, and nobody's lead must be explained by omissions.
+Between 0.5 and 1: a rank that skipped every second of 34 calls must not look like one that
+replaced eight and is 17 behind, and a rank's lead must not be explained by deletions.
 """
 
 
 FURTHER = 0.25
-"""What each further call of a block counts that is left out, or put in, as a whole."""
+"""Cost of each further call of a block that is deleted, or inserted, as a whole."""
 REORDERED = 1.5
-"""What two blocks count that are the other way round: more than one omission, less than an
-omission and an insertion."""
+"""Cost of two blocks in opposite order: more than a deletion, less than a deletion and an
+insertion."""
 LONGEST_BLOCK = 256
-"""Calls of a block that is looked for."""
+"""Maximum length, in calls, of a block that is searched for."""
 
 
 class Edit(NamedTuple):
-    """``odd[start:start + put]`` stands where ``peer[peer_start:peer_start + left]`` should.
+    """Replace ``peer[peer_start:peer_start + left]`` with ``odd[start:start + put]``.
 
     Attributes:
-        start: First differing call of the odd sequence.
-        put: Calls of the odd sequence that the peer has not.
+        start: First differing call of the diverging sequence.
+        put: Number of inserted calls, which the peer does not have.
         peer_start: First differing call of the peer.
-        left: Calls of the peer that the odd sequence has not.
-        met: Calls that agree after it, until the next edit or an end.
+        left: Number of deleted calls, which only the peer has.
+        met: Number of matched calls after it, until the next edit or an end.
     """
 
     start: int
@@ -47,15 +47,14 @@ class Edit(NamedTuple):
 
 
 def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
-    """Returns the fewest edits that turn ``peer`` into ``odd``, both being signatures.
+    """Return the fewest edits that turn ``peer`` into ``odd``, both being signatures.
 
-    To leave a call out, to put one in, and to post another one in its place count one each
-    (Levenshtein's distance, found by Ukkonen's furthest-reaching points, so that the cost
-    grows with the difference and not with the product of the lengths). What one sequence has
-    beyond the end of the other is no edit, since a rank that is further on is not a rank that
-    differs; but a way that leaves less over is worth a few edits more, see OVER. A last edit
-    with nothing in agreement after it proves no more than that one call stands in place of
-    another, and is given as that.
+    A deletion, an insertion and a replacement cost 1 each: Levenshtein's distance, found by
+    Ukkonen's furthest-reaching points, so that time grows with the difference and not with the
+    product of the lengths. Calls beyond the end of the other sequence are not edits, since a rank
+    that is ahead has not diverged; but a solution with fewer of them may cost a few more edits,
+    see OVER. A last edit without matched calls after it shows only that one call replaces
+    another, and is returned as such.
     """
     moves = _shortest(odd, peer)
     found: list[Edit] = []
@@ -83,9 +82,9 @@ def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
 
 
 def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
-    """Returns the cheapest way through both.
+    """Return the cheapest path through both sequences.
 
-    ``=`` both go on, ``+`` the odd one alone, ``-`` the peer alone, ``*`` one for the other.
+    ``=`` matches, ``+`` inserts a call of ``odd``, ``-`` deletes one of ``peer``, ``*`` replaces.
     """
     n, m = len(odd), len(peer)
     levels: list[dict[int, int]] = []
@@ -115,7 +114,7 @@ def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
 
 
 def _best_step(before: dict[int, int], diagonal: int) -> tuple[int, str]:
-    """Returns the furthest point of a diagonal that one more edit leads to, and which edit."""
+    """Return the furthest point of a diagonal after one more edit, and that edit."""
     steps = [(-1, "")]
     if diagonal in before:
         steps.append((before[diagonal] + 1, "*"))
@@ -140,20 +139,26 @@ def _way_back(levels: list[dict[int, int]], diagonal: int) -> str:
 
 
 def cost_of(found: Sequence[Edit], odd: Sequence[int], peer: Sequence[int]) -> float:
-    """Return what edits count, with what one sequence then has beyond the other's end."""
+    """Return the cost of edits, including calls beyond the end of the other sequence.
+
+    Args:
+        found: The edits.
+        odd: Signatures of the diverging sequence.
+        peer: Signatures of the peer's.
+    """
     surplus = sum(edit.put - edit.left for edit in found)
-    usual = sum(max(edit.put, edit.left) for edit in found)
-    return usual + OVER * abs(len(odd) - len(peer) - surplus)
+    cost = sum(max(edit.put, edit.left) for edit in found)
+    return cost + OVER * abs(len(odd) - len(peer) - surplus)
 
 
 def block_edits(odd: Sequence[int], peer: Sequence[int]) -> list[tuple[float, Edit]]:
-    """Return the one block that was left out, and the one that was put in, each with its cost.
+    """Return the shortest deleted block and the shortest inserted block, each with its cost.
 
-    A round of four calls that is left out is one omission and not four. Both sequences must agree
-    after it, to their ends, on at least as many calls as the block has.
+    Deleting a block of four calls is one edit, not four. After it, both sequences must agree to
+    their ends, on at least as many calls as the block has.
 
     Returns:
-        The cheaper first; nothing where no block makes the sequences agree.
+        The cheaper one first; empty where no block makes the sequences agree.
     """
     found: list[tuple[float, Edit]] = []
     for way in (0, 1):
@@ -171,11 +176,11 @@ def block_edits(odd: Sequence[int], peer: Sequence[int]) -> list[tuple[float, Ed
 
 
 def reordered(odd: Sequence[int], peer: Sequence[int]) -> tuple[float, tuple[int, int]] | None:
-    """Find two neighbouring blocks that are the other way round.
+    """Find two neighbouring blocks in opposite order.
 
     Returns:
-        The cost, and the lengths of the block that ``peer`` has first, and of the one that ``odd``
-        has first; None where the sequences do not agree again after both, to their ends.
+        The cost, and the lengths of the first block of ``peer`` and of the first block of ``odd``;
+        None where the sequences do not agree to their ends after both blocks.
     """
     end = min(len(odd), len(peer))
     for both in range(2, min(end, LONGEST_BLOCK) + 1):

@@ -1,4 +1,4 @@
-"""How one rank's calls differ from a peer's from one call on, in the fewest and largest pieces."""
+"""Explain how one rank's calls differ from a peer's, in the fewest and largest edits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Explanation:
     """How one rank's calls differ from a peer's.
 
     Attributes:
-        edits: What was left out, put in or replaced, at least one.
-        order: Where two neighbouring blocks are the other way round: how many calls the peer's
-            first one has, and the rank's first one.
-        other: Another reading that fits as well, though it is less likely; None for none.
+        edits: The deleted, inserted and replaced calls, at least one edit.
+        order: Where two neighbouring blocks are in opposite order: the length of the peer's first
+            block, and of the rank's first block.
+        other: Another, less likely edit that explains the same calls; None without one.
     """
 
     edits: Sequence[Edit]
@@ -35,13 +35,20 @@ class Explanation:
 
 
 def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
-    """Return how one rank's calls differ from a peer's, from call ``seq`` on."""
+    """Return how one rank's calls differ from a peer's.
+
+    Args:
+        comm: The communicator.
+        odd: The diverging rank and its calls.
+        peer: A peer and its calls.
+        seq: The first differing call.
+    """
     whole = replay_edits(odd, peer, seq)
     found = whole or compare(odd[1], peer[1], seq)
-    if not found:  # they differ in what has been overwritten
+    if not found:  # they differ in overwritten calls
         return Explanation([ONE_FOR_ANOTHER])
     if comm.creates_groups:
-        # The same groups in another order: none left out.
+        # The same groups in another order: no call is missing.
         same = len(found) > 1 and not sum(edit.put - edit.left for edit in found)
         return Explanation([ONE_FOR_ANOTHER] if same else found)
     parts = [_signatures(log, seq) for _, log in (odd, peer)]
@@ -56,7 +63,7 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
     if blocks and blocks[0][0] < usual:
         return Explanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
-        # All stopped here. What the odd rank posted may be what its peers post next.
+        # All ranks stopped here. The diverging rank may have posted its peers' next call.
         posted = odd[1].call(seq)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):
             return Explanation([Edit(0, 0, 0, 1, 0)])
@@ -73,9 +80,9 @@ def _signatures(log: CallLog, seq: int) -> Sequence[int]:
 def _reordered(
     odd: Side, peer: Side, seq: int, parts: Sequence[Sequence[int]]
 ) -> tuple[float, tuple[int, int]] | None:
-    """Find two blocks that are the other way round; in a replay of a graph within it alone.
+    """Find two neighbouring blocks in opposite order, within one replay of a graph at most.
 
-    Each replay has them the other way round again.
+    Each further replay repeats the opposite order.
     """
     blocks = [block_at(*side, seq) for side in (odd, peer)]
     ends = {block.seq + block.calls - seq for block in blocks if block is not None}

@@ -1,4 +1,4 @@
-"""Calls that were posted inside one NCCL group, where their order does not count."""
+"""Calls posted inside one NCCL group, whose order does not matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclscope.model.memory import Tail
 __all__ = ["GroupSwap", "part_outside_groups"]
 
 LONGEST = 1024
-"""Calls of one group that are looked at."""
+"""Maximum number of calls of one group that are read."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class GroupSwap:
         end: Last call of the group.
         length: Calls of the group on this communicator.
         ranks: The ranks that have posted it.
-        odd: Those with the rarer order; empty when none is rarer.
-        odd_call: What they, or one side, posted as ``seq``.
-        peer_call: What the others posted.
+        odd: The ranks with the rarer order; empty when none is rarer.
+        odd_call: The call that they, or one side, posted as ``seq``.
+        peer_call: The call that the others posted as ``seq``.
     """
 
     comm: Communicator
@@ -44,7 +44,7 @@ class GroupSwap:
 def part_outside_groups(
     comm: Communicator, logs: Mapping[int, CallLog]
 ) -> tuple[Divergence | None, list[GroupSwap]]:
-    """Finds where members part, setting aside what differs only in its order inside a group."""
+    """Find the first divergence that is not merely another order inside an NCCL group."""
     swaps: list[GroupSwap] = []
     while True:
         divergence = find_divergence(comm, logs)
@@ -87,17 +87,17 @@ def _only_reordered(divergence: Divergence, logs: Mapping[int, CallLog]) -> Grou
 
 
 def _bounds(log: CallLog, seq: int) -> tuple[int, int] | None:
-    """Returns the first and the last call of the group that a call stands in."""
+    """Return the first and the last call of the NCCL group that contains a call."""
     group = _group_of(log.call(seq))
     if group is None:
-        return None  # as most are: no need to look at what is near
+        return None  # most calls are in no group: skip reading their neighbours
     near = log.span(max(log.first, seq - LONGEST), seq + LONGEST)
     own = [call.seq for call in near if _group_of(call) == group]
     return own[0], own[-1]
 
 
 def _group_of(call: Call) -> tuple[int, int, int] | None:
-    """Returns what the calls of one group share: each replay of a graph posts its groups anew."""
+    """Return the key of a call's group: each replay of a graph posts its groups anew."""
     if call.group is None:
         return None
     if call.replay is None:

@@ -1,13 +1,11 @@
-"""What a rank usually posts next.
+"""Predict a rank's next call from the calls that it repeats.
 
-Programs repeat themselves: a step of a model posts the same calls as the step before, on
-other sizes. Where the two members of a pair part and nothing else tells them apart, the one
-that kept to the rhythm of both is the peer, and the one that broke it is odd. That is a
-conclusion and no record, and verdicts that rest on it say so.
+Programs repeat themselves: a step of a model posts the same calls as the step before, with
+other sizes. Where the two members of a pair diverge and no other evidence exists, the member that
+broke the common pattern is the suspect. That is inferred, not recorded, and verdicts say so.
 
-A rhythm is more than a row of equal calls: both calls in question must have been posted
-before, and whatever has been posted since the rarer of them was last must have been followed
-by the same call at least twice.
+A pattern is more than a row of equal calls: both calls in question must have been posted before.
+And the stretch since the rarer of them must have been followed by the same call at least twice.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ __all__ = [
 ]
 
 PAST = 2048
-"""Calls of the past that are looked through."""
+"""Past calls that are searched."""
 
 IN_STEP = 16
-"""Calls before one in question that two replicas must share to be at the same place."""
+"""Preceding calls that two replicas must share to be at the same point of the program."""
 
 _VARIANTS = ({"all_gather", "all_gatherv"}, {"reduce_scatter", "reduce_scatterv"})
 
 Habit = tuple[str, str | None, str | None, int | None, bool]
-"""A call without its sizes, which change from step to step; whether a graph replayed it."""
+"""Operation, type, reduction and root of a call, and whether a graph replayed it; no sizes."""
 
 
 def habit_of(call: Call) -> Habit:
-    """Returns what of a call repeats itself."""
+    """Return the attributes of a call that repeat from step to step."""
     return call.op, call.dtype, call.redop, call.root, call.replay is not None
 
 
@@ -51,16 +49,16 @@ What = TypeVar("What", bound=Hashable)
 
 
 def expected_next(past: Sequence[What], one: What, other: What) -> What | None:
-    """Tells which of two calls is to be expected after others.
+    """Return which of two calls is expected after others.
 
     Args:
-        past: A rank's calls, oldest first, each by what repeats itself: a habit, a call site.
-        one: What may follow.
-        other: What may follow instead.
+        past: A rank's calls, oldest first, each as its repeating part: a habit, a call site.
+        one: A call that may follow.
+        other: Another call that may follow.
 
     Returns:
-        The call that has followed on the same stretch at least twice, and each time; None
-        when there is none, or it is neither of the two.
+        The call that has followed the same stretch every time, at least twice; None where there
+        is no such call, or it is neither of the two.
     """
     counts = {habit: past.count(habit) for habit in (one, other)}
     if one == other or not all(counts.values()):
@@ -80,23 +78,30 @@ def expected_next(past: Sequence[What], one: What, other: What) -> What | None:
 
 
 def follows(log: CallLog, seq: int, one: Call, other: Call) -> Habit | None:
-    """Returns which of two calls usually stands as number ``seq``, after those before it."""
+    """Return which of two calls is expected as number ``seq``, given the calls before it.
+
+    Args:
+        log: A rank's calls.
+        seq: The number of the expected call.
+        one: A call that may follow.
+        other: Another call that may follow.
+    """
     past = [habit_of(call) for call in log.span(max(log.first, seq - PAST), seq)]
     return expected_next(past, habit_of(one), habit_of(other))
 
 
 def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
-    """Tell how many calls a rank leaves out that posts as number ``seq`` what comes later.
+    """Return how many calls a rank skips that posts a later call of its peers as number ``seq``.
 
     Args:
-        log: A peer's calls, of which number ``seq`` is another one.
-        seq: The call.
-        odd: What the rank posted in its place.
+        log: A peer's calls, with another call as number ``seq``.
+        seq: The first differing call.
+        odd: The call that the diverging rank posted instead.
 
     Returns:
-        The calls that have stood between this place and such a call, at least twice and as many
-        each time; 0 where that is not so, where ``odd`` comes from another line than it did, or
-        where it is the same operation with parts of other sizes.
+        The number of calls between this point and a call like ``odd``, if it was the same at
+        least twice before. 0 otherwise, or where ``odd`` comes from another line than it did, or
+        is a variant of the peer's call with parts of other sizes.
     """
     calls = log.span(max(log.first, seq - PAST), seq + 1)
     if are_variants(odd, calls[-1]):
@@ -119,12 +124,18 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
 
 
 def are_variants(one: Call, other: Call) -> bool:
-    """Whether two calls are one operation, whose parts have one size in one of them only."""
+    """Return whether two calls are variants of one operation, only one with uneven sizes."""
     return {one.op, other.op} in _VARIANTS
 
 
 def in_step(one: CallLog, other: CallLog, seq: int) -> bool:
-    """Whether two communicators came to their calls ``seq`` by the same calls but for sizes."""
+    """Return whether two logs have the same calls before ``seq``, apart from sizes.
+
+    Args:
+        one: Calls on one communicator.
+        other: Calls on a communicator of another replica.
+        seq: A call number.
+    """
     start = max(1, seq - IN_STEP, one.first, other.first)
     past = [[habit_of(call) for call in log.span(start, seq)] for log in (one, other)]
     return past[0] == past[1] and (bool(past[0]) or seq == 1)

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["Block", "OtherGraph", "block_at", "calls_on", "other_graph", "replay_edits"]
 
 LOOKAHEAD = 4096
-"""Calls after a replay that are compared, to tell whether it was left out."""
+"""Calls after a replay that are compared to find whether the replay was skipped."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One replay of a graph, as a stretch of calls on one communicator.
+    """One replay of a graph, as a range of calls on one communicator.
 
     Attributes:
         graph: The graph's number on its rank.
-        replay: How often it had been replayed.
-        seq: The first call.
-        calls: How many they are.
+        replay: The number of the replay.
+        seq: Number of the first call.
+        calls: Number of calls.
         digest: Their running hash, from zero.
     """
 
@@ -40,19 +40,19 @@ class Block:
 
     @property
     def content(self) -> tuple[int, int]:
-        """What is the same for the same calls, on whatever rank."""
+        """Key that is equal for equal calls on any rank: number of calls and digest."""
         return self.calls, self.digest
 
 
 @dataclass(frozen=True)
 class OtherGraph:
-    """Two ranks replayed two graphs from the same call on.
+    """Two ranks replayed two different graphs from the same call on.
 
     Attributes:
-        odd: What the one replayed.
-        peer: What the other replayed.
-        odd_has: Number of the graph in which the one has the other's calls; None where none.
-        peer_has: The same the other way round.
+        odd: The diverging rank's replay.
+        peer: The peer's replay.
+        odd_has: Number of the diverging rank's graph that equals the peer's; None without one.
+        peer_has: Number of the peer's graph that equals the diverging rank's; None without one.
     """
 
     odd: Block
@@ -62,17 +62,21 @@ class OtherGraph:
 
 
 def calls_on(rank: Rank, call: Call) -> int:
-    """Returns how many calls the graph of a replayed call has on its communicator; 0 if unknown."""
+    """Return how many calls the graph of a replayed call has on its communicator; 0 if unknown."""
     graph = None if call.graph is None else rank.graphs.get(call.graph)
     return 0 if graph is None else graph.parts.get(call.comm, (0, 0))[0]
 
 
 def block_at(rank: Rank, log: CallLog, seq: int) -> Block | None:
-    """Returns the replay that a call belongs to.
+    """Return the replay that a call belongs to.
+
+    Args:
+        rank: The rank.
+        log: Its calls on the communicator.
+        seq: Number of the call.
 
     Returns:
-        None for a call that was posted by itself, or is not kept, or of whose graph nothing is
-        known.
+        None for an eager or overwritten call, or where its graph is unknown.
     """
     if not log.first <= seq <= log.calls:
         return None
@@ -88,12 +92,12 @@ def block_at(rank: Rank, log: CallLog, seq: int) -> Block | None:
 
 
 def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
-    """Finds whether two sides parted because they replayed different graphs.
+    """Return whether two sides diverged because they replayed different graphs; None if not.
 
-    Both began to replay at the same call, and one of them has the other's graph as well, under
-    another number. Where neither has the other's, or the numbers are the same, one graph was
-    captured differently, and what differs is the call. It does not count into how many graphs
-    the same calls were cut.
+    Both began a replay at the same call, and one of them also has the other's graph under another
+    number. Where neither has the other's graph, or the numbers are equal, one graph was captured
+    differently, and the difference is in a call. The number of graphs into which the same calls
+    were split does not matter.
     """
     if difference.item:
         return None
@@ -110,7 +114,7 @@ def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
         if mine is None or theirs is None or mine.content == theirs.content:
             continue
         if mine.graph == theirs.graph:
-            continue  # the same one, as all count them in the same order, captured differently
+            continue  # the same graph, captured differently: all ranks number graphs alike
         if mine.seq != start or theirs.seq != start:
             continue
         if difference.seq > start + min(mine.calls, theirs.calls):
@@ -123,22 +127,22 @@ def other_graph(records: Records, difference: Difference) -> OtherGraph | None:
 
 
 def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int) -> list[Edit]:
-    """Returns how two ranks differ where what differs is a replay as a whole.
+    """Return the edits between two ranks where whole replays differ.
 
-    Replays are long and alike. Call by call it looks cheaper to have each replay one off than
-    to have one of them left out.
+    Replays are long and similar: compared call by call, a shift of each replay by one call would
+    cost less than one deleted replay.
 
     Args:
-        odd: The one rank and its calls.
-        peer: The other.
-        seq: The first call that differs.
+        odd: The diverging rank and its calls.
+        peer: A peer and its calls.
+        seq: The first differing call.
 
     Returns:
-        Nothing where the calls themselves are to be compared.
+        The edits; empty where the calls themselves have to be compared.
     """
     mine, theirs = block_at(*odd, seq), block_at(*peer, seq)
     if mine and theirs and (mine.seq, mine.calls) == (theirs.seq, theirs.calls):
-        # As many calls in each, none of them left out: captured in another order.
+        # Equally many calls, none skipped: captured in another order.
         return [Edit(0, 1, 0, 1, 0)] if mine.seq < seq or _as_many(mine, odd, peer) else []
     for block, put, left in ((theirs, 0, 1), (mine, 1, 0)):
         if block is None or block.seq != seq:
@@ -154,14 +158,14 @@ def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int
 
 
 def _as_many(block: Block, odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> bool:
-    """Whether two replays from one call on hold the same calls, in whatever order."""
+    """Return whether two replays from one call on hold the same calls, in any order."""
     end = block.seq + block.calls
     contents = [sorted(log.signatures(block.seq, end)) for _, log in (odd, peer)]
     return contents[0] == contents[1]
 
 
 def _but_replayed(one: Call, other: Call) -> bool:
-    """Whether two calls are the same but for that a graph replayed one of them."""
+    """Return whether two calls differ only in that a graph replayed one of them."""
     return (one.replay is None) != (other.replay is None) and all(
         getattr(one, name) == getattr(other, name)
         for name in ("op", "dtype", "redop", "root", "numel")
@@ -169,7 +173,7 @@ def _but_replayed(one: Call, other: Call) -> bool:
 
 
 def _side(records: Records, difference: Difference, posted: Call) -> tuple[Rank, CallLog] | None:
-    """Returns a rank that posted a call as the differing one, and its calls."""
+    """Return a rank that posted a call at the difference, and its calls."""
     logs: Mapping[int, CallLog] = records.logs(difference.comm.key)
     for number in (*difference.odd, *difference.peers):
         log = logs.get(number)

@@ -1,11 +1,10 @@
-"""Where equal calls stopped being the same calls.
+"""Find where sequences of equal calls diverge, by other recorded details.
 
-Of many equal calls one can be left out, and nothing in what members must agree in shows it:
-the sequences pair up one off, and only their ends differ in number. What else was recorded
-of a call then tells which it is: the line it came from, the step of the engine it belongs
-to, how far its rank had come on other communicators. Where these agree up to some call, and
-from there to the end agree with those so many calls further on, the sequences parted at that
-call. This is a conclusion, and whoever rests on it says so.
+If a rank skips one of many equal calls, no signature shows it: the sequences match shifted by one,
+and only their lengths differ. Other details of a call then identify it: the line it came from, its
+engine step, and its rank's progress on other communicators. Where these agree up to some call, and
+agree from there on with a shift, the sequences diverged at that call. This is inferred, and
+verdicts that rely on it say so.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ __all__ = ["Shift", "Track", "expected", "find_shift", "first_other_line", "trac
 Tokens = npt.NDArray[np.int64]
 
 FURTHEST = 64
-"""Calls by which sequences are tried to be off."""
+"""Maximum shift, in calls, that is tried."""
 NEAR = 4096
-"""Calls before the end that are read first; four times as many each time they do not do."""
+"""Newest calls that are read first; four times as many each time they do not suffice."""
 MOST = 1 << 20
-"""Calls before the end that are read at most: replays of graphs stand for any number of them."""
+"""Newest calls that are read at most: one replay of a graph may cover any number of calls."""
 AGREED = 64
-"""Calls in a row that agree unshifted, before which nothing is looked for."""
+"""Consecutive calls that agree unshifted, before which no earlier difference is searched."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """One sequence is the other with some calls left out, or put in.
+    """One sequence equals the other with some calls deleted or inserted.
 
     Attributes:
-        seq: The first call that is another one.
-        exact: False where the sequences were already off in the first call that is kept.
-        left: Calls that are left out.
-        put: Calls that are put in.
-        met: Calls after it that are the same again.
-        witness: What tells the calls apart, in words.
-        later: Further calls left out or put in, counted from ``seq``.
+        seq: The first differing call.
+        exact: False where the sequences are already shifted in the first kept call.
+        left: Number of deleted calls.
+        put: Number of inserted calls.
+        met: Number of matched calls after it.
+        item: The recorded detail that identifies the calls, in words.
+        later: Further edits, counted from ``seq``.
     """
 
     seq: int
@@ -62,15 +61,15 @@ class Shift:
 
 @dataclass(frozen=True)
 class Track:
-    """One rank's calls on a communicator with one thing that tells equal calls apart.
+    """One rank's calls on a communicator with one detail that distinguishes equal calls.
 
     Attributes:
         rank: The rank.
         log: Its calls.
-        others: Its calls on communicators that both ranks under comparison use.
-        sites: Whether call sites tell.
-        steps: Whether steps of the engine do.
-        witness: The same in words.
+        others: Its calls on communicators that both ranks use, whose progress is the detail.
+        sites: Whether call sites are the detail.
+        steps: Whether engine steps are the detail.
+        item: The detail in words.
     """
 
     rank: Rank
@@ -81,12 +80,15 @@ class Track:
     item: str
 
     def tokens(self, start: int, stop: int, names: dict[str | None, int]) -> Tokens:
-        """Returns what tells calls ``start`` to ``stop - 1`` apart: one row each.
+        """Return the signature and detail of each call in ``[start, stop)`` as int64 numbers.
 
         Args:
-            start: First call.
-            stop: The one after the last.
-            names: Numbers of call sites, the same for both ranks; added to.
+            start: Number of the first call.
+            stop: Number after the last call.
+            names: Numbers of call sites, shared by both ranks; extended by this method.
+
+        Returns:
+            An array ``[stop - start, columns]``.
         """
         signatures = np.array(self.log.signatures(start, stop), np.uint64).view(np.int64)
         columns = [signatures]
@@ -106,7 +108,14 @@ class Track:
 def tracks_of(
     run: Run, comm: Communicator, one: tuple[Rank, CallLog], other: tuple[Rank, CallLog]
 ) -> Iterator[tuple[Track, Track]]:
-    """Yields what may tell the calls of two ranks apart, the most telling first."""
+    """Yield the details that may distinguish the calls of two ranks, the most specific first.
+
+    Args:
+        run: The run.
+        comm: The communicator.
+        one: A rank and its calls there.
+        other: Another rank and its calls there.
+    """
     shared = [
         (one[0].logs[key], other[0].logs[key])
         for key in one[0].logs
@@ -134,15 +143,15 @@ def tracks_of(
 
 
 def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) -> Shift | None:
-    """Finds whether ``odd`` is ``peer`` with calls left out or put in that equal others.
+    """Find the shift under which ``odd`` equals ``peer`` with calls deleted or inserted.
 
     Args:
-        odd: One rank's calls.
-        peer: The other's.
-        stops: The calls behind the last of each that are looked at; all when absent.
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
+        stops: For each of the two, the number after the last call to compare; all by default.
 
     Returns:
-        None where the two agree as they stand, and where no shift makes them agree.
+        None where the two agree without a shift, or with none.
     """
     stop, peer_stop = stops or (odd.log.calls + 1, peer.log.calls + 1)
     stop, peer_stop = min(stop, odd.log.calls + 1), min(peer_stop, peer.log.calls + 1)
@@ -174,27 +183,34 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
 
 
 def _replays_at(odd: Track, peer: Track, seq: int) -> list[int]:
-    """Returns how many calls there are in the replays that the ranks are in, where many."""
+    """Return the lengths of the replays at a call, where they exceed FURTHEST."""
     found = {calls_on(track.rank, track.log.call(seq)) for track in (odd, peer)}
     return sorted(count for count in found if count > FURTHEST)
 
 
 def expected(log: CallLog, seq: int, one: str | None, other: str | None) -> str | None:
-    """Returns from which of two lines the call number ``seq`` was to come, by the past."""
+    """Return from which of two lines call ``seq`` was expected, judging by earlier calls.
+
+    Args:
+        log: A rank's calls.
+        seq: Number of the call.
+        one: A call site.
+        other: Another call site.
+    """
     return expected_next(log.sites(max(log.first, seq - PAST), seq), one, other)
 
 
 def first_other_line(odd: CallLog, peer: CallLog, seq: int) -> int | None:
-    """Find from which call on one rank's calls came from other lines than its peer's.
+    """Find the first call from which on a rank's calls came from other lines than its peer's.
 
     Args:
-        odd: The one rank's calls.
-        peer: The peer's.
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
         seq: A call that differs; those before it are equal.
 
     Returns:
         The first of an unbroken row of such calls up to ``seq``; None where there is none, or
-        where the two ranks have passed by these lines before: then they are no news.
+        where the two ranks have used this pair of lines before.
     """
     start = max(odd.first, peer.first, seq - PAST)
     pairs = list(zip(odd.sites(start, seq), peer.sites(start, seq), strict=True))
@@ -208,7 +224,7 @@ def first_other_line(odd: CallLog, peer: CallLog, seq: int) -> int | None:
 
 
 def _progress(other: CallLog, positions: Tokens) -> Tokens:
-    """How many calls a rank had made on another communicator, at each of some positions."""
+    """Return how many calls a rank had made on another communicator at ``positions`` ``[n]``."""
     if other.calls < other.first:
         return np.full(len(positions), other.calls, np.int64)
     low = made_before(other, int(positions[0])) + 1 if len(positions) else other.first
@@ -217,7 +233,7 @@ def _progress(other: CallLog, positions: Tokens) -> Tokens:
 
 
 def _alike(run: Run, one: Rank, other: Rank) -> list[tuple[CallLog, CallLog]]:
-    """Logs on communicators that play the same part for both, of which each rank has one."""
+    """Return pairs of logs on communicators of one kind, of which each rank has exactly one."""
     kinds: list[dict[str, list[str]]] = [{}, {}]
     for rank, found in zip((one, other), kinds, strict=True):
         for key in rank.logs:

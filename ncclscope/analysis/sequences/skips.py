@@ -1,4 +1,4 @@
-"""Calls left out or put in among equal ones: differences that no call shows by itself."""
+"""Calls deleted or inserted among equal ones: differences that no signature shows."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ if TYPE_CHECKING:
 __all__ = ["find_skips", "trace_back"]
 
 MOST_COUNTS = 16
-"""Different numbers of calls on a communicator, beyond which its members are just under way."""
+"""Different numbers of calls on a communicator, beyond which its members are merely running."""
 MOST_RANKS = 64
-"""Ranks with the same number of calls that are looked at one by one."""
+"""Ranks with the same number of calls that are compared one by one."""
 
 
 def find_skips(records: Records, keys: Iterable[str], singled: set[int]) -> Iterator[Difference]:
-    """Finds ranks that left out or put in a call which equals those around it.
+    """Find ranks that skipped or inserted a call which equals those around it.
 
     Args:
-        records: What was recorded.
-        keys: Communicators on which all calls agree by themselves.
-        singled: Ranks that are odd on other communicators.
+        records: The records.
+        keys: Keys of communicators on which all signatures agree.
+        singled: Ranks that diverged on other communicators.
     """
     if records.run.window:
-        return  # numbers say nothing about how many calls were made
-    told = set(singled)
+        return  # call numbers of a window do not count all calls
+    diverging = set(singled)
     members = [
         _Members(records, records.run.communicators[key], records.logs(key)) for key in sorted(keys)
     ]
     for each in members:
         for difference in each.decided():
-            told.update(difference.odd)
+            diverging.update(difference.odd)
             yield difference
     for each in members:
-        yield from each.undecided(told)
+        yield from each.undecided(diverging)
 
 
 def trace_back(records: Records, difference: Difference, odd: CallLog, peer: CallLog) -> Difference:
-    """Finds where two sequences really parted that were noticed to differ.
+    """Move a difference back to the call at which the two sequences actually diverged.
 
-    A call that was left out among equal ones is noticed where the last of them is missing.
+    A call skipped among equal ones shows as a difference only where the last of them is missing.
 
     Args:
-        records: What was recorded.
-        difference: What was noticed.
-        odd: The odd rank's calls.
-        peer: A peer's.
+        records: The records.
+        difference: The first difference in signatures.
+        odd: The diverging rank's calls.
+        peer: A peer's calls.
 
     Returns:
-        The difference where it began, or as it was.
+        The difference at its actual start, or unchanged.
     """
     first, run = difference.first, records.run
     alone = len(difference.edits) == 1 and first.put == first.left == 1 and not first.met
@@ -83,7 +83,7 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         return _from_other_lines(records, difference, odd, peer) if alone else difference
     back = range(found.seq, difference.seq)
     if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
-        return difference  # what differs before is the order inside of a group, and no matter
+        return difference  # earlier differences are in the order inside a group, which is harmless
     if not alone and (found.left, found.put) != (first.left, first.put):
         return difference
     edit = Edit(0, found.put, 0, found.left, found.met)
@@ -111,9 +111,9 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
 def _from_other_lines(
     records: Records, difference: Difference, odd: CallLog, peer: CallLog
 ) -> Difference:
-    """Move a difference back to where the odd rank's calls began to come from other lines.
+    """Move a difference back to the first call of a diverging rank that came from another line.
 
-    It is in another branch since then, whose first calls equal those of its peers.
+    The rank has been in another branch since then, whose first calls equal those of its peers.
     """
     seq = first_other_line(odd, peer, difference.seq)
     if seq is None:
@@ -121,7 +121,7 @@ def _from_other_lines(
     rest = [records.logs(difference.comm.key)[number] for number in difference.peers]
     at = {site for log in rest if log.first <= seq <= log.calls for site in log.sites(seq, seq + 1)}
     if len(at) != 1:
-        return difference  # each rank has lines of its own
+        return difference  # the peers' calls come from different lines, too
     back = difference.seq - seq
     edits = tuple(
         edit._replace(start=edit.start + back, peer_start=edit.peer_start + back)
@@ -132,7 +132,7 @@ def _from_other_lines(
         seq=seq,
         odd_call=odd.call(seq),
         peer_call=peer.call(seq),
-        telling=(difference.odd_call, difference.peer_call),
+        differing_calls=(difference.odd_call, difference.peer_call),
         edits=edits,
         aligned=tuple(side_by_side(odd, peer, seq, edits)),
         item="the lines they came from",
@@ -141,7 +141,7 @@ def _from_other_lines(
 
 
 class _Members:
-    """The members of a communicator on which all calls agree, but not their number."""
+    """The members of a communicator whose calls agree, but whose numbers of calls differ."""
 
     def __init__(self, records: Records, comm: Communicator, logs: Mapping[int, CallLog]) -> None:
         self._records = records
@@ -149,7 +149,7 @@ class _Members:
         self._logs = logs
 
     def decided(self) -> Iterator[Difference]:
-        """Yields the ranks that are off the most."""
+        """Yield the ranks that are shifted against a majority."""
         reference, shifts = self._off
         off = [rank for ranks in shifts.values() for rank in ranks]
         with_it = len(self._logs) - len(off)
@@ -162,7 +162,7 @@ class _Members:
             yield from self._odd(off[0], self._shifts(off[0], others), "majority")
 
     def undecided(self, singled: set[int]) -> Iterator[Difference]:
-        """Decides between two sides of equal weight, by ranks that are odd elsewhere."""
+        """Yield differences between two sides of equal size, decided by other communicators."""
         reference, shifts = self._off
         if len(shifts) != 1:
             return
@@ -177,8 +177,8 @@ class _Members:
         if touched == [True, False]:
             yield from self._odd(off[0], self._shifts(off[0], [on]), "other communicators")
             return
-        if not self._stand_still:
-            return  # while both go on, one may have its own order among communicators
+        if not self._is_stuck:
+            return  # while both go on, one may use its communicators in another order
         broke, basis = self._by_habit(on[0], off[0], shift.seq), "habit"
         if broke[0] == broke[1]:
             broke, basis = self._by_steps(on[0], off[0], shift.seq), "steps"
@@ -191,8 +191,8 @@ class _Members:
             yield replace(difference, odd=(), peers=everybody, suspect=suspect)
 
     @cached_property
-    def _stand_still(self) -> bool:
-        """Whether no member goes on, by the records or by what was seen of the processes."""
+    def _is_stuck(self) -> bool:
+        """Whether no member moves, by the records or the process snapshot."""
         records = self._records
         if records.timeless or records.longest_common_quiet(self._logs) is not None:
             return True
@@ -204,7 +204,7 @@ class _Members:
 
     @cached_property
     def _off(self) -> tuple[int, dict[Shift, list[int]]]:
-        """One of those with the commonest number of calls, and how others are off it."""
+        """A rank with the most frequent number of calls, and the others' shifts against it."""
         counts: dict[int, list[int]] = {}
         for rank, log in sorted(self._logs.items()):
             counts.setdefault(log.calls, []).append(rank)
@@ -214,20 +214,20 @@ class _Members:
         return sides[0][0], self._shifts(sides[0][0], sides[1:])
 
     def _by_habit(self, one: int, other: int, seq: int) -> list[bool]:
-        """Which of two ranks broke the rhythm that both had kept."""
+        """Return for each of two ranks whether it broke their common pattern of lines."""
         logs = [self._logs[rank] for rank in (one, other)]
         lines = [log.sites(seq, seq + 1)[0] for log in logs]
         by_past = {expected(log, seq, lines[0], lines[1]) for log in logs}
         return [by_past == {lines[1]} != {None}, by_past == {lines[0]} != {None}]
 
     def _by_steps(self, one: int, other: int, seq: int) -> list[bool]:
-        """Which of two ranks posted another number of calls in a step than in those before."""
+        """Return for each of two ranks whether its step has another number of calls than before."""
         by_rank = self._records.run.by_rank
         sides = [(by_rank[rank], self._logs[rank]) for rank in (one, other)]
         return broke_rhythm(sides[0], sides[1], seq)
 
     def _shifts(self, reference: int, sides: Sequence[Sequence[int]]) -> dict[Shift, list[int]]:
-        """How ranks are off a reference; those that are not are left out."""
+        """Return the ranks that are shifted against a reference, by their shift."""
         found: dict[Shift, list[int]] = {}
         for ranks in sides:
             for rank in ranks[:MOST_RANKS]:
@@ -273,7 +273,7 @@ def _shift(
     other: tuple[Rank, CallLog],
     stops: tuple[int, int] | None = None,
 ) -> Shift | None:
-    """Returns the earliest shift that anything tells."""
+    """Return the earliest shift that any detail shows."""
     found: list[Shift] = []
     for odd, peer in tracks_of(records.run, comm, one, other):
         shift = find_shift(odd, peer, stops)

@@ -1,8 +1,8 @@
-"""How many calls a rank posts on a communicator in each step of the engine.
+"""Count the calls that a rank posts on a communicator in each step of the engine.
 
-A step in which two ranks posted different numbers of equal calls is where they parted. Where it
-was the same number in every step before, the one with another number put a call in, or left
-one out. That is a conclusion and no record, as with any habit.
+Two ranks diverged in the step in which they posted different numbers of equal calls. Where the
+number was the same in every step before, the rank with another number inserted or skipped a call.
+That is inferred, not recorded, as with any pattern.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ncclscope.model.log import CallLog
 
 __all__ = ["broke_rhythm", "step_of", "steps_apart"]
 
-_WITNESS = "the steps they belong to"
+_ITEM = "the steps they belong to"
 
 _LEAST = 3
-"""Steps with the same number of calls that make a rhythm."""
+"""Steps with the same number of calls that make a pattern."""
 
 
 def step_of(rank: Rank, call: Call) -> Step | None:
-    """Returns the step that a call belongs to; None where none was recorded."""
+    """Return the step that a call belongs to; None where none was recorded."""
     place = bisect_right(rank.steps, call.position, key=lambda step: step.position)
     return rank.steps[place - 1] if place else None
 
 
 def broke_rhythm(one: tuple[Rank, CallLog], other: tuple[Rank, CallLog], seq: int) -> list[bool]:
-    """Tells which of two ranks posted more or fewer calls in a step than both had in each before.
+    """Return which of two ranks posted another number of calls in a step than both had before.
 
     Args:
         one: A rank and its calls on the communicator.
         other: The other rank and its calls.
-        seq: Where the two part.
+        seq: The call at which the two diverge.
 
     Returns:
-        For each of them, whether it is that one; for neither where that cannot be told.
+        For each of the two, whether it broke the pattern; False for both where that is unknown.
     """
     whole = [_whole_steps(rank, log, seq) for rank, log in (one, other)]
     diverged = [_number(rank, log, seq) for rank, log in (one, other)]
@@ -58,7 +58,7 @@ def broke_rhythm(one: tuple[Rank, CallLog], other: tuple[Rank, CallLog], seq: in
 
 
 def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift | None:
-    """Finds the steps in which one rank posted more calls than the other, which are equal calls.
+    """Find the steps in which one rank posted another number of equal calls than the other.
 
     Args:
         odd: A rank and its calls on the communicator.
@@ -66,7 +66,7 @@ def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift 
 
     Returns:
         The first of these steps, with the others as :attr:`Shift.later`; None where there is
-        none, the ranks were not in step before, or are in step again.
+        none, where the ranks were not in step before, or where the numbers balance out.
     """
     last = min(odd[1].calls, peer[1].calls)
     mine, theirs = (_whole_steps(rank, log, last) for rank, log in (odd, peer))
@@ -95,9 +95,9 @@ def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift 
     )
     found[-1] = found[-1]._replace(met=end)
     if not sum(edit.put - edit.left for edit in found):
-        return None  # what the one did in another step than the other, and both did
+        return None  # both posted the same calls, only in different steps
     first = found[0]
-    return Shift(seq, True, first.left, first.put, first.met, _WITNESS, tuple(found[1:]))
+    return Shift(seq, True, first.left, first.put, first.met, _ITEM, tuple(found[1:]))
 
 
 class _Whole(NamedTuple):
@@ -108,14 +108,13 @@ class _Whole(NamedTuple):
 
 
 def _whole_steps(rank: Rank, log: CallLog, seq: int) -> dict[int, _Whole]:
-    """Returns the steps whose calls around a call are all kept, in order, by their number."""
+    """Return the steps around a call whose calls are all kept, in order, by step number."""
     start, stop = max(log.first, seq - PAST), min(log.calls + 1, seq + PAST)
     positions = np.array(log.positions(start, stop), np.int64)
     steps = [step for step in rank.steps if len(positions) and step.position <= positions[-1]]
     begins = np.array([step.position for step in steps], np.int64)
     places = np.searchsorted(positions, begins).tolist()
-    # Of the step that the first of these calls belongs to, some may stand before. The last step
-    # has no successor here, and may go on.
+    # The first step may have earlier calls, and the last step, without a successor, later ones.
     return {
         step.number: _Whole(start + place, following - place)
         for step, place, following in zip(steps, places, places[1:], strict=False)

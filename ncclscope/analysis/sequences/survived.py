@@ -1,21 +1,20 @@
 """Differences that the job survived: the search for a cause begins after them.
 
-Where all members of a communicator have completed calls after a difference, nothing hangs at it.
-Either the record of one rank has a hole there, or the difference is one that the members may have.
-What counts as completed is what is known to be:
+Where all members of a communicator have completed calls after a difference, the difference did not
+cause a hang. Either the record of one rank has a hole there, or members may legally differ there.
+These calls are known to have completed:
 
-- a call that the backend or the program saw complete, and with it all before it: a communicator
-  carries out its calls one after the other;
+- a call that the backend or the program saw complete, and all calls before it: a communicator
+  runs its calls one after the other;
 - a call that the device has counted as finished;
-- on NCCL, where hosts only enqueue: a call that more launches were enqueued after than the launch
-  queue of a stream holds, or after which the engine began several steps, each of which needs the
-  results of the one before.
+- on NCCL, where hosts only enqueue: a call that is followed by more launches than a stream's
+  queue holds, or by several engine steps, each of which needs the results of the one before.
 
-Some hundred calls more prove nothing: the queue holds a thousand.
+A few hundred later calls prove nothing: the queue holds a thousand.
 
-After that, the members are compared again. A rank whose record has holes counts its calls
-differently from its peers; its calls are numbered as theirs, by their contents, and calls of an
-operation that it never recorded are left out of the comparison.
+After that, the members are compared again. A rank whose record has holes numbers its calls
+differently from its peers: its calls get the numbers of equal calls of its peers, and calls of an
+operation that it never recorded are excluded from the comparison.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ __all__ = ["AssumedCall", "Survived", "after_survived", "find_survived"]
 WINDOW = 4096
 """Calls at the end of a log, and after a difference, that are compared again."""
 FARTHEST = 1 << 16
-"""Calls that are looked through to count the launches of graphs among them."""
+"""Newest calls that are searched to count the launches of graphs among them."""
 ALIKE = 0.8
-"""Part of the calls that must agree for two logs to be numbered alike by their contents."""
+"""Share of the calls that must agree for two logs to be numbered alike by their contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedCall(Call):
-    """A call that a rank's record lacks and its peers posted. It is never shown as recorded."""
+    """A call that a rank's record lacks and its peers posted; never shown as recorded."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,11 @@ class Survived:
     """A difference after which all members completed calls.
 
     Attributes:
-        parting: The difference.
-        completed: Calls after it that all members are known to have completed, at least.
-        logs: The members' calls from the last of those on, numbered alike; empty where that
-            could not be done, and nothing after the difference is compared.
-        holes: Ranks whose record lacks calls, with the operations that it lacks throughout.
+        divergence: The difference.
+        completed: Number of later calls that all members are known to have completed at least.
+        logs: The members' calls from the last of those on, numbered alike; empty where they could
+            not be numbered, so that nothing after the difference is compared.
+        holes: Ranks whose record lacks calls, with the operations that it lacks entirely.
     """
 
     divergence: Divergence
@@ -71,7 +70,7 @@ class Survived:
 def find_survived(run: Run) -> list[Survived]:
     """Return the differences that the job survived, at most one for each communicator."""
     if run.window:
-        return []  # numbers say nothing about how many calls were made
+        return []  # call numbers of a window do not count all calls
     found = []
     for key, comm in run.communicators.items():
         members = {rank.rank: rank for rank in run.members(key)}
@@ -87,7 +86,7 @@ def find_survived(run: Run) -> list[Survived]:
         for number, log in logs.items():
             done[number] = _last_completed(members[number], log, divergence.seq)
             if done[number] <= divergence.seq:
-                break  # nor need the others be read, each of which may be on another node
+                break  # skip the other logs: each may be on another node
         else:
             completed = min(done.values()) - divergence.seq
             found.append(_compare_again(comm, logs, divergence, done, completed))
@@ -109,7 +108,7 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
                 device.pop(key, None)
                 continue
             if own.calls != logs[key].calls:
-                device.pop(key, None)  # it counts by the numbers that the rank's own record has
+                device.pop(key, None)  # the device counts by the numbers of the rank's own record
             logs[key] = own
             if rank.rank in each.holes:
                 unseen += _holes(each, each.holes[rank.rank])
@@ -124,7 +123,7 @@ def after_survived(run: Run, survived: Sequence[Survived]) -> Run:
 
 
 def _holes(survived: Survived, ops: frozenset[str]) -> list[dict[str, object]]:
-    """Describe what a rank's record lacks, in the terms of a process that says so itself."""
+    """Return the calls that a rank's record lacks, in the form of the ``unseen`` detail."""
     comm = survived.divergence.comm
     name = comm.label or comm.key[:12]
     went_on = "though its peers posted it and all went on"
@@ -148,14 +147,14 @@ def _last_completed(rank: Rank, log: CallLog, seq: int) -> int:
         return 0
     device = rank.device.get(log.communicator.key)
     known = 0 if device is None or device.finished is None else device.finished
-    pending, told = first_pending(log)
-    if told:
+    pending, reported = first_pending(log)
+    if reported:
         known = max(known, log.calls if pending is None else pending.seq - 1)
     return max(known, _behind_launches(rank, log), _before_steps(rank, log))
 
 
 def _behind_launches(rank: Rank, log: CallLog) -> int:
-    """Return the last call after which more was launched than a stream's queue holds."""
+    """Return the last call that is followed by more launches than a stream's queue holds."""
     if log.communicator.backend == "gloo" or log.calls - log.first < AHEAD:
         return 0
     if not rank.graphs:
@@ -173,7 +172,7 @@ def _behind_launches(rank: Rank, log: CallLog) -> int:
 
 
 def _before_steps(rank: Rank, log: CallLog) -> int:
-    """Return the last call before the last few steps, each of which needs the one before it."""
+    """Return the last call before the newest steps, each of which needs the one before it."""
     steps = newest_of(rank.steps, STEPS)
     if len(steps) < STEPS or log.communicator.backend == "gloo":
         return 0
@@ -189,7 +188,7 @@ def _compare_again(
     done: Mapping[int, int],
     completed: int,
 ) -> Survived:
-    """Number the members' last calls alike, and cut off what all of them have completed."""
+    """Number the members' last calls alike, and drop the calls that all have completed."""
     reference = max(divergence.groups[0], key=lambda number: done[number])
     peer = logs[reference]
     numbered: dict[int, CallLog] = {}
@@ -221,10 +220,10 @@ def _renumbered(numbered: CallLog, log: CallLog, seq: int) -> int:
 
 
 def _numbered_as(log: CallLog, peer: CallLog, seq: int) -> tuple[CallLog, frozenset[str]] | None:
-    """Return a rank's calls with the numbers of a peer's, and the operations that it lacks.
+    """Return a rank's calls with a peer's numbers, and the operations that its record lacks.
 
     Returns:
-        None where too few of the calls agree, however they are numbered.
+        None where too few of the calls agree with any numbering.
     """
     if log is peer or _agrees_unshifted(log, peer, seq):
         return log, frozenset()
@@ -257,7 +256,7 @@ def _numbered_as(log: CallLog, peer: CallLog, seq: int) -> tuple[CallLog, frozen
 
 
 def _assumed(call: Call, before: Call) -> AssumedCall:
-    """Return a peer's call as one that a rank has posted right after another one."""
+    """Return a peer's call as one that a rank posted right after its call ``before``."""
     fields = {each.name: getattr(call, each.name) for each in dataclass_fields(Call)}
     moment = {
         "position": before.position,
@@ -268,7 +267,7 @@ def _assumed(call: Call, before: Call) -> AssumedCall:
 
 
 def _agrees_unshifted(log: CallLog, peer: CallLog, seq: int) -> bool:
-    """Whether two logs agree again soon after a difference, with the numbers that they have."""
+    """Return whether two logs agree again soon after a difference, with their own numbers."""
     start, stop = max(seq + 1, log.first, peer.first), min(log.calls, peer.calls) + 1
     if start >= stop:
         return False

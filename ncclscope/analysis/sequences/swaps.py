@@ -1,4 +1,4 @@
-"""Calls that one rank made on another communicator than its peers."""
+"""Calls that one rank posted on another communicator than its peers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["Swap", "find_swaps"]
 
 @dataclass(frozen=True)
 class Swap:
-    """As many calls too many on one communicator as there are too few on another.
+    """Calls of one rank that are extra on one communicator and missing on another.
 
     Attributes:
-        rank: Who made them.
-        comm: The communicator that got them.
-        seq: The first of them there.
+        rank: The rank that posted them.
+        comm: The communicator with the extra calls.
+        seq: Number of the first extra call there.
         odd_call: That call.
-        peer_call: What the peers posted under its number; None when they have not come so far.
+        peer_call: The peers' call of the same number; None when they have not reached it.
         peers: The peers.
-        fewer: The communicator that misses them.
-        missed: The first call that is missing there, as a peer posted it, where known.
-        count: How many.
-        difference: What differs on ``comm``; None where it is only ahead.
-        other: What differs on ``fewer``; None where it is only behind.
-        exchanged: Whether as many calls went the other way: the two communicators were taken for
-            each other.
+        fewer: The communicator with the missing calls.
+        missed: The first missing call, as a peer posted it; None where it is not known.
+        count: Number of calls.
+        difference: The difference on ``comm``; None where the rank is only ahead there.
+        other: The difference on ``fewer``; None where the rank is only behind there.
+        exchanged: Whether as many calls went the other way: the rank mixed up the two
+            communicators.
     """
 
     rank: int
@@ -53,17 +53,19 @@ class Swap:
 
     @property
     def in_question(self) -> bool:
-        """Whether the job has not survived all of it."""
+        """Whether the job has not survived both differences."""
         return any(each is not None and not each.survived for each in (self.difference, self.other))
 
 
 def find_swaps(
     records: Records, differences: Sequence[Difference], described: Sequence[Difference]
 ) -> list[Swap]:
-    """Finds the swaps of a run, at most one for each rank and communicator.
+    """Find the swaps of a run, at most one for each diverging rank.
 
-    The job may have survived one half of a swap. It has not survived a swap of which the other half
-    is in question.
+    Args:
+        records: The records.
+        differences: The differences that the job has not survived.
+        described: All differences. The job may have survived one half of a swap.
     """
     found: list[Swap] = []
     for rank in sorted({rank for difference in differences for rank in difference.odd}):
@@ -80,7 +82,7 @@ def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterat
     for more in own:
         if more.surplus <= 0:
             continue
-        # The last of the calls too many may have nothing after it to be told by.
+        # The last extra call may lack a later call that identifies it.
         surplus = {more.surplus, _lead(records, rank, more.comm.key) or more.surplus}
         for key in rank.logs:
             if key == more.comm.key:
@@ -88,10 +90,11 @@ def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterat
             fewer = by_comm.get(key)
             count = -fewer.surplus if fewer is not None else _behind(records.run, rank, key)
             if fewer is not None and fewer.inferred and _usual_on(rank, key, more.odd_call):
-                # How many are missing was concluded from calls elsewhere, which the swap shifts.
+                # The number of missing calls was inferred from calls elsewhere, which the swap
+                # shifts.
                 count = -(_lead(records, rank, key) or 0)
-            # Being behind is no omission. But to be behind by just as many calls as were made
-            # too many elsewhere, and by more than one, is no coincidence.
+            # A rank that is behind has not skipped calls. But if it is behind by exactly the number
+            # of extra calls elsewhere, and by more than one, that is no coincidence.
             if count in surplus and (fewer is not None or count > 1):
                 yield _from_differences(records, rank.rank, more, fewer, key, count)
     for fewer in own:
@@ -101,7 +104,7 @@ def _swaps_of(records: Records, rank: Rank, own: Sequence[Difference]) -> Iterat
 
 
 def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
-    """Calls on two communicators, each in place of just what belongs on the other."""
+    """Yield calls on two communicators that each replace the call that belongs on the other."""
     in_order = sorted(own, key=lambda difference: difference.odd_call.position)
     for place, one in enumerate(in_order):
         for other in in_order[place + 1 :]:
@@ -130,7 +133,7 @@ def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
 
 
 def _usual_on(rank: Rank, key: str, call: Call) -> bool:
-    """Whether a rank posts such calls on another communicator, too."""
+    """Return whether a rank also posts calls like this on another communicator."""
     log = rank.logs[key]
     return any(
         _alike(call, own) for own in log.span(max(log.first, log.calls - PAST), log.calls + 1)
@@ -142,7 +145,7 @@ def _size(difference: Difference) -> tuple[int, int]:
 
 
 def _alike(one: Call, other: Call) -> bool:
-    """Whether two calls on different communicators are the same call."""
+    """Return whether two calls on different communicators are the same call."""
     return habit_of(one) == habit_of(other) and one.numel == other.numel
 
 
@@ -167,18 +170,18 @@ def _from_differences(
 def _ahead_elsewhere(
     records: Records, rank: Rank, fewer: Difference, by_comm: Mapping[str, Difference]
 ) -> Iterator[Swap]:
-    """Calls left out here that stand at the end of another communicator, before all peers.
+    """Yield skipped calls that are at the end of another communicator, ahead of all peers.
 
-    To be ahead is natural for a rank that left something out; to be ahead by calls of a kind
-    that this communicator has never seen is not.
+    A rank that skipped calls is naturally ahead elsewhere, but not by calls of a kind that the
+    other communicator has never seen.
     """
     for key, log in rank.logs.items():
         lead = _lead(records, rank, key)
         if key in by_comm or lead != -fewer.surplus or lead is None:
             continue
         ahead = log.span(log.calls - lead + 1, log.calls + 1)
-        usual = {habit_of(call) for call in log.span(log.first, log.calls - lead + 1)}
-        if not ahead or any(habit_of(call) in usual for call in ahead):
+        known = {habit_of(call) for call in log.span(log.first, log.calls - lead + 1)}
+        if not ahead or any(habit_of(call) in known for call in ahead):
             continue
         comm = records.run.communicators[key]
         yield Swap(
@@ -197,7 +200,7 @@ def _ahead_elsewhere(
 
 
 def _lead(records: Records, rank: Rank, key: str) -> int | None:
-    """Calls a rank made more than any peer; None where counts mean nothing."""
+    """Return how many more calls a rank made than any peer; None where counts are unknown."""
     logs: Mapping[int, CallLog] = records.recorded(key)
     others = [log.calls for number, log in logs.items() if number != rank.rank]
     if records.run.window or not others:
@@ -206,7 +209,7 @@ def _lead(records: Records, rank: Rank, key: str) -> int | None:
 
 
 def _behind(run: Run, rank: Rank, key: str) -> int:
-    """Calls a rank made fewer than most ranks did on communicators of the same kind."""
+    """Return how many fewer calls a rank made than most on communicators of the same kind."""
     if run.window:
         return 0
     kind = run.communicators[key].kind

@@ -1,7 +1,7 @@
-"""What else says which side is odd, where no majority does.
+"""Identify the diverging side where the members have no majority.
 
-Communicators that play the same part in other replicas are evidence. A rhythm is not: that one
-of two ranks did what both had always done at this place makes the other one suspect, no more.
+Communicators with the same role in other replicas are evidence. A pattern is not: if one of two
+ranks did what both had always done at this point, the other one is merely a suspect.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from ncclscope.analysis.sequences.align import Divergence
     from ncclscope.model.log import CallLog
 
-__all__ = ["suspect_of_pair", "usual_group"]
+__all__ = ["majority_of_kind", "suspect_of_pair"]
 
 
-def usual_group(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
-    """Return the group that did what most communicators of the same kind did at this call.
+def majority_of_kind(records: Records, divergence: Divergence) -> tuple[int, ...] | None:
+    """Return the group whose call equals that of most communicators of the same kind.
 
-    Replicas of a model run the same program, though not on the same data: signatures
-    are compared first, and single parameters but the size where those decide nothing.
-    A replica that has come to this number in another way, such as by a step without
-    tokens, is at another place of the program and tells nothing.
+    Replicas of a model run the same program on different data. Signatures are compared first;
+    where they decide nothing, single parameters except the size. A replica that reached this
+    number by other calls, such as a step without tokens, is at another point and is ignored.
     """
     calls = []
     logs = records.logs(divergence.comm.key)
@@ -44,13 +43,13 @@ def usual_group(records: Records, divergence: Divergence) -> tuple[int, ...] | N
             if in_step(own, log, divergence.seq):
                 calls.append(log.call(divergence.seq))
     for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
-        usual = Counter(getattr(call, aspect) for call in calls).most_common(2)
-        if not usual or (len(usual) > 1 and usual[0][1] == usual[1][1]):
+        common = Counter(getattr(call, aspect) for call in calls).most_common(2)
+        if not common or (len(common) > 1 and common[0][1] == common[1][1]):
             continue
         same = [
             group
             for group in divergence.groups
-            if getattr(logs[group[0]].call(divergence.seq), aspect) == usual[0][0]
+            if getattr(logs[group[0]].call(divergence.seq), aspect) == common[0][0]
         ]
         if len(same) == 1:
             return same[0]
@@ -58,7 +57,7 @@ def usual_group(records: Records, divergence: Divergence) -> tuple[int, ...] | N
 
 
 def suspect_of_pair(records: Records, divergence: Divergence) -> tuple[tuple[int, ...], str] | None:
-    """Return the member of a pair that broke a rhythm which both had kept, and which one."""
+    """Return the member of a pair that broke a common pattern, and the kind of pattern."""
     if len(divergence.groups) != 2 or len(divergence.comm.ranks) != 2:
         return None
     logs = [records.logs(divergence.comm.key)[group[0]] for group in divergence.groups]
@@ -70,19 +69,19 @@ def suspect_of_pair(records: Records, divergence: Divergence) -> tuple[tuple[int
 
 
 def _broke_habit(logs: list[CallLog], seq: int) -> int | None:
-    """Which of two did not do what both have always done at this place."""
+    """Return which of two did not post the call that both have always posted at this point."""
     one, other = (log.call(seq) for log in logs)
-    usual = {follows(log, seq, one, other) for log in logs}
-    if len(usual) != 1 or None in usual:
+    expected = {follows(log, seq, one, other) for log in logs}
+    if len(expected) != 1 or None in expected:
         return None
-    return 1 if habit_of(one) in usual else 0
+    return 1 if habit_of(one) in expected else 0
 
 
 def _broke_steps(records: Records, divergence: Divergence, logs: list[CallLog]) -> int | None:
-    """Which of two posted more or fewer calls in this step than ever before.
+    """Return which of two posted another number of calls in this step than in all before.
 
-    A call of a kind that is new to both may belong to this step alone, and be missing on the
-    rank that kept to its number.
+    A call of a kind that is new to both may belong to this step alone: then the rank with the
+    usual number may be the one that skipped it.
     """
     past = logs[0].span(max(logs[0].first, divergence.seq - PAST), divergence.seq)
     known = {habit_of(call) for call in past}

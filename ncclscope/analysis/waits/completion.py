@@ -1,4 +1,4 @@
-"""How far the calls of a log are known to have come, and whether that could be known."""
+"""Find the first pending call of a log, and whether its completion would be recorded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ncclscope.model import Call, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS
 
-__all__ = ["first_pending", "last_states", "tells_of"]
+__all__ = ["first_pending", "last_states", "reports_completion"]
 
 PENDING = 512
-"""Calls at the end of a log that are looked at for their state."""
+"""Calls at the end of a log whose states are read."""
 NEAR = 8
-"""Those that are looked at first. In most logs they say enough, and each costs time."""
+"""Calls that are read first: in most logs they suffice, and each costs time."""
 
 
 def first_pending(log: CallLog) -> tuple[Call | None, bool]:
-    """Returns the first call after the last that completed, and whether any is known to have."""
+    """Return the first call after the last completed one, and whether any completion is known."""
     lowest = max(log.first, log.calls - PENDING)
     stop, size = log.calls + 1, NEAR
     pending: Call | None = None
@@ -31,20 +31,20 @@ def first_pending(log: CallLog) -> tuple[Call | None, bool]:
         if size == NEAR and not any(
             log.call(seq).state is State.COMPLETED for seq in {lowest, (lowest + start) // 2}
         ):
-            break  # nor does any of the many before it
+            break  # then none of the many earlier calls is completed either
         stop, size = start, 4 * size
     return pending, False
 
 
-def tells_of(log: CallLog, call: Call) -> bool:
-    """Whether a call would be known to have completed, if it had.
+def reports_completion(log: CallLog, call: Call) -> bool:
+    """Return whether the log would show the completion of a call.
 
-    On NCCL a barrier is, which holds its caller, and what the program has asked after; and of
-    the calls between them nothing is known.
+    On NCCL it shows barriers, which block their caller, and calls that the program waited on; the
+    completion of other calls is unknown.
 
     Args:
-        log: Where it is.
-        call: The first after the last that completed.
+        log: The log that holds the call.
+        call: The first call after the last completed one.
     """
     if log.communicator.backend == "gloo" or call.op in BARRIERS:
         return True
@@ -58,16 +58,16 @@ def tells_of(log: CallLog, call: Call) -> bool:
 
 
 def last_states(log: CallLog) -> list[Call]:
-    """Returns the calls that are looked at in any log to find where its rank stands."""
-    noting = _Noting(log)
-    pending, told = first_pending(noting)
-    if pending is not None and told:
-        tells_of(noting, pending)
-    return noting.seen
+    """Return the calls that are read from a log to find its rank's pending call."""
+    recorder = _ReadRecorder(log)
+    pending, known = first_pending(recorder)
+    if pending is not None and known:
+        reports_completion(recorder, pending)
+    return recorder.seen
 
 
-class _Noting:
-    """A log that notes what is asked of it."""
+class _ReadRecorder:
+    """A log that records which of its calls are read."""
 
     def __init__(self, log: CallLog) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""How processes ended: whether an end is why peers wait, or how the job was stopped."""
+"""How processes ended: whether peers wait because of it, or it merely stopped the job."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 __all__ = ["interrupted_after"]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
-"""How a process ends by a signal that somebody sends to the whole job."""
+"""The exceptions that end a process when a signal is sent to the whole job."""
 
 
 def interrupted_after(records: Records, rank: Rank) -> float | None:
     """Return how long peers had waited when a signal to the job ended a rank.
 
-    Ctrl-C reaches all ranks. One that is in Python ends by it; those that wait in a collective
-    live on until somebody kills them. Its end is then not what they wait for.
+    Ctrl-C reaches all ranks. It ends a rank that runs Python code; ranks that wait in a collective
+    live on until they are killed. They do not wait because that rank ended.
 
     Args:
-        records: What was recorded.
+        records: The records.
         rank: The rank that ended.
 
     Returns:
         Seconds from the last call of the rank to its end; None where no signal ended it, or
-        nobody had waited for it by then.
+        no rank had waited for it by then.
     """
-    said = str(rank.details.get("ended_with") or "")
-    if not said.startswith(_INTERRUPTS):
+    error = str(rank.details.get("ended_with") or "")
+    if not error.startswith(_INTERRUPTS):
         return None
     quiet = records.quiet_seconds(rank)
     return quiet if quiet is not None and quiet >= records.stall_seconds else None

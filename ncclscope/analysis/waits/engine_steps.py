@@ -1,8 +1,8 @@
-"""Which step of the engine each rank is in, and who waits outside of any call.
+"""The engine step of each rank, and the workers and engines that wait outside of any collective.
 
-A worker that nobody has asked for anything waits in its queue, and its engine, which should have
-asked, waits for the other engines or for its workers to answer. None of that is a collective of
-the ranks, and it tells why one of them does not come.
+A worker without a request waits in its queue. Its engine, which should have sent one, waits for
+the other engines or for its workers' answers. These waits are not collectives, but they explain
+why a rank does not join one.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from ncclscope.model.log import CallLog
 __all__ = ["counterpart", "describe_steps", "is_idle"]
 
 _SHOWN = 6
-"""Different steps that are told one by one."""
+"""Different steps that are listed one by one."""
 _COMPARED = 64
-"""Ranks of one step whose calls are looked at, to tell where they stand."""
+"""Ranks of one step whose calls are read to find a common pending call."""
 _STEPS_AHEAD = 3
-"""Steps that another replica may be ahead, for its counterpart to be looked for."""
+"""Steps that another replica may be ahead, when searching for a counterpart."""
 _CALLS_OF_STEP = 4096
-"""Calls on one communicator that a step may have, for its first one to be found."""
+"""Calls on one communicator that a step may have, when searching for its first one."""
 _UNANSWERED_NS = 2_000_000_000
-"""So long after a message was sent a worker that still waits for it has not seen it."""
+"""A worker that waits longer than this after a message was sent has not received it."""
 _PLACES = ("dp", "pp", "tp")
 
 
 def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
-    """Yields facts for the evidence of a cause; none where no steps were recorded.
+    """Yield evidence lines on engine steps for a cause; none where no steps were recorded.
 
     Args:
-        run: What was examined.
-        cause: The cause. Where its ranks have no steps, the others are not looked at: without
-            one that takes reading all there is.
+        run: The run.
+        cause: The cause. Where its first rank has no steps, the other ranks are not read, since
+            a rank without steps has to be read completely.
     """
     first = min((*cause.diverging_ranks, *cause.candidate_ranks), default=-1)
     singled = run.by_rank.get(first, run.ranks[0] if run.ranks else None)
@@ -56,27 +56,27 @@ def describe_steps(run: Run, cause: Finding) -> Iterator[str]:
         f"{text.format(since=_longest(members))}{'' if alone else _call(members)}"
         for text, members in shown
     )
-    yield from _parting(run, cause, singled)
+    yield from _step_of_divergence(run, cause, singled)
     for name, engine in engines.items():
         yield from _waiting(run, name, engine)
 
 
 def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog) -> int | None:
-    """Returns which call of another replica is at the same place of the program as one of ours.
+    """Return the number of the call of another replica at the same point of the program.
 
-    Where steps are recorded, it is as many calls after the beginning of the same step: a dummy
-    batch has fewer calls than a real one, and numbers of replicas that had both do not match.
+    Where steps are recorded, count calls from the beginning of the same step: a dummy batch has
+    fewer calls than a real one, so call numbers of two replicas may differ.
 
     Args:
-        rank: Who made the call.
+        rank: The rank that made the call.
         log: Its log of the communicator.
         seq: The call's number there.
         other: A rank of another replica.
-        theirs: Its log of the communicator that plays the same part there.
+        theirs: Its log of the communicator with the same role there.
 
     Returns:
-        A number, one that the other has not come to where it made no such call; None where they
-        are not at the same place, or that cannot be told.
+        A call number, beyond the other's last call where it made no such call; None where the
+        replicas are at different points, or that is unknown.
     """
     step = rank.last_step()
     steps = other.last_steps(_STEPS_AHEAD + 1)
@@ -92,47 +92,47 @@ def counterpart(rank: Rank, log: CallLog, seq: int, other: Rank, theirs: CallLog
     if places[-1] + 1 < len(steps):
         ends = _begin_of_step(theirs, steps[places[-1] + 1])
         if ends is None or found >= ends:
-            return theirs.calls + 1  # it has left the step without such a call
+            return theirs.calls + 1  # it has finished the step without such a call
     return found
 
 
 def _begin_of_step(log: CallLog, step: Step) -> int | None:
-    """The number of the first call that belongs to a step, made or not; None where it is gone."""
+    """Return the number of a step's first call, made or not; None where it is overwritten."""
     start = max(log.first, log.calls + 1 - _CALLS_OF_STEP)
     before = bisect_left(log.positions(start, log.calls + 1), step.position)
     return start + before if before or start == 1 else None
 
 
 def _engines(run: Run) -> dict[str, Rank]:
-    """The engine cores, by the number that their workers know them by."""
+    """Return the engine cores, by the number that their workers have recorded."""
     return {
         process.labels["engine"]: process for process in run.others if "engine" in process.labels
     }
 
 
 def _doing(rank: Rank, engine: Rank | None) -> str:
-    """What ranks of one group have in common, with a place for how long it has lasted."""
+    """Return what ranks of one group do, with a placeholder ``{since}`` for its duration."""
     step = _text(rank.last_step())
     at = _lasting(rank, "step")
     if at is not None and at.detail == "sample_tokens":
         return f"in sample_tokens of {step}"
     if is_idle(rank):
-        said = f"idle in dequeue{{since}} after {step}"
+        text = f"idle in dequeue{{since}} after {step}"
         sent = None if engine is None else engine.activities.get("enqueue")
         if sent is not None and _unseen(rank, sent):
-            said += f", though its engine has sent it {_method(sent)}"
-        return said
+            text += f", though its engine has sent it {_method(sent)}"
+        return text
     return f"in {step}"
 
 
 def is_idle(rank: Rank) -> bool:
-    """Whether a worker waits, outside of any step, for its engine to ask for something."""
+    """Return whether a worker waits, outside of any step, for a request from its engine."""
     waits = _lasting(rank, "dequeue")
     return waits is not None and waits.detail == "work" and _lasting(rank, "step") is None
 
 
 def _unseen(rank: Rank, sent: Activity) -> bool:
-    """Whether an idle worker waits for what has been sent to it."""
+    """Return whether an idle worker still waits for a message that has been sent to it."""
     seen, until = rank.last_seen_ns, sent.until_ns
     if seen is None or until is None:
         return False
@@ -145,7 +145,7 @@ def _lasting(rank: Rank, name: str) -> Activity | None:
 
 
 def _longest(members: Sequence[Rank]) -> str:
-    """How long they have waited, as far as their signs of life reach."""
+    """Return the text of the longest wait up to the last heartbeat, such as `` for 12 s``."""
     waited = [
         (rank.last_seen_ns - idle.since_ns) // 1_000_000_000
         for rank in members
@@ -155,7 +155,7 @@ def _longest(members: Sequence[Rank]) -> str:
 
 
 def _place(run: Run, members: Sequence[Rank]) -> str:
-    """Names what the ranks have in common that not all have, such as `` (DP1)``."""
+    """Return the parallel coordinates that only these ranks share, such as `` (DP1)``."""
     parts = []
     for name in _PLACES:
         here = {rank.labels.get(name) for rank in members}
@@ -165,7 +165,7 @@ def _place(run: Run, members: Sequence[Rank]) -> str:
 
 
 def _call(members: Sequence[Rank]) -> str:
-    """Where they stand, if all of them stand in the same call."""
+    """Return the pending call of the ranks as text, if it is the same for all of them."""
     if len(members) > _COMPARED:
         return ""
     calls = [rank.last_call() for rank in members]
@@ -181,8 +181,8 @@ def _call(members: Sequence[Rank]) -> str:
     return f", in call {first.seq} on {label}, {first.op}{site_text(first)}"
 
 
-def _parting(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
-    """Yields the step of the call at which ranks parted, where they have gone on since."""
+def _step_of_divergence(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
+    """Yield the step of the diverging call, where ranks have since begun other steps."""
     if cause.comm is None or cause.seq is None or run.window:
         return
     members = run.members(cause.comm.key)
@@ -198,8 +198,8 @@ def _parting(run: Run, cause: Finding, singled: Rank) -> Iterator[str]:
             if step is not None and step != rank.last_step():
                 found.append((rank, step))
     if found:
-        told = ", ".join(f"to {_text(step)} on {ranks_text([rank.rank])}" for rank, step in found)
-        yield f"call {cause.seq} on {comm_text(cause.comm)} belongs {told}"
+        steps = ", ".join(f"to {_text(step)} on {ranks_text([rank.rank])}" for rank, step in found)
+        yield f"call {cause.seq} on {comm_text(cause.comm)} belongs {steps}"
 
 
 def _text(step: Step | None) -> str:
@@ -212,7 +212,7 @@ def _text(step: Step | None) -> str:
 
 
 def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
-    """Yields what an engine waits for: the other engines, between steps, or its workers."""
+    """Yield what an engine waits for: the other engines, between steps, or its workers."""
     call = engine.last_call()
     if call is not None and call.state is not State.COMPLETED:
         comm = engine.logs[call.comm].communicator
@@ -231,6 +231,6 @@ def _waiting(run: Run, name: str, engine: Rank) -> Iterator[str]:
 
 
 def _method(sent: Activity | None) -> str:
-    """Returns the name of what was asked for, where it is one."""
+    """Return the name of the requested method; ``a call`` where it has no name."""
     named = sent is not None and sent.detail is not None and sent.detail.isidentifier()
     return str(sent.detail) if sent is not None and named else "a call"

@@ -1,10 +1,10 @@
-"""Who is alone: the ranks that wait in a call, or those that have not come to it.
+"""Find the minority: the ranks that wait in a call, or the ranks that have not joined it.
 
-A call that some members wait in and others never posted says by itself only that the two sides
-differ. Whoever is fewer has left the program that most ranks run: few who wait have posted a call
-too many, few who are missing did not come. With as many on one side as on the other nobody is
-singled out. Groups that play the same part elsewhere, and have come past this place, say more than
-numbers: either they posted the call, or they went on without it.
+If some members wait in a call that others never posted, the call alone only shows that the two
+sides differ. The minority has left the common sequence: few waiting ranks posted an extra call,
+few absent ranks did not join. With equal numbers no rank is identified. Other groups with the same
+role that have passed this point are stronger evidence than numbers: either they posted the call, or
+they went on without it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Sides:
     Attributes:
         waiting: The ranks that wait in the call.
         absent: Members that never posted it and wait for nobody.
-        diverging: Which of the two is singled out: ``waiting``, ``absent``, or empty.
-        reason: Why, where other groups say so and not numbers alone.
+        diverging: The diverging side: ``waiting``, ``absent``, or empty where it is unknown.
+        reason: The evidence of other groups; empty where numbers alone decide.
     """
 
     waiting: tuple[int, ...]
@@ -42,31 +42,31 @@ class Sides:
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """All ranks among which the diverging one is."""
+        """The ranks of both sides."""
         return tuple(sorted({*self.waiting, *self.absent}))
 
 
 def take_sides(case: Case, pending: PendingCall, absent: Sequence[int]) -> Sides:
-    """Tell which side of a call that not all have posted is singled out.
+    """Return both sides of a call that not all members have posted, and which one diverged.
 
     Args:
         case: The case.
-        pending: A rank that waits in it.
-        absent: Members that have not posted it and wait for nobody, with or without a record.
+        pending: The pending call of a rank that waits in it.
+        absent: Members that have not posted it and wait for no rank, with or without a record.
     """
     waiting = waiting_in(case, pending)
     held_up = dependants(case, absent) | _posted(case, pending)
     by_number = ""
     if len(held_up) != len(absent):
         by_number = "absent" if len(held_up) > len(absent) else "waiting"
-    says, reason = _same_part_elsewhere(case, pending)
-    diverging = says or by_number
+    by_groups, reason = _same_role_elsewhere(case, pending)
+    diverging = by_groups or by_number
     if not diverging and all(
         n in case.run.by_rank and is_idle(case.run.by_rank[n]) for n in absent
     ):
-        diverging = "absent"  # what they do is recorded: they wait to be asked for something
-    if says == "waiting" and by_number == "absent":
-        diverging, reason = "", ""  # most wait in what others of the same part never post
+        diverging = "absent"  # the records show what they do: they wait for a request
+    if by_groups == "waiting" and by_number == "absent":
+        diverging, reason = "", ""  # most wait in a call that groups of the same role never post
     return Sides(waiting, tuple(sorted(absent)), diverging, reason)
 
 
@@ -96,13 +96,13 @@ def dependants(case: Case, ranks: Iterable[int]) -> set[int]:
 
 
 def _posted(case: Case, pending: PendingCall) -> set[int]:
-    """Return the ranks that have posted a call, whether they stand in it or came past."""
+    """Return the ranks that have posted a call, whether they wait in it or went past it."""
     logs = {rank.rank: rank.logs[pending.comm.key] for rank in case.run.members(pending.comm.key)}
     return {number for number, log in logs.items() if log.calls >= pending.call.seq}
 
 
-def _same_part_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
-    """Ask groups of the same kind whether they posted such a call: who is singled out, and why."""
+def _same_role_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
+    """Return the side that groups of the same kind identify as diverging, and their evidence."""
     posted: list[Communicator] = []
     went_on: list[Communicator] = []
     for key, comm in case.run.communicators.items():
@@ -120,12 +120,12 @@ def _same_part_elsewhere(case: Case, pending: PendingCall) -> tuple[str, str]:
         return "", ""
     names = "; ".join(comm_text(comm) for comm in (posted or went_on)[:3])
     if posted:
-        return "absent", f"{names}: all members posted the call that corresponds to it"
-    return "waiting", f"{names}: all members came past this place without such a call"
+        return "absent", f"{names}: all members posted the corresponding call"
+    return "waiting", f"{names}: all members went past this point without such a call"
 
 
 def _place(case: Case, pending: PendingCall, rank: Rank, key: str) -> bool | None:
-    """Whether a rank posted its counterpart of a call; None where it is at another place."""
+    """Return whether a rank posted its counterpart of a call; None where it is elsewhere."""
     own = case.run.by_rank[pending.rank]
     log = rank.logs[key]
     seq = counterpart(own, own.logs[pending.comm.key], pending.call.seq, rank, log)
@@ -135,10 +135,10 @@ def _place(case: Case, pending: PendingCall, rank: Rank, key: str) -> bool | Non
 
 
 def _came_past(case: Case, pending: PendingCall, rank: Rank) -> bool:
-    """Whether a rank has left the place of a call behind it without posting one.
+    """Return whether a rank went past the point of a call without posting one.
 
-    It has ended in order, waits further on for those who wait in the call, or rests with nothing
-    under way, for as long as they have waited.
+    It has exited normally, waits in a later call for the ranks that wait in this one, or is idle
+    without a pending call for as long as they have waited.
     """
     if rank.exited:
         return True
@@ -150,13 +150,13 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank) -> bool:
 
 
 def describe_sides(sides: Sides) -> str:
-    """Say in numbers why one side is singled out."""
+    """Say by which numbers one side diverged."""
     if sides.reason:
         return sides.reason
     few, many = sides.waiting, sides.absent
     if sides.diverging == "absent":
         return f"more ranks wait for {ranks_text(many)} than are missing"
     return (
-        f"{ranks_text(few)} {verb(few, 'wait')} in a call that {ranks_text(many)}, who are more, "
-        f"never posted"
+        f"{ranks_text(few)} {verb(few, 'wait')} in a call that the larger number, "
+        f"{ranks_text(many)}, never posted"
     )

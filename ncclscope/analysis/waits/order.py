@@ -1,10 +1,9 @@
-"""What happened before what, on hosts whose clocks differ.
+"""Order calls in time on hosts whose clocks differ.
 
-Clocks of two hosts may be seconds apart, so that times order nothing between them. But a
-rank that has posted both of two calls has posted them in an order, and a collective is one
-event for all its members: whoever had posted fewer of those that two ranks have in common
-was earlier. Where no rank bears witness, clocks decide on one host, and between hosts how
-far each rank had come in its own stream.
+Clocks of two hosts may be seconds apart, so timestamps do not order calls between hosts. But a
+rank that has posted two calls has posted them in an order. And a collective is one event for all
+its members: of two ranks, the one that had posted fewer of their common collectives was earlier.
+Where no rank shows an order, timestamps decide on one host, and stream positions between hosts.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ class Order:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        # Differences are compared with each other, two at a time, and ask the same each time.
+        # Sorting compares differences pairwise, and asks for the same positions each time.
         self._positions: dict[tuple[int, str, int], int | None] = {}
         self._made: dict[tuple[int, str, int], int] = {}
 
     def compare(self, one: Moment, other: Moment) -> int:
-        """Returns a negative number where ``one`` came first, a positive one for ``other``."""
+        """Return a negative number where ``one`` came first, a positive one for ``other``."""
         if (one.key, one.seq) == (other.key, other.seq):
             return one.rank - other.rank
         votes = self._votes(one, other) or self._progress(one, other)
@@ -64,12 +63,12 @@ class Order:
         return -1 if keys[0] < keys[1] else 1
 
     def _votes(self, one: Moment, other: Moment) -> int:
-        """Ranks that posted ``other`` first, less those that posted ``one`` first."""
+        """Return the number of ranks that posted ``other`` first minus those that did not."""
         if one.key == other.key:
             return one.seq - other.seq
         votes = 0
         if self._run.window:
-            return 0  # numbers of calls mean nothing outside of one comparison
+            return 0  # call numbers of a window are valid within one comparison only
         for rank in self._run.members(one.key):
             first = self._position(rank, one)
             second = self._position(rank, other)
@@ -78,7 +77,7 @@ class Order:
         return votes
 
     def _progress(self, one: Moment, other: Moment) -> int:
-        """Communicators of both ranks on which ``other`` had come less far, less the others."""
+        """Return on how many more communicators ``other`` had made fewer calls than ``one``."""
         by_rank = self._run.by_rank
         if self._run.window or one.call is None or other.call is None:
             return 0
@@ -95,7 +94,7 @@ class Order:
         return votes
 
     def _position(self, rank: Rank, moment: Moment) -> int | None:
-        """Where a rank posted a call; None where it did not, or that is not kept."""
+        """Return the stream position of a rank's call; None where it is missing or overwritten."""
         known = (rank.rank, moment.key, moment.seq)
         if known not in self._positions:
             log = rank.logs.get(moment.key)
@@ -112,7 +111,7 @@ class Order:
         return self._made[known]
 
     def _times(self, one: Moment, other: Moment) -> tuple[int, int] | None:
-        """When they were posted, where one clock says it of both."""
+        """Return both timestamps in ns where they are by one clock, else None."""
         hosts = [
             self._run.by_rank[moment.rank].host if moment.rank in self._run.by_rank else None
             for moment in (one, other)
@@ -124,9 +123,9 @@ class Order:
 
 
 def made_before(log: CallLog, position: int) -> int:
-    """Returns how many calls of a log stand before a position of the rank's stream.
+    """Return how many calls of a log come before a position of the rank's stream.
 
-    Of calls that are not kept, all count.
+    All overwritten calls count.
     """
     low, high = log.first, log.calls + 1
     while low < high:

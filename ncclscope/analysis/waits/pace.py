@@ -1,4 +1,4 @@
-"""How long a rank usually takes between two calls: one that is as slow as ever does not hang."""
+"""Usual pauses of a rank between two calls: a pause of usual length is no hang."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ncclscope.analysis.case import Case
 __all__ = ["is_as_slow_as_ever"]
 
 _CALLS = 17
-"""Newest calls whose distances count; a job may have been quicker or slower before."""
+"""Newest calls whose distances count; earlier, the job may have run faster or slower."""
 _OFTEN = 3
-"""Distances that make a habit: compiling and loading happen once or twice."""
+"""Long pauses that count as usual: compiling and loading happen once or twice."""
 _FACTOR = 2.0
-"""A rank that took no more than so many times as long before is not late yet."""
+"""A rank is late when a pause exceeds this multiple of its earlier ones."""
 
 
 def is_as_slow_as_ever(case: Case, number: int, key: str) -> bool:
-    """Return whether a rank has often taken as long between two calls as it takes now.
+    """Return whether a rank's current pause is as long as many of its earlier ones.
 
     Args:
         case: The case.
@@ -30,7 +30,7 @@ def is_as_slow_as_ever(case: Case, number: int, key: str) -> bool:
     if log is None or quiet is None:
         return False
     if rank is not None and rank.alive and case.quiet is not None:
-        quiet = max(quiet, case.quiet)  # one that is stopped shows no life meanwhile
+        quiet = max(quiet, case.quiet)  # a stopped process sends no heartbeats meanwhile
     calls = log.span(max(log.first, log.calls - _CALLS + 1), log.calls + 1)
     times = [call.time_ns for call in calls if call.time_ns and call.replay is None]
     gaps = [(later - earlier) / 1e9 for earlier, later in pairwise(times)]

@@ -1,10 +1,10 @@
-"""Who waits for whom on a backend that does not tell when a call has completed.
+"""The wait-for graph on a backend that does not report when a call has completed.
 
-The host posts calls to NCCL and goes on; what all members have posted is taken for done. That
-hides ranks which posted the calls of two communicators in opposite order: all counts are equal,
-and nothing ever ends. Here the calls at the end of the records are carried out on paper, those
-of each rank in the order in which it posted them, as on one stream, and each as soon as all
-members have come to it. Where that comes to no end, ranks stand in a circle.
+The host enqueues calls to NCCL and goes on, and a call that all members have posted counts as
+completed. That hides ranks which posted the calls of two communicators in opposite order: all
+counts are equal, but no call completes. This module simulates the newest calls: each rank runs
+its calls in posting order, as on one stream, and a call completes once all members have reached
+it. If the simulation cannot finish, the ranks deadlock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ncclscope.analysis.waits.completion import first_pending, tells_of
+from ncclscope.analysis.waits.completion import first_pending, reports_completion
 from ncclscope.analysis.waits.waits import Waits
 from ncclscope.model import Call, Rank
 from ncclscope.model.log import newest_of
@@ -24,18 +24,18 @@ from ncclscope.model.log import newest_of
 __all__ = ["WINDOWS", "PostingOrder", "order_of"]
 
 WINDOWS = (8192, 1024)
-"""Calls of a rank on a communicator that are carried out on paper, the fewer in a large job."""
+"""Calls of a rank on a communicator that are simulated, fewer in a large job."""
 LARGE = 64
-"""Ranks of one."""
+"""Ranks of a large job."""
 AHEAD = 2048
-"""Who has posted so many calls after one has come past it: no stream takes as many launches at
-once. Then the order on paper is not that on the device, as with a stream for each thread."""
+"""A rank that posted this many calls after one has passed it: no stream queues as many launches.
+The simulated order is then not the device's, as with one stream for each thread."""
 STEPS = 3
-"""Who has begun as many steps of its engine since has seen the results of the first."""
+"""A rank that began this many engine steps since a call has seen the call's result."""
 
 
 Item = tuple[tuple[str, int], ...]
-"""What a rank comes through as a whole: a call, as key and number, or those of an NCCL group."""
+"""One unit of the simulation: a call, as key and number, or the calls of one NCCL group."""
 
 
 class PostingOrder(Waits):
@@ -47,19 +47,19 @@ class PostingOrder(Waits):
 
     @cached_property
     def heads(self) -> Mapping[int, Call]:
-        """The first call of each rank that does not end; empty where all come to their end."""
+        """The first call of each rank that the simulation cannot complete; empty without any."""
         window = WINDOWS[len(self._run.ranks) > LARGE]
         if self._alike(window):
             return {}
         starts = self._starts(window)
         if len(starts) < 2:
             return {}
-        stuck = self._carry_out({n: self._posted(rank, starts) for n, rank in self._ranks.items()})
+        stuck = self._simulate({n: self._posted(rank, starts) for n, rank in self._ranks.items()})
         if not stuck:
             return {}
-        # Seldom: looked at again, with the groups of NCCL, whose calls have no order.
+        # Rare: simulate again with NCCL groups, whose calls have no order.
         posted = {n: self._grouped(rank, starts) for n, rank in self._ranks.items()}
-        stuck = self._carry_out(posted)
+        stuck = self._simulate(posted)
         heads = {n: self._ranks[n].logs[key].call(seq) for n, (key, seq) in stuck.items()}
         for number, call in heads.items():
             place = next(i for i, item in enumerate(posted[number]) if stuck[number] in item)
@@ -68,7 +68,7 @@ class PostingOrder(Waits):
         return heads
 
     def _starts(self, window: int) -> dict[str, int]:
-        """For each communicator that does not tell, the first call that is carried out."""
+        """Return the first simulated call of each communicator that reports no completion."""
         starts = {}
         for key, comm in self._run.communicators.items():
             members = list(self._run.members(key))
@@ -76,16 +76,16 @@ class PostingOrder(Waits):
             even = len({log.calls for log in logs}) == 1 and len(logs) == len(comm.ranks) > 1
             if not even or comm.creates_groups or not all(log.anchored for log in logs):
                 continue
-            untold = [seq for rank in members if (seq := _first_untold(rank, key)) is not None]
-            if len(untold) == len(members):
-                starts[key] = max(logs[0].calls - window + 1, *untold)
+            open_calls = [seq for rank in members if (seq := _first_unknown(rank, key)) is not None]
+            if len(open_calls) == len(members):
+                starts[key] = max(logs[0].calls - window + 1, *open_calls)
         return starts
 
     def _alike(self, window: int) -> bool:
-        """Whether all ranks took communicators of the same kinds in the same order.
+        """Return whether all ranks used communicators of the same kinds in the same order.
 
-        That is so in most runs, and where each rank has one communicator of a kind nobody can
-        stand then: those who share a call come to it at the same place.
+        Most runs do. With one communicator of each kind on each rank, no deadlock is possible
+        then: ranks that share a call reach it at the same point.
         """
         orders = {
             rank.orders[window] if rank.orders else order_of(rank, window)
@@ -94,7 +94,7 @@ class PostingOrder(Waits):
         return None not in orders and len(orders - {""}) < 2
 
     def _posted(self, rank: Rank, starts: Mapping[str, int]) -> list[Item]:
-        """Returns the calls of a rank in the order in which it posted them."""
+        """Return the calls of a rank in the order in which it posted them."""
         placed = []
         for key in starts.keys() & rank.logs.keys():
             positions = rank.logs[key].positions(starts[key], rank.logs[key].calls + 1)
@@ -102,7 +102,7 @@ class PostingOrder(Waits):
         return [((key, seq),) for _, key, seq in sorted(placed)]
 
     def _grouped(self, rank: Rank, starts: Mapping[str, int]) -> list[Item]:
-        """The same, with what one NCCL group holds in one."""
+        """Return the same, with the calls of one NCCL group in one item."""
         calls = [
             call
             for key in starts.keys() & rank.logs.keys()
@@ -121,8 +121,8 @@ class PostingOrder(Waits):
             last = group
         return items
 
-    def _carry_out(self, posted: Mapping[int, Sequence[Item]]) -> dict[int, tuple[str, int]]:
-        """Returns the first call of each rank that does not come to its end."""
+    def _simulate(self, posted: Mapping[int, Sequence[Item]]) -> dict[int, tuple[str, int]]:
+        """Return the first call of each rank that cannot complete."""
         members = {key: len(comm.ranks) for key, comm in self._run.communicators.items()}
         arrived: Counter[tuple[str, int]] = Counter()
         waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -153,17 +153,17 @@ class PostingOrder(Waits):
 
 
 def order_of(rank: Rank, window: int) -> str | None:
-    """Returns a digest of the order in which a rank took its communicators.
+    """Return a digest of the order in which a rank used its communicators.
 
     Args:
         rank: The rank.
-        window: How many calls on each communicator count, from the end.
+        window: Number of newest calls on each communicator that count.
 
     Returns:
-        It is empty where the rank has none that does not tell, and None where it has several of
-        a kind.
+        16 hex digits; empty where all communicators of the rank report completion, and None where
+        it has several communicators of one kind.
     """
-    keys = [key for key in rank.logs if _first_untold(rank, key) is not None]
+    keys = [key for key in rank.logs if _first_unknown(rank, key) is not None]
     kinds = [rank.logs[key].communicator.kind or key for key in keys]
     if not keys or len({*kinds}) < len(kinds):
         return None if keys else ""
@@ -181,22 +181,22 @@ def order_of(rank: Rank, window: int) -> str | None:
 def _first_open(
     item: Item, arrived: Mapping[tuple[str, int], int], members: Mapping[str, int]
 ) -> tuple[str, int] | None:
-    """Returns the first call that not all members have come to."""
+    """Return the first call that not all members have reached."""
     return next((call for call in item if arrived[call] < members[call[0]]), None)
 
 
-def _first_untold(rank: Rank, key: str) -> int | None:
-    """Returns the first call of which nothing tells whether it has completed; None for no such."""
+def _first_unknown(rank: Rank, key: str) -> int | None:
+    """Return the first call whose completion is not reported; None where there is none."""
     log = rank.logs[key]
-    call, told = first_pending(log)
+    call, known = first_pending(log)
     if call is None or key in rank.device or rank.details.get("tells"):
         return None
-    if not told:
+    if not known:
         return log.first
-    return None if tells_of(log, call) else call.seq
+    return None if reports_completion(log, call) else call.seq
 
 
 def _has_passed(rank: Rank, call: Call) -> bool:
-    """Whether a rank must have come past a call that it stands in on paper."""
+    """Return whether a rank must have passed the call that the simulation leaves it in."""
     steps = newest_of(rank.steps, STEPS)
     return len(steps) == STEPS and steps[0].position > call.position

@@ -1,9 +1,9 @@
-"""Sends without a receive and receives without a send, where their ranks wait in vain.
+"""Sends without a receive and receives without a send that are stuck.
 
-Sends and receives between two ranks are paired in their order, in each direction apart, which
-is how NCCL and gloo pair them. A snapshot of a running job has transfers that only one side
-has posted, too. In vain is what had its timeout, what has been quiet for too long, and what
-the other side could only take after a call for which it waits itself.
+Sends and receives between two ranks are paired in their order, separately for each direction,
+as NCCL and gloo pair them. A snapshot of a running job also has transfers that only one side has
+posted. A transfer is stuck when it timed out, when both ranks have been quiet for too long, or
+when its peer itself waits for this rank in another call.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A call of which the other side is missing.
+    """A send or receive whose other side is missing.
 
     Attributes:
-        pair: Between whom.
-        rank: Who posted it.
-        peer: Who did not.
+        pair: All transfers between the two ranks.
+        rank: The rank that posted it.
+        peer: The rank that did not post the other side.
         call: The call.
-        number: Which of the pair's transfers it is, from 1.
-        proof: Why the rank waits in vain.
+        number: Number of the transfer within the pair, from 1.
+        proof: Why the transfer is stuck.
     """
 
     pair: Pair
@@ -61,7 +61,7 @@ class Transfer:
 
 
 def pairs(case: Case) -> Iterator[Pair]:
-    """Yields all pairs of ranks between which there are transfers, in both directions."""
+    """Yield all pairs of ranks with transfers, one for each direction."""
     used = {key for rank in case.run.ranks for key in rank.p2p}
     for key, comm in case.run.communicators.items():
         if key not in used:
@@ -69,7 +69,7 @@ def pairs(case: Case) -> Iterator[Pair]:
         members: dict[int, tuple[int, Sequence[Call]]] = {}
         for place, number in enumerate(comm.ranks):
             rank = case.run.by_rank.get(number)
-            # Where records were overwritten, the first that is left is paired with nothing.
+            # After an overwrite, the counterpart of the first kept call is unknown.
             if rank is not None and not rank.lost and not rank.window:
                 members[place] = (number, rank.p2p.get(key, ()))
         for one, (sender, sent) in members.items():
@@ -79,14 +79,14 @@ def pairs(case: Case) -> Iterator[Pair]:
                     sends.setdefault(call.peer, []).append(call)
             for other, (receiver, received) in members.items():
                 if any(call.op == "recv" and call.peer is None for call in received):
-                    continue  # it receives from anybody, and may have taken any of them
+                    continue  # it receives from any source, and may have taken any of them
                 receives = [call for call in received if call.op == "recv" and call.peer == one]
                 if one != other and (other in sends or receives):
                     yield Pair(comm, sender, receiver, sends.get(other, ()), receives)
 
 
 def stuck_transfers(case: Case) -> list[Transfer]:
-    """Returns the transfers for whose other side a rank waits in vain, causes first."""
+    """Return the stuck transfers, causes first."""
     first: dict[int, tuple[Pair, int, Call, int]] = {}
     for pair in pairs(case):
         found = _half(pair)
@@ -109,12 +109,11 @@ def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
     """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
 
     Where at least two ranks wait for it, it is the one that waits in no transfer itself. Where
-    one does, all the others have come to the transfer of which it lacks its half. Where all chains
-    run into a cycle, it has come to another number of transfers than all the others, which have
-    come to the same.
+    one rank waits, all other ranks have reached the transfer whose half it lacks. Where all chains
+    run into a cycle, its number of transfers differs from that of all others, which is the same.
 
     Returns:
-        The rank, and why it is that one; None where none is singled out.
+        The rank, and the reason; None where no rank is identified.
     """
     waiting = {transfer.rank for transfer in found}
     awaited: dict[int, set[int]] = {}
@@ -137,13 +136,13 @@ def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
             side = "fewer" if reached[rank] < common else "more"
             return rank, (
                 f"it has posted up to transfer {reached[rank]} with its neighbours, {side} than "
-                f"all others, which have come to {common}"
+                f"all others, which have reached {common}"
             )
     return None
 
 
 def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
-    """Return the rank without its half of a transfer that all others have come to."""
+    """Return the rank that lacks its half of a transfer which all others have reached."""
     pair, rank = transfer.pair, transfer.peer
     theirs = max(len(pair.sends), len(pair.receives))
     reached = _furthest(case, set(pair.comm.ranks) - {rank})
@@ -152,7 +151,7 @@ def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
         return None
     return rank, (
         f"it has posted {min(len(pair.sends), len(pair.receives))} of them, and all others have "
-        f"come to transfer {theirs} with their neighbours"
+        f"reached transfer {theirs} with their neighbours"
     )
 
 
@@ -169,7 +168,7 @@ def waiting_cycle(found: Sequence[Transfer]) -> tuple[int, ...]:
 
 
 def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:
-    """Return for each rank the most transfers that it posted with one other, in one direction."""
+    """Return each rank's maximum number of transfers with one peer in one direction."""
     reached = dict.fromkeys(ranks, 0)
     for pair in pairs(case):
         for rank, calls in ((pair.sender, pair.sends), (pair.receiver, pair.receives)):
@@ -179,7 +178,7 @@ def _furthest(case: Case, ranks: set[int]) -> dict[int, int]:
 
 
 def _half(pair: Pair) -> tuple[int, int, Call, int] | None:
-    """The first transfer that one side alone has posted, if it is not known to be done."""
+    """Return the first transfer that only one side has posted; None where it completed."""
     sends, receives = pair.sends, pair.receives
     if len(sends) == len(receives):
         return None
@@ -194,7 +193,7 @@ def _half(pair: Pair) -> tuple[int, int, Call, int] | None:
 def _awaited(
     case: Case, first: Mapping[int, tuple[Pair, int, Call, int]]
 ) -> dict[int, tuple[int, ...]]:
-    """Whom each rank waits for in the first call that does not complete, whatever it is."""
+    """Return which ranks each rank waits for in its first pending call of any kind."""
     awaited = {rank: pending.awaited for rank, pending in case.waits.pending_calls.items()}
     for rank, (_, peer, call, _) in first.items():
         pending = case.waits.pending_calls.get(rank)
@@ -207,14 +206,14 @@ def _proof(
     case: Case, rank: Rank, peer: Rank, call: Call, awaited: Mapping[int, tuple[int, ...]]
 ) -> str | None:
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
-        return None  # for whom one waits that has ended is said elsewhere
+        return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
         return f"rank {rank.rank} did not complete it within its timeout"
     if not case.timeless:
         seconds = _common_quiet(case, (rank, peer))
         return None if seconds is None else f"both have made no call for {seconds:.0f} s"
     if any(other.details.get("timed_out") for other in case.run.ranks):
-        return "the dumps were written when a call had its timeout"
+        return "the dumps were written when a call timed out"
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))
     if case.all_quiet:
         return "all dumps were written long after the last call"
@@ -224,7 +223,7 @@ def _proof(
 
 
 def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:
-    """How long two ranks have made no call, not even a transfer; None where not long enough."""
+    """Return the seconds without a call or transfer of two ranks; None below the threshold."""
     seconds = case.longest_common_quiet(rank.rank for rank in ranks)
     for rank in ranks:
         times = [call.time_ns for call in rank.last_transfers().values()]
@@ -238,7 +237,7 @@ def _common_quiet(case: Case, ranks: tuple[Rank, Rank]) -> float | None:
 
 
 def _leads(awaited: Mapping[int, tuple[int, ...]], start: Rank, end: Rank) -> bool:
-    """Whether a rank waits, directly or not, for another."""
+    """Return whether a rank waits, directly or indirectly, for another."""
     seen, frontier = {start.rank}, [start.rank]
     while frontier:
         for number in awaited.get(frontier.pop(), ()):

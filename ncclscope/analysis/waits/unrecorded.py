@@ -1,7 +1,7 @@
 """Findings about ranks that wait in calls which no probe records.
 
-The records name no call there. Activities say who is inside of what posts such calls, and how
-processes ended says who had left before its peers lost the connection to it.
+Activities show which ranks are inside of code that posts such calls. The ends of processes show
+which rank had left before its peers lost the connection to it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LOST = re.compile(
     r"application timeout caused pair closure",
     re.IGNORECASE,
 )
-"""What a process says that ends since a peer is gone."""
+"""Errors of a process that ends because a peer is gone."""
 _SHOWN = 120
 
 
 def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
-    """Yield who stands in the way of ranks that wait in calls which no probe records.
+    """Yield which ranks block those that wait in calls which no probe records.
 
-    The records name no call: an activity or a stack says that these ranks wait.
+    An activity or a stack shows that these ranks wait; the records hold no call for it.
     """
     if case.run.snapshot is not None or not any(map(is_inside_unrecorded, case.run.ranks)):
         return
@@ -69,8 +69,8 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
         kind="stalled",
         summary=(
             f"{sentence(ranks_text(waiting))} {verb(waiting, 'wait')} in {where} for "
-            f"{seconds:.0f} s. Its collectives are not recorded, so that who left the common "
-            f"sequence is not known."
+            f"{seconds:.0f} s. Its collectives are not recorded, so it is unknown which rank left "
+            f"the common sequence."
         ),
         candidate_ranks=tuple(sorted(positions)),
         confidence="ambiguous",
@@ -112,9 +112,9 @@ def waiting_unrecorded(case: Case, positions: Mapping[int, Position]) -> Iterato
 
 
 def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Finding]:
-    """Yield few that wait in what is not recorded, where all others failed in a recorded call.
+    """Yield a minority in unrecorded calls, where all others failed in a recorded call.
 
-    Had these few made the same calls, they would have come to that call, and failed in it, too.
+    Had this minority made the same calls, it would have reached that call and failed in it, too.
     """
     pending_calls = list(case.waits.pending_calls.values())
     comm = pending_calls[0].comm if pending_calls else None
@@ -126,10 +126,10 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
     ranks = [case.run.by_rank[number] for number in failed]
     if not 0 < len(inside) == len(absent) < len(failed):
         return
-    if not all(rank.alive is False or _said(rank) for rank in ranks):
+    if not all(rank.alive is False or _error(rank) for rank in ranks):
         return
-    if not any(_LOST.search(_said(rank)) for rank in ranks):
-        return  # somebody may have killed them all
+    if not any(_LOST.search(_error(rank)) for rank in ranks):
+        return  # a signal may have killed them all
     if not all(one.is_unrecorded and _is_stalled(case, one.rank, one.seconds) for one in inside):
         return
     where = (
@@ -151,12 +151,12 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
         analyzer=ANALYZER,
         evidence=(
             f"{ranks_text(failed)} posted {where}, and {ranks_text(absent)} did not",
-            *(f"rank {rank.rank} {_ending(_said(rank))}" for rank in ranks),
+            *(f"rank {rank.rank} {_ending(_error(rank))}" for rank in ranks),
             *(f"rank {one.rank} is in {one.text}" for one in inside),
         ),
         inferred=(
-            f"that {ranks_text(absent)} left the common sequence, and not all the others: their "
-            f"call met a collective that is not recorded",
+            f"{ranks_text(absent)} left the common sequence, not all the others: their call was "
+            f"matched with a collective that is not recorded",
         ),
     )
 
@@ -164,12 +164,13 @@ def left_inside(case: Case, positions: Mapping[int, Position]) -> Iterator[Findi
 def lost_connections(case: Case) -> Iterator[Finding]:
     """Yield ranks that had ended when their peers lost the connection to them.
 
-    Only where none of the others waits in a recorded call: else the records say who is missed, and
-    in which call. Who alone waited in one and ended there met a call of its peers that is not
-    recorded: a library ends a process that is sent data of another size.
+    Only where none of the others waits in a recorded call: otherwise the records show which rank
+    is missing, and in which call. A rank that alone waited in a call and ended there was matched
+    with an unrecorded call of its peers: a library aborts a process that receives data of another
+    size.
     """
-    said = {rank.rank: text for rank in case.run.ranks if (text := _said(rank))}
-    lost = tuple(sorted(rank for rank, text in said.items() if _LOST.search(text)))
+    errors = {rank.rank: text for rank in case.run.ranks if (text := _error(rank))}
+    lost = tuple(sorted(rank for rank, text in errors.items() if _LOST.search(text)))
     first = tuple(rank.rank for rank in case.run.ranks if rank.rank not in lost and not rank.alive)
     if not lost or len(lost) + len(first) < len(case.run.ranks):
         return
@@ -177,29 +178,30 @@ def lost_connections(case: Case) -> Iterator[Finding]:
     if case.waits.pending_calls:
         hidden = [rank for rank in lost if uses_unrecorded(case.run.by_rank[rank])]
         if alone and hidden and set(case.waits.pending_calls) == set(first):
-            yield _alone_in_a_call(case, first, hidden, said)
+            yield _alone_in_a_call(case, first, hidden, errors)
         return
-    how = "; ".join(f"{rank_text(case.run, rank)} {_ending(said.get(rank))}" for rank in first[:4])
+    ends = (f"{rank_text(case.run, rank)} {_ending(errors.get(rank))}" for rank in first[:4])
+    how = "; ".join(ends)
     yield Finding(
         kind="dead_rank",
         summary=(
             f"{sentence(how)}; {ranks_text(lost)} then lost the connection "
-            f"({said[lost[0]][:_SHOWN]})."
+            f"({errors[lost[0]][:_SHOWN]})."
             if first
-            else f"{sentence(ranks_text(lost))} ended with lost connections, and no record says "
-            f"who left first."
+            else f"{sentence(ranks_text(lost))} ended with lost connections, and no record shows "
+            f"which rank ended first."
         ),
         diverging_ranks=first if alone else (),
         candidate_ranks=() if alone else tuple(rank.rank for rank in case.run.ranks),
         confidence="likely" if alone else "ambiguous",
         analyzer=ANALYZER,
-        evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in said.items()),
-        inferred=("that the connection was lost in a call which is not recorded",),
+        evidence=tuple(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in errors.items()),
+        inferred=("the connection was lost in a call that is not recorded",),
     )
 
 
 def _alone_in_a_call(
-    case: Case, alone: tuple[int, ...], hidden: Sequence[int], said: Mapping[int, str]
+    case: Case, alone: tuple[int, ...], hidden: Sequence[int], errors: Mapping[int, str]
 ) -> Finding:
     pending = case.waits.pending_calls[alone[0]]
     where = f"call {pending.call.seq} on {comm_text(pending.comm)}, {call_text(pending.call)}"
@@ -218,22 +220,22 @@ def _alone_in_a_call(
         analyzer=ANALYZER,
         evidence=(
             f"{ranks_text(alone)} posted {where}, and its peers did not",
-            *(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in sorted(said.items())),
+            *(f"rank {rank} ended with {text[:_SHOWN]}" for rank, text in sorted(errors.items())),
         ),
         inferred=(
-            f"that it met a collective of {ranks_text(hidden)} that is not recorded, and that the "
-            f"library ended the process for it",
+            f"it was matched with an unrecorded collective of {ranks_text(hidden)}, and the "
+            f"library ended the process because of it",
         ),
         extent=1,
     )
 
 
-def _said(rank: Rank) -> str:
+def _error(rank: Rank) -> str:
     return printable(str(rank.details.get("ended_with") or ""))
 
 
-def _ending(said: str | None) -> str:
-    return f"ended with {said[:_SHOWN].rstrip(': ')}" if said else "ended"
+def _ending(error: str | None) -> str:
+    return f"ended with {error[:_SHOWN].rstrip(': ')}" if error else "ended"
 
 
 def _is_stalled(case: Case, number: int, seconds: float | None) -> bool:

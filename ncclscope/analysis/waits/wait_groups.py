@@ -1,4 +1,4 @@
-"""The wait-for graph with ranks that stand alike taken together, so that it can be drawn."""
+"""The wait-for graph with ranks in the same call merged into one node, for drawing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from ncclscope.model import Call, Communicator, Finding, Run
 __all__ = ["Link", "WaitGroup", "WaitPicture", "draw_waits"]
 
 MOST_PLACES = 20
-"""More than these are taken together further, by the kind of their communicator."""
+"""Nodes beyond which groups are merged further, by the kind of their communicator."""
 
 
 @dataclass(frozen=True)
 class WaitGroup:
-    """Ranks that stand at the same place.
+    """Ranks in the same pending call that wait for the same ranks.
 
     Attributes:
         ranks: Global ranks.
-        call: What they stand in; None where nothing is known to be under way.
+        call: Their pending call; None where no call is known to be pending.
         comm: Its communicator.
-        note: What else is known: ``left no record``, ``its process has ended``.
-        odd: Whether the verdict is about them.
-        alike: Whether the ranks are at the same place of different communicators of one kind.
-        depth: How many others stand between them and somebody who waits for nobody; None on a
-            cycle or behind one.
+        note: Further information: ``left no record``, ``exited normally``.
+        odd: Whether the verdict names one of them.
+        alike: Whether the ranks are in the same operation on different communicators of one kind.
+        depth: Links from this group to one that waits for no rank; None on a cycle or behind one.
     """
 
     ranks: tuple[int, ...]
@@ -40,13 +39,13 @@ class WaitGroup:
 
 @dataclass(frozen=True)
 class Link:
-    """Ranks that wait for others.
+    """A group of ranks that waits for another group.
 
     Attributes:
-        source: Index of those who wait.
-        target: Index of those whom they wait for.
-        kind: ``absent`` (has not posted the call), ``queued`` (has, but stands in an earlier
-            one itself) or ``unlike`` (has posted another call in its place).
+        source: Index of the waiting group.
+        target: Index of the awaited group.
+        kind: ``absent`` (has not posted the call), ``queued`` (has posted it, but is in an
+            earlier call) or ``unlike`` (has posted another call instead).
     """
 
     source: int
@@ -56,12 +55,12 @@ class Link:
 
 @dataclass(frozen=True)
 class WaitPicture:
-    """Places and the waiting between them.
+    """Groups of ranks and the links between them.
 
     Attributes:
-        places: Those whom others wait for first.
-        links: Between them.
-        cycle: Ranks that wait for each other in a circle; empty where there is none.
+        places: The groups, awaited ones first.
+        links: Which group waits for which.
+        cycle: Ranks of a deadlock cycle; empty where there is none.
     """
 
     places: tuple[WaitGroup, ...]
@@ -70,18 +69,18 @@ class WaitPicture:
 
 
 def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
-    """Takes ranks together that stand in the same call and wait for the same ranks.
+    """Merge ranks that are in the same call and wait for the same ranks.
 
     Args:
         run: The run.
-        waits: Who waits for whom.
-        cause: The verdict's; a call that was posted in place of another makes the members wait
-            for each other although none of them is behind.
+        waits: The wait-for graph.
+        cause: The verdict's cause; where it is one call posted instead of another, its members
+            wait for each other although none of them is behind.
 
     Returns:
-        A picture without places where nobody waits for anybody.
+        The merged graph; empty where no rank waits.
     """
-    odd = set(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else set()
+    named = set(cause.diverging_ranks or cause.candidate_ranks) if cause is not None else set()
     unlike = _unlike(run, waits, cause)
     pending_calls = waits.pending_calls
     shown = set(pending_calls) | {
@@ -90,13 +89,12 @@ def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
     shown |= {rank for pair in unlike for rank in pair}
     exact: dict[object, list[int]] = {}
     for rank in sorted(shown):
-        exact.setdefault((_where(pending_calls.get(rank), waits, rank), rank in odd), []).append(
-            rank
-        )
+        key = (_where(pending_calls.get(rank), waits, rank), rank in named)
+        exact.setdefault(key, []).append(rank)
     groups = list(exact.values())
     merged = len(groups) > MOST_PLACES
     if merged:
-        groups = _merge(run, waits, groups, odd)
+        groups = _merge(run, waits, groups, named)
     number = {rank: index for index, group in enumerate(groups) for rank in group}
     links: dict[tuple[int, int], str] = {}
     for rank, pending in pending_calls.items():
@@ -107,7 +105,7 @@ def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
     for one, other in unlike:
         links.setdefault((number[one], number[other]), "unlike")
     depths = _depths(len(groups), links, waits.cycle, number)
-    places = [_place(run, waits, group, odd, depths[n]) for n, group in enumerate(groups)]
+    places = [_place(run, waits, group, named, depths[n]) for n, group in enumerate(groups)]
     if merged:
         places = [replace(place, alike=len(place.ranks) > 1) for place in places]
     order = sorted(
@@ -122,22 +120,22 @@ def draw_waits(run: Run, waits: Waits, cause: Finding | None) -> WaitPicture:
 
 
 def _unlike(run: Run, waits: Waits, cause: Finding | None) -> list[tuple[int, int]]:
-    """Pairs of peers and diverging ranks that stand in the cause's call, each in its own."""
+    """Return pairs of a peer and a diverging rank that posted different calls of one number."""
     if cause is None or cause.comm is None or cause.seq is None:
         return []
-    odd = cause.diverging_ranks
+    diverging = cause.diverging_ranks
     inside = [
         rank
         for rank in cause.comm.ranks
         if (head := waits.heads.get(rank)) is not None
         and (head.comm, head.seq) == (cause.comm.key, cause.seq)
     ]
-    here = [rank for rank in inside if rank in odd]
+    here = [rank for rank in inside if rank in diverging]
     signatures = {waits.heads[rank].signature for rank in here}
     return [
         (peer, rank)
         for peer in inside
-        if peer not in odd and waits.heads[peer].signature not in signatures
+        if peer not in diverging and waits.heads[peer].signature not in signatures
         for rank in here
     ]
 
@@ -149,8 +147,8 @@ def _where(pending: PendingCall | None, waits: Waits, rank: int) -> object:
     return None if head is None else (head.comm, head.seq, head.signature)
 
 
-def _merge(run: Run, waits: Waits, groups: list[list[int]], odd: set[int]) -> list[list[int]]:
-    """Takes together what stands in the same operation on communicators of one kind."""
+def _merge(run: Run, waits: Waits, groups: list[list[int]], named: set[int]) -> list[list[int]]:
+    """Merge groups that are in the same operation on communicators of one kind."""
     alike: dict[object, list[int]] = {}
     for group in groups:
         rank = group[0]
@@ -159,14 +157,14 @@ def _merge(run: Run, waits: Waits, groups: list[list[int]], odd: set[int]) -> li
         if head is not None:
             kind = run.communicators[head.comm].kind
             key = (kind, head.op, bool(waits.pending_calls.get(rank)))
-        alike.setdefault((key, rank in odd, rank in waits.ends), []).extend(group)
+        alike.setdefault((key, rank in named, rank in waits.ends), []).extend(group)
     return [sorted(ranks) for ranks in alike.values()]
 
 
 def _depths(
     count: int, links: Mapping[tuple[int, int], str], cycle: tuple[int, ...], number: dict[int, int]
 ) -> list[int | None]:
-    """How far each place is from one that waits for nobody, along the longest way there."""
+    """Return each group's depth: 1 more than the least depth of the groups it waits for."""
     waiting = {source for (source, _), kind in links.items() if kind != "unlike"}
     unlike = {source for (source, _), kind in links.items() if kind == "unlike"}
     depths: list[int | None] = [None] * count
@@ -188,21 +186,23 @@ def _depths(
     return depths
 
 
-def _place(run: Run, waits: Waits, ranks: list[int], odd: set[int], depth: int | None) -> WaitGroup:
+def _place(
+    run: Run, waits: Waits, ranks: list[int], named: set[int], depth: int | None
+) -> WaitGroup:
     head = waits.heads.get(ranks[0])
     known = run.by_rank.get(ranks[0])
     note = ""
     if known is None:
         note = "left no record"
     elif known.exited:
-        note = "ended in order"
+        note = "exited normally"
     elif head is None:
-        note = "in no call that others know of"
+        note = "in no recorded call"
     return WaitGroup(
         ranks=tuple(ranks),
         call=head,
         comm=None if head is None else run.communicators[head.comm],
         note=note,
-        odd=bool(odd & set(ranks)),
+        odd=bool(named & set(ranks)),
         depth=depth,
     )

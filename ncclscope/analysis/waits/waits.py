@@ -1,9 +1,9 @@
-"""Who waits for whom, where nothing moves any more.
+"""The wait-for graph of ranks that do not move.
 
-Each rank stands in the first call of its stream that is not known to have completed. It
-waits for the members of that call's communicator which have not posted it, and for those
-which have, but behind another call that they stand in themselves. A rank that waits for
-nobody is where a chain of waiting ends; a chain without an end is a cycle.
+Each rank's pending call is the first call of its stream that is not known to have completed. The
+rank waits for the members of that call's communicator which have not posted it, and for those
+which have posted it behind a pending call of their own. A chain of waiting ends at a rank that
+waits for no other; a chain without an end is a deadlock cycle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ncclscope.analysis.waits.completion import first_pending, tells_of
+from ncclscope.analysis.waits.completion import first_pending, reports_completion
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BARRIERS, CREATION_OPS, ROOTED_OPS
@@ -23,15 +23,15 @@ __all__ = ["PendingCall", "Waits"]
 
 @dataclass(frozen=True)
 class PendingCall:
-    """Where one rank stands.
+    """The pending call of one rank, and the ranks that it waits for.
 
     Attributes:
         rank: Global rank.
         call: The first call in its stream that is not known to have completed.
         comm: Its communicator.
         absent: Members that have not posted this call.
-        queued: Members that have posted it, but stand in an earlier call themselves, or whose
-            device has not come to it.
+        queued: Members that have posted it, but are in an earlier call themselves, or whose
+            device has not reached it.
     """
 
     rank: int
@@ -70,14 +70,14 @@ class Waits:
 
     @cached_property
     def pending_calls(self) -> Mapping[int, PendingCall]:
-        """Where each rank stands that waits for another."""
+        """The pending call of each rank that waits for another."""
         heads = self.heads
         pending_calls = {}
-        # Whom a call waits for is the same for all who stand in it, who may be the whole job.
+        # All ranks in one call, perhaps the whole job, wait for the same ranks.
         known: dict[tuple[str, int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         for number, call in heads.items():
             if self.is_outside(number):
-                continue  # behind work of its own, and not behind others
+                continue  # blocked by its own earlier work, not by other ranks
             comm = self._run.communicators[call.comm]
             concerned = _concerned(comm, call)
             where = (comm.key, call.seq, () if concerned is comm.ranks else concerned)
@@ -94,13 +94,13 @@ class Waits:
     def _behind(
         self, concerned: tuple[int, ...], call: Call
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns who has not posted a call, and who has but stands in an earlier one."""
+        """Return the ranks that have not posted a call, and those that are in an earlier one."""
         absent, queued = [], []
         for member in concerned:
             log = self._ranks[member].logs.get(call.comm) if member in self._ranks else None
             if log is None or log.calls < call.seq:
                 absent.append(member)
-            elif self._stands_before(member, self.heads.get(member), call) or (
+            elif self._is_before(member, self.heads.get(member), call) or (
                 self.is_outside(member) and self.heads[member].seq == call.seq
             ):
                 queued.append(member)
@@ -108,10 +108,7 @@ class Waits:
 
     @cached_property
     def ends(self) -> dict[int, tuple[int, ...]]:
-        """Ranks that others wait for and that wait for nobody, with those who wait for them.
-
-        The latter are the ranks that wait for them directly.
-        """
+        """Ranks that others wait for and that wait for none, with the ranks that wait directly."""
         ends: dict[int, set[int]] = {}
         for number, pending in self.pending_calls.items():
             for member in pending.awaited:
@@ -121,7 +118,7 @@ class Waits:
 
     @cached_property
     def cycle(self) -> tuple[int, ...]:
-        """One shortest cycle of waiting ranks; empty when each chain has an end."""
+        """One shortest deadlock cycle of ranks; empty when each chain of waiting has an end."""
         reached_end = set(self.ends)
         changed = True
         while changed:
@@ -140,31 +137,31 @@ class Waits:
 
     @property
     def cycle_creates(self) -> bool:
-        """Whether a rank of the cycle stands in the creation of a group.
+        """Whether a rank of the cycle is in the creation of a group.
 
-        That is new each time, so that its being new singles out nobody.
+        Each creation is new, so that a new call does not identify a diverging rank.
         """
         return any(self.pending_calls[number].call.op in CREATION_OPS for number in self.cycle)
 
     @cached_property
     def still(self) -> bool:
-        """Whether the ranks stand as ranks do that wait in vain.
+        """Whether the pending calls look like a hang.
 
-        Input without a clock does not say how long anybody has waited, and a snapshot of a
-        running job also has ranks that are behind. But there somebody has completed what
-        others have not posted, or those who wait are many different calls ahead, or the most
-        are behind the few. Where all who wait for a few stand still at the same number, it is
-        taken for a hang.
+        Input without a clock does not show how long ranks have waited, and a snapshot of a running
+        job also has ranks that are behind. But in a running job a rank has completed a call that
+        others have not posted, or the waiting ranks have posted different numbers of calls, or
+        most ranks are behind a few. Where all waiting ranks stopped at the same number and wait
+        for a few, it is taken for a hang.
         """
-        return bool(self.cycle) or (len(self.ends) <= len(self.pending_calls) and self.stands_still)
+        return bool(self.cycle) or (len(self.ends) <= len(self.pending_calls) and self.is_stuck)
 
     @cached_property
-    def stands_still(self) -> bool:
-        """The same, however few they are: where it is known that none of the others moves."""
+    def is_stuck(self) -> bool:
+        """The same for any number of waiting ranks, where no other rank is known to move."""
         if self.cycle:
             return True
         if not any(pending.absent for pending in self.pending_calls.values()):
-            return False  # behind in being told, not in posting
+            return False  # only the notice of completion is late: all have posted
         reached: dict[str, int] = {}
         for number, pending in self.pending_calls.items():
             calls = self._ranks[number].logs[pending.comm.key].calls
@@ -173,29 +170,31 @@ class Waits:
         return not self._overtaken()
 
     def where_most_wait(self, waiting: Sequence[int]) -> PendingCall:
-        """Returns the stand, of ranks that wait, in whose call most of them are."""
+        """Return the pending call, of those of some ranks, that most of these ranks are in."""
         pending_calls = [self.pending_calls[number] for number in waiting]
-        crowd = Counter((pending.comm.key, pending.call.seq) for pending in pending_calls)
+        counts = Counter((pending.comm.key, pending.call.seq) for pending in pending_calls)
         return max(
             pending_calls,
-            key=lambda pending: (crowd[pending.comm.key, pending.call.seq], -pending.rank),
+            key=lambda pending: (counts[pending.comm.key, pending.call.seq], -pending.rank),
         )
 
     def overtaken(self, number: int) -> bool:
-        """Whether another member has completed the call in which a rank stands.
+        """Return whether another member has completed the pending call of a rank.
 
-        Only for input that says of each call whether it has completed. The rank has done its
-        part then, and does not get to know it: its device or its watchdog has stopped. Where
-        devices count, most members must have completed it: one that is ahead of all others, such
-        as the root of a broadcast, singles out nobody.
+        Only for input that reports the completion of each call. The rank's own part is then done,
+        but the rank does not notice: its device or its watchdog has stopped. Where devices count
+        calls, most members must have completed it: a single member that is ahead, such as the
+        root of a broadcast, identifies no diverging rank.
         """
         head = self.heads.get(number)
-        if head is None or not _tells(self._ranks[number], head.comm):
+        if head is None or not _reports_completion(self._ranks[number], head.comm):
             return False
         past = 0
         for rank in self._run.members(head.comm):
             log = rank.logs[head.comm]
-            if rank.rank == number or log.calls < head.seq or not _tells(rank, head.comm):
+            if rank.rank == number or log.calls < head.seq:
+                continue
+            if not _reports_completion(rank, head.comm):
                 continue
             finished = _finished(rank, head.comm)
             if finished is not None:
@@ -203,20 +202,20 @@ class Waits:
                 if 2 * past > len(log.communicator.ranks):
                     return True
                 continue
-            pending, told = first_pending(log)
-            if pending is not None and not told:
+            pending, known = first_pending(log)
+            if pending is not None and not known:
                 pending = log.call(log.first)
             if pending is None or pending.seq > head.seq:
                 return True
         return False
 
     def left_behind(self, comm: Communicator) -> tuple[Call, tuple[int, ...]] | None:
-        """Returns a call that some members stand in and others have finished.
+        """Return a call that some members are in and others have finished.
 
-        Only where the devices of all members count, and none is elsewhere.
+        Only where the devices of all members count calls, and no member is in another call.
 
         Returns:
-            The call, and those who stand in it; None where there is no such call.
+            The call, and the ranks that are in it; None where there is no such call.
         """
         heads: dict[int, Call | None] = {}
         finished = []
@@ -235,9 +234,9 @@ class Waits:
         return call, inside
 
     def is_outside(self, number: int) -> bool:
-        """Whether the device of a rank has not come to the call that the rank stands in.
+        """Return whether a rank's device has not reached the rank's pending call.
 
-        Only where calls that the device enters are counted. Its stream is behind other work.
+        Only where calls that the device enters are counted. Earlier work blocks its stream.
         """
         head = self.heads.get(number)
         pending = None if head is None else self._ranks[number].device.get(head.comm)
@@ -246,7 +245,7 @@ class Waits:
         return pending.at == head.seq and pending.is_inside is False
 
     def _overtaken(self) -> bool:
-        """Whether a rank has completed a call that another member had not posted."""
+        """Return whether a rank has completed a call that another member had not posted."""
         posted: dict[str, int] = {}
         for rank in self._run.ranks:
             for key, log in rank.logs.items():
@@ -255,10 +254,10 @@ class Waits:
             for key, log in rank.logs.items():
                 if log.calls == posted[key]:
                     continue
-                pending, told = first_pending(log)
+                pending, known = first_pending(log)
                 done = log.calls if pending is None else pending.seq - 1
-                beyond = log.span(max(posted[key] + 1, log.first), done + 1) if told else ()
-                # The root of a broadcast, or a member of a reduce, is done before its peers come.
+                beyond = log.span(max(posted[key] + 1, log.first), done + 1) if known else ()
+                # A broadcast root, or a member of a reduce, may finish before its peers join.
                 if any(call.op not in ROOTED_OPS for call in beyond):
                     return True
         return False
@@ -286,13 +285,13 @@ class Waits:
                 if max(finished + 1, log.first) <= log.calls:
                     heads.append(log.call(max(finished + 1, log.first)))
                 continue
-            pending, told = first_pending(log)
+            pending, known = first_pending(log)
             if pending is not None and rank.details.get("tells"):
-                if not told:
-                    pending = log.call(log.first)  # of what has completed nothing was kept
-            elif pending is not None and not (told and tells_of(log, pending)):
-                # A backend that does not tell: what all have posted is taken for done.
-                seq = max(self._posted_by_all(key) + 1, pending.seq if told else log.first)
+                if not known:
+                    pending = log.call(log.first)  # all completed calls were overwritten
+            elif pending is not None and not (known and reports_completion(log, pending)):
+                # The backend reports no completion: calls that all have posted count as completed.
+                seq = max(self._posted_by_all(key) + 1, pending.seq if known else log.first)
                 pending = log.call(seq) if seq <= log.calls else _held_in(rank, log)
             elif pending is not None and pending.replay is not None:
                 pending = self._unjoined(key, log, pending.seq)
@@ -301,9 +300,9 @@ class Waits:
         return min(heads, key=lambda call: call.position, default=None)
 
     def _unjoined(self, key: str, log: CallLog, first: int) -> Call | None:
-        """The first call that is under way, where it is told of single calls when they complete.
+        """Return the first pending call, where the completion of eager calls is reported.
 
-        Of a replay nothing is told: what all have posted of it is taken for done.
+        The completion of replayed calls is not: those that all have posted count as completed.
         """
         seq = max(self._posted_by_all(key) + 1, first)
         for call in log.span(first, min(seq, log.calls + 1)):
@@ -312,7 +311,7 @@ class Waits:
         return log.call(seq) if seq <= log.calls else None
 
     def _posted_by_all(self, key: str) -> int:
-        """How many calls every member of a communicator has posted."""
+        """Return how many calls all members of a communicator have posted."""
         least = self._least.get(key)
         if least is None:
             members = self._run.communicators[key].ranks or self._ranks.keys()
@@ -322,8 +321,8 @@ class Waits:
             least = self._least[key] = 0 if silent else min(known, default=0)
         return least
 
-    def _stands_before(self, member: int, head: Call | None, call: Call) -> bool:
-        """Whether a member stands in a call that it posted before the one in question."""
+    def _is_before(self, member: int, head: Call | None, call: Call) -> bool:
+        """Return whether a member is in a call that it posted before the one in question."""
         if head is None or (head.comm, head.seq) == (call.comm, call.seq):
             return False
         log = self._ranks[member].logs[call.comm]
@@ -334,9 +333,10 @@ class Waits:
 
 
 def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
-    """The ranks without which a call does not come to its end.
+    """Return the ranks without which a call cannot complete.
 
-    All must create a group, but where its members meet at the store they need nobody else.
+    All ranks must create a group, except that a group created through the store needs only its
+    own members.
     """
     if call.op in CREATION_OPS and comm.backend == "store" and call.sizes:
         return tuple(rank for rank in comm.ranks if rank in call.sizes)
@@ -344,18 +344,18 @@ def _concerned(comm: Communicator, call: Call) -> tuple[int, ...]:
 
 
 def _finished(rank: Rank, key: str) -> int | None:
-    """The last call that has finished on a rank's device; None where that is not known."""
+    """Return the last call that finished on a rank's device; None where that is not known."""
     pending = rank.device.get(key)
     return None if pending is None else pending.finished
 
 
-def _tells(rank: Rank, key: str) -> bool:
-    """Whether a rank's input says of each call on a communicator whether it has completed."""
+def _reports_completion(rank: Rank, key: str) -> bool:
+    """Return whether a rank's input reports the completion of each call on a communicator."""
     return bool(rank.details.get("tells")) or _finished(rank, key) is not None
 
 
 def _held_in(rank: Rank, log: CallLog) -> Call | None:
-    """Returns the barrier that holds a rank's host, where its newest call is one."""
+    """Return the barrier that blocks a rank's host, where its newest call is one."""
     call = log.call(log.calls) if log.first <= log.calls else None
     if call is None or call.op not in BARRIERS or call.state is State.COMPLETED or call.captured:
         return None
@@ -365,9 +365,9 @@ def _held_in(rank: Rank, log: CallLog) -> Call | None:
 
 
 def _was_left(rank: Rank, call: Call) -> bool:
-    """Whether a rank has posted more after a call that holds its caller until it ends.
+    """Return whether a rank has posted more calls after a group creation, which blocks its caller.
 
-    A creation that has raised, and was caught, ends like this.
+    A creation that raised an exception, which the program caught, ends like this.
     """
     if call.op not in CREATION_OPS:
         return False

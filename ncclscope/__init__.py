@@ -1,7 +1,7 @@
 """Find the rank that left the common sequence of collectives, and where.
 
-Importing this package imports neither torch nor vllm nor pandas, and numpy only when
-something is read: the tracer runs inside other people's jobs.
+Importing this package imports neither torch nor vllm nor pandas, and numpy only when a reader is
+used: the tracer runs inside other programs.
 """
 
 from __future__ import annotations

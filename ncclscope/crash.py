@@ -1,4 +1,4 @@
-"""What the command line does when ncclscope itself fails."""
+"""Report a crash of ncclscope's command line."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ EXIT_STATUS = 70
 
 
 def report_crash(error: BaseException, version: str) -> str:
-    """Keep a traceback in a file and return one line that says where.
+    """Write a traceback to a file, and return one line that names the file.
 
     Args:
-        error: What was not foreseen.
-        version: Of ncclscope.
+        error: The unexpected exception.
+        version: Version of ncclscope.
 
     Returns:
-        What is shown to the user. Where no file can be written it says so.
+        The line for the user; if no file can be written, it says so.
     """
     name = type(error).__name__
     found = traceback.extract_tb(error.__traceback__)
     at = f" at {os.path.basename(found[-1].filename)}:{found[-1].lineno}" if found else ""
-    # Messages of foreign code may hold anything, and belong into the file alone.
-    said = f"an error of its own ({name}{at})"
-    # The command line is left out: it may hold what only its user should see.
+    # Messages of other packages may contain anything, so they go only into the file.
+    summary = f"internal error ({name}{at})"
+    # The command line is left out: it may hold private data.
     text = "".join(
         (
             f"ncclscope {version}, Python {platform.python_version()}, {platform.platform()}\n",
@@ -42,5 +42,5 @@ def report_crash(error: BaseException, version: str) -> str:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as failure:
-        return f"{said}; its report could not be written: {failure.strerror}"
-    return f"{said}; its report is {path}"
+        return f"{summary}; its report could not be written: {failure.strerror}"
+    return f"{summary}; its report is {path}"

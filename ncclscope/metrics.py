@@ -1,7 +1,7 @@
-"""How a job is, in Prometheus' text format.
+"""Format a job's metrics as Prometheus text.
 
-Labels are those of NCCL Inspector where there is one for the same thing (``node``, ``gpu``,
-``comm_name``, ``n_nodes``, ``nranks``, ``slurm_job_id``), so that both stand on one board.
+Labels are those of NCCL Inspector if it has one for the same thing (``node``, ``gpu``,
+``comm_name``, ``n_nodes``, ``nranks``, ``slurm_job_id``), so that one dashboard can show both.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ __all__ = ["STATUSES", "Labels", "Sample", "samples_text"]
 STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
 
 _HELP = {
-    "ncclscope_status": ("gauge", "1 for the status that the job has."),
-    "ncclscope_verdict": ("gauge", "1 while ranks have parted or stand still, with the kind."),
+    "ncclscope_status": ("gauge", "1 for the current status of the job."),
+    "ncclscope_verdict": ("gauge", "1 while ranks have diverged or hang, with the kind."),
     "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
     "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
-    "ncclscope_calls_total": ("counter", "Collectives posted on a communicator."),
+    "ncclscope_calls_total": ("counter", "Collectives enqueued on a communicator."),
     "ncclscope_gpu_finished_calls_total": ("counter", "Collectives that the GPU has finished."),
-    "ncclscope_gpu_entered_calls_total": ("counter", "Collectives that the GPU has come to."),
-    "ncclscope_p2p_calls_total": ("counter", "Sends and receives posted on a communicator."),
-    "ncclscope_lag_calls": ("gauge", "Collectives that the farthest member is ahead."),
+    "ncclscope_gpu_entered_calls_total": ("counter", "Collectives that the GPU has entered."),
+    "ncclscope_p2p_calls_total": ("counter", "Sends and receives enqueued on a communicator."),
+    "ncclscope_lag_calls": ("gauge", "Collectives by which the leading member is ahead."),
     "ncclscope_in_call": ("gauge", "1 while the newest call on a communicator is not completed."),
     "ncclscope_idle_seconds": ("gauge", "Seconds since anything changed in a rank's ring."),
     "ncclscope_troubles_total": ("counter", "Divergences and hangs since the watch began."),
-    "ncclscope_looked_seconds": ("gauge", "When the job was looked at, seconds since 1970."),
+    "ncclscope_looked_seconds": ("gauge", "Time of the last poll, seconds since 1970."),
 }
 
 Labels = Mapping[str, str]
@@ -33,7 +33,7 @@ Sample = tuple[str, Labels, float]
 
 
 def samples_text(samples: Iterable[Sample]) -> str:
-    """Return the text of some samples, metrics in a fixed order."""
+    """Return samples as Prometheus text, metrics in a fixed order."""
     found: dict[str, list[Sample]] = {name: [] for name in _HELP}
     for sample in samples:
         found[sample[0]].append(sample)

@@ -1,8 +1,7 @@
-"""Writes files that hold records: for their user alone.
+"""Write files with records, readable by their user only.
 
-Records name hosts, programs and source files. A umask is set for source code, not for them, so
-what is made here has mode 0600, and directories 0700. What exists already keeps the mode that its
-user gave it.
+Records name hosts, programs and source files. Umasks are usually too open for that, so new files
+get mode 0600 and new directories 0700. Existing files and directories keep their mode.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _SLICE = 1 << 20
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory and those above it; leave what exists.
+    """Create a directory and its missing parents with mode 0700; existing ones keep theirs.
 
     Raises:
-        OSError: It cannot be made, or something else has its name.
+        OSError: It cannot be created, or its name is taken by another kind of file.
     """
     try:
         os.mkdir(directory, 0o700)
@@ -40,7 +39,7 @@ def make_private(directory: Path) -> None:
 
 
 def open_private(file: Path) -> BinaryIO:
-    """Open a file to write it anew.
+    """Open a file for writing, truncated; a new one gets mode 0600.
 
     Raises:
         OSError: It cannot be opened.
@@ -50,7 +49,7 @@ def open_private(file: Path) -> BinaryIO:
 
 
 def write_private(file: Path, data: str | bytes) -> None:
-    """Write a whole file, a text in UTF-8.
+    """Write a whole file, encoding a text as UTF-8.
 
     Raises:
         OSError: It cannot be written.
@@ -60,19 +59,19 @@ def write_private(file: Path, data: str | bytes) -> None:
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy what a file holds, not its mode.
+    """Copy a file's contents, without its mode.
 
     Raises:
-        DamagedFileError: The source is no regular file.
-        OSError: One cannot be read, or the other not be written; the source is a link.
+        DamagedFileError: The source is not a regular file.
+        OSError: The source is a link or cannot be read, or the target cannot be written.
     """
-    # Others may write where the source is: a link could lead to what only we may read.
+    # Other users may write to the source's directory: a link could lead to a private file.
     with open(open_regular(source, follow=False), "rb") as given, open_private(target) as copy:
         shutil.copyfileobj(given, copy, _SLICE)
 
 
 def private_mode(file: Path) -> int:
-    """Return the mode for a file that takes the place of what has this name now."""
+    """Return the mode for a file that replaces the one of this name: its mode, else 0600."""
     try:
         return file.stat().st_mode & 0o777
     except OSError:

@@ -1,4 +1,4 @@
-"""Which process a pid is, from /proc."""
+"""Identify processes through /proc."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["boot_id", "is_stopped", "pid_namespace", "start_ticks"]
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 when it does not exist.
+    """Return a process's start time in clock ticks since boot; 0 if it does not exist.
 
-    Together with the pid and the boot it names one process for ever, where a pid alone is
-    given out again. A process that has ended and that nobody has waited for is none any more.
+    With pid and boot id it identifies a process uniquely; a pid alone is reused. A zombie counts
+    as ended.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -31,7 +31,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def pid_namespace() -> int:
-    """Return which numbering of processes this one's pid belongs to; 0 when not known."""
+    """Return the inode of this process's pid namespace; 0 if unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -39,7 +39,7 @@ def pid_namespace() -> int:
 
 
 def boot_id() -> str:
-    """Return what this machine calls the time since it was started."""
+    """Return the kernel's boot id, a new one at each boot; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""How far reading and comparing have come, for whoever wants to know."""
+"""Report the progress of reading and comparing to a callback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Watcher", "steps", "watched"]
 
 T = TypeVar("T")
 Watcher = Callable[[str, int, int], None]
-"""Takes what is being done, how many of its parts have been done, and how many there are."""
+"""Called with the name of the work, the number of parts done, and the number of all parts."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 def steps(doing: str, parts: Sequence[T]) -> Iterator[T]:
-    """Yield the parts of some work, and tell the watcher before each of them."""
+    """Yield the parts of some work, and call the watcher before each of them."""
     watcher = _watcher.get()
     for done, part in enumerate(parts):
         if watcher is not None:
@@ -29,7 +29,7 @@ def steps(doing: str, parts: Sequence[T]) -> Iterator[T]:
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Has a watcher told of all steps until the end of the block."""
+    """Call a watcher for all steps inside the block."""
     token = _watcher.set(watcher)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Takes secrets out of command lines before anything keeps them.
+"""Redact secrets in command lines before they are recorded.
 
-Known forms only: values of options and variables whose names say what they are (``--api-key``,
-``HF_TOKEN=``), passwords in URLs, bearer tokens, and keys that are known by how they begin. A
-secret in any other form stays; so it is better not on a command line at all.
+Only known forms are redacted: values of options and variables with telling names (``--api-key``,
+``HF_TOKEN=``), passwords in URLs, bearer tokens, and keys with known prefixes. A secret in any
+other form remains, so it is better not to put secrets on a command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMES = re.compile(
     r"credentials?|authorization",
     re.IGNORECASE,
 )
-"""Parts of names that say so. Not ``tokens``, as in ``--max-num-batched-tokens``."""
+"""Parts of names of secrets; not ``tokens``, as in ``--max-num-batched-tokens``."""
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 """Parts of a name, as in ``api-key``, ``HF_TOKEN`` and ``apiKey``."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -27,7 +27,7 @@ _ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _PASSWORD = re.compile(r"(?<=://)([^\s/?#:@]*):[^\s/?#]+(?=@)")
 _SCHEME = re.compile(r"(\bBearer\s+|:\s*Basic\s+)[\w.~+/=-]+", re.IGNORECASE)
 _NAMED = re.compile(
-    # Begins where no name could have begun before: a long word is gone through once.
+    # A name begins only after a character that no name contains, for linear time.
     r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)
         (?P<between>["']?\s?[=:]\s?["']?|\s(?!-))
         (?P<value>(?!(?:Bearer|Basic)\s)[^\s"'&,;)}\]]+)""",
@@ -47,7 +47,7 @@ _KNOWN = re.compile(
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """Return the words of a command line with secrets replaced by ``***``."""
+    """Return the arguments of a command line with secrets replaced by ``***``."""
     found: list[str] = []
     follows, first = False, False
     for word in words:
@@ -55,7 +55,7 @@ def redact_words(words: Iterable[str]) -> list[str]:
             follows = first = bool(_OPTION.fullmatch(word)) and _is_secret(word)
             found.append(_redact_word(word))
         elif follows and (first or not _is_place(word)):
-            # Some options take several keys. What comes after them looks like a file or a model.
+            # Some options take several keys. A file or a model ends the list.
             first = False
             found.append(REDACTED)
         else:
@@ -73,7 +73,7 @@ def redact_text(text: str) -> str:
 
 
 def _redact_word(word: str) -> str:
-    # All of the value goes, whatever is in it.
+    # Redact the whole value.
     assigned = _ASSIGNMENT.fullmatch(word)
     if assigned and _is_secret(assigned[1]):
         return f"{assigned[1]}={REDACTED}"
@@ -82,7 +82,7 @@ def _redact_word(word: str) -> str:
 
 def _redact_named(match: re.Match[str]) -> str:
     name, between = match["name"], match["between"]
-    # Behind a blank only an option has a value: "the key to it" is no secret.
+    # After a blank, only an option has a value: "the key to it" is not a secret.
     if not _is_secret(name) or (between.isspace() and not name.startswith("-")):
         return match[0]
     return f"{name}{between}{REDACTED}"

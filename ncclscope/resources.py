@@ -1,4 +1,4 @@
-"""What keeps a command cheap that reads, compares and ends."""
+"""Process settings for commands that read, compare and exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Keep the garbage collector off what is all in use: it would look at it many times."""
+    """Disable the garbage collector, which would scan large live data again and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -27,14 +27,11 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def economy() -> Iterator[None]:
-    """For the whole of a command: as many files as there may be, no collector, no idle threads.
+    """Raise the limit of open files, disable the garbage collector, and avoid idle threads.
 
-    A ring stays open while its run is looked at, and a job may have more of them than the
-    usual limit of 1024 files.
-
-    numpy's linear algebra starts one for each processor when it is loaded, and they wait
-    busily. Programs that the command starts would inherit the setting: this is for one that
-    starts none.
+    A ring stays open while its run is in use, and a job may have more rings than the usual limit
+    of 1024 files. OpenBLAS starts one busy-waiting thread per processor when numpy is imported.
+    Child processes would inherit that setting, so use this only in commands that start none.
     """
     before = os.environ.get(_BLAS_THREADS)
     os.environ.setdefault(_BLAS_THREADS, "1")

@@ -1,7 +1,7 @@
-"""Values and files that somebody else wrote, taken with care.
+"""Validate values and files from untrusted sources.
 
-A ring or a trace may come from anywhere. What is taken from it here has the type that was
-asked for and a size that can be reckoned with, or it is None.
+A ring or a trace may come from anywhere. Each function returns a value of the requested type and
+of bounded size, or a neutral value such as None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MAX_RANKS = 1 << 18
-"""Larger than any job: a rank or a world size beyond it is a mistake, and is not counted up to."""
+"""More than any job has: a larger rank or world size is treated as an error."""
 _LARGEST_COUNT = 1 << 20
 
 _LONGEST_TEXT = 1 << 16
@@ -37,28 +37,27 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bool = False) -> int:
-    """Open a file for reading, if it is one: a pipe of that name would wait for ever.
+    """Open a regular file for reading; opening a pipe of that name could block forever.
 
     Args:
         path: The file.
         follow: Whether it may be a symbolic link.
-        owned: Refuse a file of another user, and one that others may write.
+        owned: Refuse a file that another user owns or can write.
 
     Returns:
-        A descriptor.
+        A file descriptor.
 
     Raises:
-        DamagedFileError: It is something else, such as a directory, a pipe or a device, or
-            not this user's own.
+        DamagedFileError: It is not a regular file, or another user can write it.
         OSError: It cannot be opened.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     try:
-        # Of the descriptor: what the path names may have been exchanged since.
+        # Check the descriptor, since the path may have been replaced meanwhile.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise DamagedFileError(f"{os.fspath(path)} is no regular file")
+            raise DamagedFileError(f"{os.fspath(path)} is not a regular file")
         if owned and only_writer(found) != os.geteuid():
             raise DamagedFileError(f"{os.fspath(path)} can be written by another user")
     except BaseException:
@@ -68,15 +67,15 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bo
 
 
 def only_writer(status: os.stat_result) -> int | None:
-    """Return the user who alone can write a file, root aside; None where others can, too."""
+    """Return the uid of the only user, besides root, who can write a file; None if others can."""
     return None if status.st_mode & _OTHERS_WRITE else status.st_uid
 
 
 def parse(data: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: It is none, or it is nested too deeply to be one of ours.
+        ValueError: It is not JSON, or nested too deeply.
     """
     try:
         return json.loads(data)
@@ -85,26 +84,26 @@ def parse(data: str | bytes) -> Any:
 
 
 def json_memory(data: bytes) -> int:
-    """Return about how many bytes the value of a JSON text takes at most, and its parsing."""
+    """Return an upper estimate of the memory for parsing a JSON text, in bytes."""
     containers = 80 * data.count(b"[") + 250 * data.count(b"{")
     return containers + 40 * data.count(b",") + 2 * len(data)
 
 
 def integer(value: Any) -> int | None:
-    """Return a 64-bit integer, signed or not."""
+    """Return a signed or unsigned 64-bit integer, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if -(1 << 63) <= value < 1 << 64 else None
 
 
 def number(value: Any, largest: int = _LARGEST_COUNT) -> int:
-    """Return an integer that counts or numbers something; 0 when it is not plausible."""
+    """Return a count from 0 to `largest`; 0 for any other value."""
     found = integer(value)
     return found if found is not None and 0 <= found <= largest else 0
 
 
 def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None:
-    """Return a list of 64-bit integers; None when anything in it is something else."""
+    """Return a list of 64-bit integers; None if it is too long or has any other element."""
     if not isinstance(value, list | tuple) or len(value) > longest:
         return None
     if set(map(type, value)) <= {int} and (not value or min(value) >= -(1 << 63)):
@@ -114,7 +113,7 @@ def integers(value: Any, longest: int = _LONGEST_TEXT) -> tuple[int, ...] | None
 
 
 def printable(value: str) -> str:
-    """Return a text without anything that a terminal would act on, or no encoding takes."""
+    """Escape control characters, and characters that cannot be encoded, in a text."""
     if value.isascii() and value.isprintable():
         return value
     return "".join(
@@ -124,13 +123,13 @@ def printable(value: str) -> str:
 
 
 def text(value: Any) -> str | None:
-    """Return a text that can be printed anywhere; of a number its digits."""
+    """Return a text that can be encoded; a number as its digits; None for any other value."""
     if isinstance(value, float) or integer(value) is not None:
         return str(value)
     if not isinstance(value, str):
         return None
     found = value[:_LONGEST_TEXT]
-    # JSON can spell half a surrogate pair, which no terminal and no digest takes.
+    # JSON can contain half a surrogate pair, which cannot be encoded.
     return found if found.isascii() else found.encode("utf-8", "replace").decode("utf-8")
 
 

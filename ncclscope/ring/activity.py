@@ -1,8 +1,7 @@
-"""What a process does besides its calls: the newest of each kind, in the header of its ring.
+"""Record a process's activities besides its calls: the newest of each kind, in the ring's header.
 
-A verdict needs to know that a worker waits for work, not how often it has. An activity is
-therefore kept in a place of its own, where the next one overwrites it, and survives SIGKILL as
-the calls do.
+A verdict needs to know that a worker waits for work, not how often it did. So each activity has
+a fixed slot, which the next one of its kind overwrites. It survives SIGKILL like the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MOST_WORDS = 256
 
 
 class Begun(NamedTuple):
-    """One time that an activity was begun; for :meth:`Slot.end`."""
+    """One begin of an activity; for :meth:`Slot.end`."""
 
     turn: int
     since: int
@@ -32,21 +31,21 @@ class Begun(NamedTuple):
 
 
 class Slot:
-    """Where one kind of activity of a process is noted; made by :meth:`Activities.named`.
+    """The slot of one kind of activity; created by :meth:`Activities.named`.
 
-    Neither method takes a lock, and each stores in one call, as the calls are stored. Of
-    several threads that do the same, the one that began last is told of.
+    No method takes a lock; each stores in one call, as calls are stored. If several threads
+    do the same activity, the slot shows the one that began last.
 
     Attributes:
-        buffer: The map of the file.
-        offset: Where in it.
+        buffer: The mapped file.
+        offset: Offset of the slot in it, in bytes.
         name: Number of the activity's name.
-        words: Numbers of the details that there have been.
-        turns: Counts how often it has begun.
-        newest: The last of these.
+        words: Numbers of known details, by text.
+        turns: Counter of begins.
+        newest: Number of the last begin.
     """
 
-    # All of them for ncclscope_patches.probes.noting, which does what begin() and end() do.
+    # Public for ncclscope_patches.probes.noting, which inlines begin() and end().
     __slots__ = ("_interner", "buffer", "name", "newest", "offset", "turns", "words")
 
     def __init__(
@@ -61,18 +60,18 @@ class Slot:
         self._interner = interner
 
     def word(self, detail: str | None) -> int:
-        """Return the number of a detail, which :attr:`words` has from then on."""
+        """Return the number of a detail, and add it to :attr:`words`."""
         number = self._interner.text(layout.KIND_ACTIVITY, detail)
         if len(self.words) < _MOST_WORDS:
             self.words[detail] = number
         return number
 
     def begin(self, detail: str | None = None, number: int = 0) -> Begun:
-        """Note that it begins.
+        """Record that the activity begins.
 
         Args:
-            detail: A word more, one of few, such as the name of a method.
-            number: Whatever it has a number of, such as the step.
+            detail: One of a few texts, such as the name of a method.
+            number: A number that identifies it, such as the step.
         """
         begun = Begun(
             next(self.turns),
@@ -85,7 +84,7 @@ class Slot:
         return begun
 
     def end(self, begun: Begun) -> None:
-        """Note that it has ended, unless it has begun again since."""
+        """Record that the activity has ended, unless it has begun again since."""
         if begun.turn == self.newest:
             self._store(begun, _time_ns())
 
@@ -98,8 +97,8 @@ class Activities:
     """The activities of one ring.
 
     Args:
-        buffer: The map of the file.
-        interner: That of the ring.
+        buffer: The mapped file.
+        interner: The ring's interner.
     """
 
     def __init__(self, buffer: mmap.mmap | bytearray, interner: Interner) -> None:
@@ -108,7 +107,7 @@ class Activities:
         self._named: dict[str, Slot] = {}
 
     def named(self, name: str) -> Slot:
-        """Return the activity of this name; one for which there is no room is not seen."""
+        """Return the slot of an activity; if the header is full, one that is not in the file."""
         found = self._named.get(name)
         if found is not None:
             return found
@@ -122,7 +121,7 @@ class Activities:
         return self._named.setdefault(name, made)
 
     def detach(self) -> None:
-        """Let go of the file."""
+        """Stop writing to the file."""
         self._buffer = bytearray(layout.PAGE)
         for activity in self._named.values():
             activity.buffer = self._buffer

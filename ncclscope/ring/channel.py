@@ -10,9 +10,9 @@ class Channel:
 
     Attributes:
         index: Number of the communicator in the file.
-        seq: Collectives recorded so far.
+        seq: Number of collectives recorded so far.
         hash: Running hash after them.
-        p2p: Point-to-point calls recorded so far.
+        p2p: Number of point-to-point calls recorded so far.
     """
 
     __slots__ = ("hash", "index", "p2p", "seq")

@@ -1,4 +1,4 @@
-"""The graphs part of one ring: the calls of each CUDA graph, once."""
+"""Write the graphs section of a ring: the calls of each CUDA graph, once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class GraphCall(NamedTuple):
     """One call of a graph.
 
     Attributes:
-        channel: The communicator it was posted on.
-        fixed: What :meth:`Interner.fixed` made of its parameters.
-        signature: What members must agree in; 0 for a send or receive.
-        group: Number of the NCCL group it was posted in, 0 outside.
-        sizes: Its sizes list, as the heap held it.
+        channel: The communicator on which it was enqueued.
+        fixed: Its parameters as packed by :meth:`Interner.fixed`.
+        signature: Hash of what members must agree in; 0 for a send or receive.
+        group: Number of the NCCL group in which it was enqueued; 0 outside a group.
+        sizes: Its sizes list, as in the heap.
     """
 
     channel: Channel
@@ -32,14 +32,13 @@ class GraphCall(NamedTuple):
 
 
 class GraphBook:
-    """Writes the graphs part of one ring.
+    """Writes the graphs section of one ring.
 
-    Graphs of one model are alike: calls and lists of calls that are there already are not
-    written again.
+    Graphs of one model are similar, so equal calls and equal lists of calls are written once.
 
     Args:
-        buffer: The map of the file.
-        geometry: Where its parts are.
+        buffer: The mapped file.
+        geometry: Offsets and sizes of its sections.
     """
 
     def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
@@ -52,10 +51,10 @@ class GraphBook:
         buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
 
     def add(self, number: int, calls: Sequence[GraphCall]) -> bool:
-        """Write down what a graph holds.
+        """Write the calls of a graph.
 
         Returns:
-            False when there is no room for it.
+            Whether there was room for them.
         """
         if len(calls) > layout.MOST_GRAPH_CALLS:
             return False
@@ -74,12 +73,12 @@ class GraphBook:
             return self._append(layout.GRAPH, head)
 
     def detach(self) -> None:
-        """Let go of the file; nothing is written any more."""
+        """Stop writing to the file."""
         self._buffer = None
         self._lock = threading.RLock()
 
     def _number(self, kind: int, data: bytes) -> int:
-        """Return the number of an entry, 0 when there is no room for it."""
+        """Return the number of an entry; 0 if there is no room for it."""
         numbers = self._numbers[kind]
         known = numbers.get(data)
         if known is None and self._append(kind, data):
@@ -92,7 +91,7 @@ class GraphBook:
         if buffer is None or self._used + size > self._geometry.graphs_size:
             return False
         if not self._used:
-            # Before the first graph is there to be replayed: see the layout.
+            # Change the version before any graph can be replayed; see the layout.
             buffer[8:12] = layout.VERSION_WITH_GRAPHS.to_bytes(4, "little")
         offset = self._geometry.graphs + self._used
         layout.GRAPH_ENTRY.pack_into(buffer, offset, len(data), kind, 0, 0)
@@ -106,6 +105,6 @@ class GraphBook:
 
 def _packed(call: GraphCall) -> bytes:
     fixed = bytearray(call.fixed)
-    fixed[layout.FIXED_SIZES] = bytes(4)  # a place that is overwritten in time
+    fixed[layout.FIXED_SIZES] = bytes(4)  # the heap's copy will be overwritten
     sizes = [size.to_bytes(8, "little", signed=True) for size in call.sizes or ()]
     return b"".join((fixed, layout.GRAPH_SIGNATURE.pack(call.signature), *sizes))

@@ -1,4 +1,4 @@
-"""What the CUDA graphs of a ring hold, and which calls a record of a replay stands for."""
+"""Read the calls of a ring's CUDA graphs, and the calls that a replay's record covers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["CallTable", "GraphTables", "Listed", "read_graphs"]
 _HEAD = 8 + 8 + 8 + 8
 """Bytes of a record before the fields of FIXED."""
 _COMM = 24
-"""Place of the communicator in FIXED."""
+"""Offset of the communicator in FIXED."""
 _ITEM = np.dtype([("call", "<u4"), ("group", "<u2"), ("zero", "<u2")])
 _powers: dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] = {}
-"""By number of calls: powers of BASE, and of what undoes it."""
+"""Powers of BASE and of its inverse, by number of calls."""
 _POWERS_KEPT = 256
 _CALL_SIZE = layout.FIXED.size + layout.GRAPH_SIGNATURE.size
 
@@ -32,8 +32,8 @@ class Listed:
     """One graph.
 
     Attributes:
-        number: The graph's, in its process.
-        calls: Place of its list of calls.
+        number: The graph's number in its process.
+        calls: Index of its list of calls.
     """
 
     number: int
@@ -41,19 +41,20 @@ class Listed:
 
 
 class CallTable(NamedTuple):
-    """The calls of all graphs on one communicator, one list of calls behind the other.
+    """The calls of all graphs on one communicator, as concatenated lists.
 
     Attributes:
-        graphs: Numbers of graphs that have calls on it, ascending.
-        counts: How many each of them has.
-        starts: Where each of them begins in what follows.
-        lags: Records that a replay of it leaves on other communicators before the one on this.
-        lengths: Calls of the graph, on whatever communicator.
-        calls: Numbers of calls among those of the ring.
-        places: Their places in the graph, from 0.
-        groups: NCCL groups they were posted in; 0 outside.
-        signatures: What members must agree in.
-        hashes: Running hash of the graph's calls on this communicator, up to and with each.
+        graphs: Numbers of the graphs with calls on it, ascending, `[graphs]`.
+        counts: Number of calls of each graph on it, `[graphs]`.
+        starts: Index of each graph's first call in the columns of calls, `[graphs]`.
+        lags: Number of records that a replay writes before the one of this communicator,
+            `[graphs]`.
+        lengths: Number of calls of each graph on all communicators, `[graphs]`.
+        calls: Index of each call among the ring's graph calls, `[calls]`.
+        places: Index of each call in its graph, from 0, `[calls]`.
+        groups: NCCL group of each call; 0 outside a group, `[calls]`.
+        signatures: Signature of each call, `[calls]`.
+        hashes: Running hash of the graph's calls on this communicator up to each call, `[calls]`.
     """
 
     graphs: NDArray[np.int64]
@@ -68,9 +69,9 @@ class CallTable(NamedTuple):
     hashes: NDArray[np.uint64]
 
     def rows(self, records: Records) -> NDArray[np.int64]:
-        """Return which graph each record is a replay of; -1 for other calls.
+        """Return the row of the graph that each record replays, `[records]`; -1 for other calls.
 
-        A replay of a graph that is not known counts as one call, as of a damaged file.
+        A replay of an unknown graph, as in a damaged file, counts as one call.
         """
         rows = np.full(len(records), -1, np.int64)
         if len(self.graphs):
@@ -82,7 +83,7 @@ class CallTable(NamedTuple):
         return rows
 
     def spans(self, records: Records) -> NDArray[np.int64]:
-        """Return how many calls each record stands for."""
+        """Return the number of calls that each record covers, `[records]`."""
         rows = self.rows(records)
         return np.where(rows >= 0, self.counts[rows], 1) if len(self.counts) else np.abs(rows)
 
@@ -90,9 +91,9 @@ class CallTable(NamedTuple):
         """Return the running hash after the first calls of a replay.
 
         Args:
-            row: The graph's place here.
-            after: Running hash after all of its calls.
-            count: How many of them.
+            row: The graph's row in this table.
+            after: Running hash after all calls of the replay.
+            count: Number of its calls to include.
         """
         start, size = int(self.starts[row]), int(self.counts[row])
         whole = int(self.hashes[start + size - 1])
@@ -108,10 +109,10 @@ _EMPTY = CallTable(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NO_H
 
 
 class GraphTables:
-    """The graphs part of a ring; made by :func:`read_graphs`.
+    """The graphs section of a ring; created by :func:`read_graphs`.
 
     Args:
-        data: Its bytes, as far as they are used. What is damaged there ends it.
+        data: The used bytes of the section; reading stops at the first damaged entry.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -121,9 +122,9 @@ class GraphTables:
         self._lists: list[NDArray[np.void]] = []
         self._tables: dict[int, CallTable] = {}
         self._used: dict[int, list[int]] = {}
-        """By the place of a list of calls, the communicators in it."""
+        """Communicators in each list of calls, by its index."""
         self.graphs: dict[int, Listed] = {}
-        """By their number."""
+        """Graphs by number."""
         for kind, entry in _entries(data):
             if not self._take(kind, entry):
                 break
@@ -151,7 +152,7 @@ class GraphTables:
 
     @cached_property
     def _comms(self) -> NDArray[np.int64]:
-        """The communicator of each call; 0 for sends and receives, which are listed only."""
+        """The communicator of each call, `[calls]`; 0 for sends and receives."""
         comms = [
             int.from_bytes(fixed[_COMM : _COMM + 2], "little") if signature else 0
             for fixed, signature in zip(self._fixed, self._signatures, strict=True)
@@ -167,7 +168,7 @@ class GraphTables:
         return found
 
     def length(self, graph: Listed) -> int:
-        """Return how many calls a graph holds, send and receives included."""
+        """Return the number of calls of a graph, including sends and receives."""
         return len(self._lists[graph.calls])
 
     def table(self, comm: int) -> CallTable:
@@ -214,7 +215,7 @@ class GraphTables:
         )
 
     def record(self, call: int) -> Records:
-        """Return a call as a record that has nothing but its parameters."""
+        """Return a call as a record with only its parameters set."""
         data = bytearray(layout.RECORD.size)
         data[_HEAD : _HEAD + layout.FIXED.size] = self._fixed[call]
         record: Records = np.frombuffer(bytes(data), RECORD_DTYPE)
@@ -225,14 +226,14 @@ class GraphTables:
         return self._sizes[call]
 
     def signature(self, call: int) -> int:
-        """Return what members must agree in of a call that is replayed; 0 for a transfer."""
+        """Return the signature of a replayed call; 0 for a send or receive."""
         return self._signatures[call]
 
     def digests(self, names: Mapping[int, str], graph: Listed) -> dict[str, tuple[int, int]]:
-        """Return how many calls a graph has on each communicator, and their running hash.
+        """Return a graph's number of calls and running hash, by communicator key.
 
         Args:
-            names: Keys of the communicators, by their number in the ring.
+            names: Keys of the communicators by their number in the ring.
             graph: The graph.
         """
         found = {}
@@ -246,7 +247,7 @@ class GraphTables:
 
 
 def read_graphs(image: RingImage) -> GraphTables:
-    """Return what the CUDA graphs of a ring hold; ranks that run one program share it."""
+    """Return the graphs of a ring; ranks with equal graphs share one cached result."""
     return _tables_of(image.read_bytes(image.geometry.graphs, image.graphs_used))
 
 
@@ -256,7 +257,7 @@ def _tables_of(data: bytes) -> GraphTables:
 
 
 def _running(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the running hash after each of some calls, from zero; all modulo 2 ** 64."""
+    """Return the running hash after each call, from zero, modulo 2 ** 64, `[calls]`."""
     size = len(signatures)
     if size not in _powers:
         if len(_powers) >= _POWERS_KEPT:

@@ -1,9 +1,9 @@
-"""Bytes of a ring file, read with care; see :mod:`ncclscope.ring.layout` for their meaning.
+"""Read the bytes of a ring file safely; see :mod:`ncclscope.ring.layout` for their meaning.
 
-Files are read, never mapped, since a map of a file that is being cut short kills the reader;
-and no length in a file is believed without a look at its size.
+Files are read, never mapped: if a mapped file is truncated, its reader dies of SIGBUS. Every
+length in a file is checked against the size of the file.
 
-A ring may be written while it is read. What is copied then can be a mixture: the copy runs
+A ring may be written while it is read. The copy can then be inconsistent: the copy runs
 from the first byte to the last, as the writer does, so either can overtake the other. What
 may still change is therefore read three times. A record is taken from the second copy when
 it had ended in the first and had not begun again in the third.
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "CIRCLE_DTYPE",
+    "ENTRY_DTYPE",
     "RECORD_DTYPE",
-    "Circle",
+    "Entries",
     "Records",
     "RingImage",
     "chosen",
@@ -63,13 +63,13 @@ RECORD_DTYPE = np.dtype(
         ("end", "<u8"),
     ]
 )
-CIRCLE_DTYPE = np.dtype(
+ENTRY_DTYPE = np.dtype(
     [("begin", "<u8"), ("seq", "<u8"), ("hash", "<u8"), ("word", "<u4"), ("end", "<u4")]
 )
-"""Of table entries, where ``word`` counts point-to-point calls, and of marks (communicator)."""
+"""Entries of the table, where ``word`` counts point-to-point calls, and marks (communicator)."""
 
 Records = NDArray[np.void]
-Circle = NDArray[np.void]
+Entries = NDArray[np.void]
 
 _PLAIN_RECORD = np.dtype(f"V{RECORD_DTYPE.itemsize}")
 _MOST_ABOUT = 1 << 20
@@ -78,7 +78,7 @@ _MOST_MARKS = 1 << 20
 _MOST = np.uint64(layout.MOST)
 _LOW = np.uint64(0xFFFFFFFF)
 _ATTEMPTS = 8
-"""Looks at what its writer may change at any time."""
+"""Attempts to read what the writer may change at any time."""
 
 
 class RingImage:
@@ -89,13 +89,13 @@ class RingImage:
         owned: Refuse a ring that another user could have written.
 
     Attributes:
-        geometry: Where its parts are.
-        inode: Device and number of the file that was opened.
-        owner: The user who alone can write it; None where others can, too.
+        geometry: Offsets and sizes of its sections.
+        inode: Device and inode number of the opened file.
+        owner: Uid of the only user who can write it; None if others can, too.
         texts: Interned texts by kind, in the order of their numbers.
 
     Raises:
-        DamagedFileError: It is no ring, or its header contradicts its size.
+        DamagedFileError: The file is not a ring, or its header contradicts its size.
         OSError: It cannot be opened.
     """
 
@@ -115,7 +115,7 @@ class RingImage:
             raise
 
     def close(self) -> None:
-        """Close the file; what has been read stays."""
+        """Close the file; data that has been read stays valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -127,35 +127,35 @@ class RingImage:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):  # it may not have come as far
+        if hasattr(self, "_descriptor"):  # __init__ may have failed before
             self.close()
 
     @property
     def heartbeat_ns(self) -> int:
-        """Host clock at the last sign of life."""
+        """Host clock at the last heartbeat, in ns since 1970."""
         return self._u64(layout.HEADER_HEARTBEAT)
 
     @property
     def graphs_used(self) -> int:
-        """Bytes that the graphs part holds; 0 where no graph was captured."""
+        """Bytes used in the graphs section; 0 if no graph was captured."""
         return min(self._u64(layout.HEADER_GRAPHS_USED), self.geometry.graphs_size)
 
     @property
     def exited_ns(self) -> int:
-        """Host clock when the process ended in order; 0 when it did not say so."""
+        """Host clock at a normal exit, in ns since 1970; 0 if none was recorded."""
         return self._u64(layout.HEADER_EXITED)
 
     # --- parts ---
 
     def pin_heap(self) -> None:
-        """Keep what is left of the sizes lists now."""
+        """Copy the sizes lists now, before the writer overwrites them."""
         self._heap = self._read(self.geometry.heap, self.geometry.heap_size)
 
     def read_slots(self, start: int, stop: int) -> tuple[Records, NDArray[np.uint64]]:
-        """Read the slots of these positions; of more than a whole circle, the newest.
+        """Read the slots of positions ``start`` to ``stop - 1``, at most the newest `capacity`.
 
         Returns:
-            What stands in them, whatever that is, and the ``begin`` that should.
+            The slots' contents, valid or not, and the ``begin`` of a valid record in each.
         """
         capacity, size = self.geometry.capacity, layout.RECORD.size
         start = max(start, stop - capacity, 0)
@@ -164,12 +164,12 @@ class RingImage:
         data = self._read(self.geometry.records + slot * size, first * size)
         if first < count and len(data) == first * size:
             data += self._read(self.geometry.records, (count - first) * size)
-        # The file may have been cut short since it was opened.
+        # The file may have been truncated since it was opened.
         records: Records = np.frombuffer(data[: len(data) // size * size], RECORD_DTYPE)
         return records, np.arange(start + 1, start + 1 + len(records), dtype=np.uint64)
 
     def read_stable(self, start: int, stop: int) -> Records:
-        """Return the whole records at these positions of a ring that may be written now."""
+        """Return the complete records at these positions of a ring that may be written now."""
         before, _ = self.read_slots(start, stop)
         records, wanted = self.read_slots(start, stop)
         after, _ = self.read_slots(start, stop)
@@ -205,7 +205,7 @@ class RingImage:
         return self._read(self.geometry.heap + offset, size)
 
     def text(self, kind: int, number: int) -> str | None:
-        """Return an interned text; None for number 0 or one that is not there."""
+        """Return an interned text; None for number 0 or an unknown number."""
         texts = self.texts.get(kind, [])
         return texts[number - 1] if 0 < number <= len(texts) else None
 
@@ -248,25 +248,25 @@ class RingImage:
                 best = (generation, about)
         return best[1]
 
-    def read_circle(self, offset: int, count: int) -> Circle:
+    def read_entries(self, offset: int, count: int) -> Entries:
         """Return the entries of the table or of the marks, which may be written now.
 
         Args:
-            offset: Where they begin.
-            count: How many there are.
+            offset: Offset of the first entry in bytes.
+            count: Number of entries.
 
         Returns:
-            All, and those that are not whole with ``begin`` zero.
+            All entries, `[count]`; incomplete ones have ``begin`` zero.
         """
-        size = count * CIRCLE_DTYPE.itemsize
+        size = count * ENTRY_DTYPE.itemsize
         copies = [self._read(offset, size) for _ in range(3)]
-        size = min(len(data) for data in copies) // CIRCLE_DTYPE.itemsize * CIRCLE_DTYPE.itemsize
-        before, copy, after = (np.frombuffer(data[:size], CIRCLE_DTYPE) for data in copies)
-        entries: Circle = copy.copy()
+        size = min(len(data) for data in copies) // ENTRY_DTYPE.itemsize * ENTRY_DTYPE.itemsize
+        before, copy, after = (np.frombuffer(data[:size], ENTRY_DTYPE) for data in copies)
+        entries: Entries = copy.copy()
         begins = entries["begin"]
         low = begins & _LOW
         stable = (entries["end"] == low) & (before["end"] == low) & (after["begin"] == begins)
-        # No communicator has more calls than there are records, but for replays of graphs.
+        # Except for replays of graphs, no communicator has more calls than there are records.
         calls = entries["seq"]
         if self.graphs_used:
             calls = calls // np.uint64(layout.MOST_GRAPH_CALLS)
@@ -274,10 +274,10 @@ class RingImage:
         return entries
 
     def read_activities(self) -> list[tuple[int, ...]]:
-        """Return what the process does besides its calls, which may be written now.
+        """Return the process's activities, which may be written now.
 
         Returns:
-            Of each that is whole: count, since, until, number, name and detail.
+            For each complete one: count, since, until, number, name and detail.
         """
         found: dict[int, tuple[int, ...]] = {}
         for _ in range(_ATTEMPTS):
@@ -295,26 +295,26 @@ class RingImage:
         return list(layout.ACTIVITY.iter_unpack(data[: len(data) // size * size]))
 
     def read_device(self, comms: int = layout.MAX_COMMS) -> bytes:
-        """Return what GPUs have written of how far the first so many communicators are."""
+        """Return the GPUs' progress counters of the first `comms` communicators."""
         size = min(self.geometry.device_size, comms * layout.SLOT.size)
         return self._read(self.geometry.device, size) if size else b""
 
     # --- bytes ---
 
     def read_bytes(self, offset: int, size: int) -> bytes:
-        """Return what stands there now; fewer bytes where the file ends."""
+        """Return `size` bytes at `offset`, fewer at the end of the file."""
         return self._read(offset, size)
 
     def _read_geometry(self) -> layout.Geometry:
         header = self._read(0, layout.PAGE)
         if len(header) < layout.PAGE or not header.startswith(layout.MAGIC):
-            raise DamagedFileError(f"{self.path} is not a ring", "its first bytes are not ours")
+            raise DamagedFileError(f"{self.path} is not a ring", "it lacks a ring's header")
         _, version, record_size, *sizes = layout.HEADER.unpack_from(header)
         known = (layout.VERSION, layout.VERSION_WITH_GRAPHS)
         if version not in known or record_size != layout.RECORD.size:
             raise DamagedFileError(
                 f"{self.path} is a ring of version {version}",
-                f"this ncclscope reads versions {known[0]} and {known[1]}",
+                f"this version of ncclscope reads versions {known[0]} and {known[1]}",
             )
         for place in (layout.HEADER_GRAPHS_SIZE, layout.HEADER_DEVICE_SIZE):
             sizes.append(int.from_bytes(header[place:][:8], "little"))
@@ -326,8 +326,8 @@ class RingImage:
             or geometry.total > self._size
         ):
             raise DamagedFileError(
-                f"{self.path} is cut short or damaged: its header speaks of "
-                f"{geometry.total} bytes, the file has {self._size}"
+                f"{self.path} is truncated or damaged: its header names {geometry.total} bytes, "
+                f"but the file has {self._size}"
             )
         return geometry
 
@@ -339,18 +339,18 @@ class RingImage:
 
 
 def _is_activity(turn: int, since: int, until: int, *others: int) -> bool:
-    """Return whether these are fields of an activity, and not what a kill has left of one."""
+    """Return whether these are valid fields of an activity, not an interrupted store."""
     return turn > 0 and max(turn, since, until, *others) <= layout.MOST and not 0 < until < since
 
 
 def chosen(records: Records, which: NDArray[np.bool_]) -> Records:
-    """Return some records; to index them would copy field by field, which takes much longer."""
+    """Return the records where `which` is true; indexing would be slower, as it copies fields."""
     found: Records = records.compress(which)
     return found
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """Return records one after the other; see :func:`chosen`."""
+    """Concatenate records, fast as in :func:`chosen`."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -360,7 +360,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def whole(records: Records, wanted: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which records are the ones that were wanted, from first byte to last."""
+    """Return which records are complete and have the wanted ``begin``, `[records]`."""
     found: NDArray[np.bool_] = records["begin"] == wanted
     found &= records["end"] == wanted
     found &= records["seq"] <= _MOST

@@ -1,4 +1,4 @@
-"""Texts and sizes lists of a ring: each is stored once and has a number."""
+"""Intern texts and sizes lists of a ring: each is stored once and gets a number."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ _SIZES_KEPT = 4096
 
 
 class Interner:
-    """Writes the strings part and the heap of one ring.
+    """Writes the strings section and the heap of one ring.
 
-    What is known already is looked up without a lock, by any thread. It must therefore be on
-    the file before it can be looked up: a record that speaks of it may be the last one before
-    the process is killed.
+    Any thread looks up known texts without a lock. So a text must be in the file before it can be
+    looked up: the record that refers to it may be the last before the process is killed.
 
     Args:
-        buffer: The map of the file.
-        geometry: Where its parts are.
+        buffer: The mapped file.
+        geometry: Offsets and sizes of its sections.
 
     Attributes:
-        refused: Texts and sizes that were not written since a signal handler came in between, or
-            the file is gone. What was packed meanwhile should not be kept.
+        refused: Number of texts and sizes lists not written because a signal handler interrupted
+            a write, or the file is detached. Do not cache parameters packed meanwhile.
     """
 
     def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
         self._buffer: mmap.mmap | None = buffer
         self._geometry = geometry
-        # Re-entered only by a signal handler or a finalizer, which then finds `_busy`.
+        # Only a signal handler or a finalizer re-enters it, and then finds `_busy` set.
         self._lock = threading.RLock()
         self._busy = False
         self.refused = 0
@@ -61,10 +60,23 @@ class Interner:
         site: str | None = None,
         p2p: bool = False,
     ) -> bytes:
-        """Pack the part of a record that repeats from call to call, interning its text.
+        """Pack the part of a record that repeats from call to call, interning its texts.
 
-        Callers keep the result for the next call with the same parameters; of a call with
-        ``sizes`` not for long, since the heap is a circle (see :meth:`holds_sizes`).
+        Callers keep the result for the next call with the same parameters. With ``sizes`` it
+        expires, since the heap is a circular buffer (see :meth:`holds_sizes`).
+
+        Args:
+            channel: The communicator.
+            op: Canonical name of the operation.
+            dtype: Element type.
+            redop: Reduction.
+            root: Root or peer as a rank of the communicator.
+            numel: Number of elements of the input.
+            shape: Shape of the input; None if unknown.
+            sizes: Sizes list of the call.
+            out_shape: Shape of the output.
+            site: Call site.
+            p2p: Whether it is a send or a receive.
         """
         text, small = self.text, self._small
         dims = [0, 0, 0, 0]
@@ -90,11 +102,11 @@ class Interner:
         )
 
     def holds_sizes(self, fixed: bytes) -> bool:
-        """Return whether the sizes list that packed parameters refer to is safe for a while yet."""
+        """Return whether the sizes list of packed parameters will not be overwritten soon."""
         return self._holds(int.from_bytes(fixed[layout.FIXED_SIZES], "little"))
 
     def sizes_of(self, fixed: bytes) -> tuple[int, ...] | None:
-        """Return the sizes list that packed parameters refer to, where it has not gone yet."""
+        """Return the sizes list of packed parameters; None if there is none or it has expired."""
         place = int.from_bytes(fixed[layout.FIXED_SIZES], "little")
         if not place or self._buffer is None:
             return None
@@ -111,7 +123,7 @@ class Interner:
         )
 
     def text(self, kind: int, text: str | None) -> int:
-        """Return the number of a text within its kind; 0 for None and when there is no room."""
+        """Return the number of a text within its kind; 0 for None or if there is no room."""
         if text is None:
             return 0
         known = self._numbers[kind].get(text)
@@ -128,7 +140,7 @@ class Interner:
                 self._busy = False
 
     def sizes(self, sizes: tuple[int, ...]) -> int:
-        """Return the place of a sizes list as a record has it; 0 when there is no room."""
+        """Return a record's reference to a sizes list; 0 if there is no room."""
         known = self._sizes.get(sizes)
         if known is not None and self._holds(known):
             return known
@@ -143,27 +155,27 @@ class Interner:
                 self._busy = False
 
     def detach(self) -> None:
-        """Let go of the file; what is not known now never will be."""
+        """Stop writing to the file; new texts get number 0 from here on."""
         self._buffer = None
         # The lock may have been held by a thread that does not exist after a fork.
         self._lock = threading.RLock()
 
     def _site(self, site: str | None) -> int:
-        """Return the number of a call site; in short where half of the room is taken."""
+        """Return the number of a call site, shortened once half of the section is used."""
         scarce = self._used > self._geometry.strings_size // 2
         if scarce and site is not None and site not in self._numbers[layout.KIND_SITE]:
             site = sites.read(site).site
         return self.text(layout.KIND_SITE, site)
 
     def _small(self, kind: int, text: str | None) -> int:
-        """Return the number of a text, where a record has eight bits for it."""
+        """Return the number of a text for an eight-bit field; `NO_ROOM` if it does not fit."""
         number = self.text(kind, text)
         if text is not None and not 0 < number < layout.NO_ROOM:
             return layout.NO_ROOM
         return number
 
     def _holds(self, place: int) -> bool:
-        """Return whether a sizes list is safe for a while yet; the heap is a circle."""
+        """Return whether a sizes list is in the newer half of the heap, a circular buffer."""
         return not place or 0 <= self._heap_used - (place - 1) * 8 < self._geometry.heap_size // 2
 
     def _append_text(self, buffer: mmap.mmap, kind: int, text: str) -> int:
@@ -174,7 +186,7 @@ class Interner:
         size = -(-(layout.TEXT_ENTRY.size + len(data)) // 8) * 8
         room = self._geometry.strings_size
         if kind == layout.KIND_SHAPE:
-            room //= 2  # or they would take the place of what is needed more
+            room //= 2  # leave room for texts that matter more
         elif kind == layout.KIND_SITE:
             room -= room // 4
         if self._used + size > room:
@@ -201,14 +213,14 @@ class Interner:
         if size > heap_size // 4:
             return 0
         start = self._heap_used
-        if start % heap_size + size > heap_size:  # entries do not run over the end
+        if start % heap_size + size > heap_size:  # entries do not wrap around the end
             start += heap_size - start % heap_size
         if start >= layout.HEAP_END // heap_size * heap_size:
             start = 0
             self._sizes.clear()
         offset = self._geometry.heap + start % heap_size
         self._heap_used = start + size
-        # Unmarked while it is written: the old entry here must not show through.
+        # Invalid while it is written, so that no reader sees the old entry here.
         checksum = zlib.crc32(data, (start + 1) & 0xFFFFFFFF)
         layout.HEAP_ENTRY.pack_into(buffer, offset, 0, len(sizes), checksum)
         begin = offset + layout.HEAP_ENTRY.size

@@ -1,7 +1,7 @@
 """Bytes of a ring file, versions 1 and 2. This page is the whole format.
 
-A ring is of version 1 until the first CUDA graph with a call in it is captured, and of version
-2 from then on: what knows nothing of replays must not read them as single calls.
+A ring has version 1 until the first CUDA graph with a call is captured, and version 2 from then
+on: a reader that does not know replays must not read them as single calls.
 
 A ring is one file per process, written through a shared memory map and readable
 by itself on another machine. All numbers are little-endian. Its parts follow each
@@ -14,22 +14,22 @@ header     4096                          see HEADER; written once, but for the h
                                          and the activities
 about      2 x ``about_size``            self-description, JSON, two copies used in turn
 strings    ``strings_size``              interned text, appended to, never changed
-heap       ``heap_size``                 interned sizes lists, a circle of entries
+heap       ``heap_size``                 interned sizes lists, a circular buffer
 table      2 x ``MAX_COMMS`` x 32        state of each communicator, two copies in turn
-marks      ``marks`` x 32                running hash at each 1024th call, a circle
-records    ``capacity`` x 96             the calls, a circle: record n is in slot n % capacity
-graphs     ``graphs_size``               what CUDA graphs hold, appended to, never changed;
-                                         not there in files from before there was any
-device     ``device_size``               how far each communicator is on the GPU, which writes
-                                         here itself; only there where that was asked for
+marks      ``marks`` x 32                running hash at each 1024th call, a circular buffer
+records    ``capacity`` x 96             the calls, circular: record n is in slot n % capacity
+graphs     ``graphs_size``               calls of CUDA graphs, appended to, never changed;
+                                         absent in files of older releases
+device     ``device_size``               progress of each communicator on the GPU, written by
+                                         the GPU; present only if requested
 ========== ============================= ==================================================
 
-A reader never trusts a length without holding it against the size of the file.
+A reader checks every length against the size of the file.
 
-**Record**, 96 bytes. It is whole when ``begin`` and ``end`` agree with the slot. The writer
-clears the slot and then stores the fields in the order given here, all of it in one call
-that no other thread can interrupt. Where it is killed in between, ``begin`` and ``end`` are
-different, and the record is the newest of the ring: no later one has been made.
+**Record**, 96 bytes. It is complete if ``begin`` and ``end`` agree with the slot. The writer
+clears the slot and then stores the fields in this order, in one call that no other thread can
+interrupt. If the process is killed in between, ``begin`` and ``end`` differ. Such a record is the
+newest of the ring.
 
 ====== ====== ===== ===========================================================
 offset field  type  meaning
@@ -57,64 +57,61 @@ offset field  type  meaning
 88     end    u64   the same as ``begin``
 ====== ====== ===== ===========================================================
 
-**Replay**: a record with FIXED_REPLAY in ``fixed``. It stands for all calls of a CUDA graph on
-one communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` how often the
-graph has been replayed by then, ``graph`` its number; the other fields are those of its last
-call there. A graph with calls on several communicators leaves a record for each, in the order
-of their first calls, one behind the other. A record with FLAG_REPLAYED and without FIXED_REPLAY
-is a single call of a replay: a send, a receive, or a call of a graph that found no room.
+**Replay**: a record with FIXED_REPLAY in ``fixed``. It covers all calls of a CUDA graph on one
+communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` is the number of
+replays of the graph so far, ``graph`` its number. The other fields are those of its last call
+there. A graph with calls on several communicators writes consecutive records, one for each, in
+the order of their first calls. A record with FLAG_REPLAYED and without FIXED_REPLAY is a single
+call of a replay: a send, a receive, or a call of a graph that found no room.
 
 **Graph entry** (graphs): u32 length, u8 kind, u8 and u16 zero, then data, padded to 8 bytes. An
 entry exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in
-order of appearance. Nothing here is overwritten when the records go round. The kinds are
+order of appearance. Nothing here is overwritten when the records wrap around. The kinds are
 
 - GRAPH_CALL: the 48 bytes of FIXED with ``sizes`` zero, u64 signature (0 for a send or receive),
-  then the sizes list as i64, where the call has one.
+  then the sizes list as i64, if the call has one.
 - GRAPH_LIST: for each call of a graph u32 number of its GRAPH_CALL, u16 NCCL group, u16 zero.
 - GRAPH: u32 number of the graph, u32 number of its GRAPH_LIST.
 
 **Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
-a kind, in order of appearance; 0 also stands for what there was no room for. Output shapes,
-of which a program may have any number, take at most half of the part, and call sites three
-quarters, in short once half is taken. A call site is ``/path/file.py:120 function``; behind a line
-feed stands the first frame of the user's own program, where it lies in an installed package. A
-communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, where that
-was seen, ``created_at``, the line that made it. In place of more than
-LONGEST_LIST ranks at equal distances stands ``range``: the first, the end, the distance. Later
-entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed.
+a kind, in order of appearance; 0 also means that there was no room. Output shapes, of which a
+program may have any number, take at most half of the section. Call sites take at most three
+quarters, and are shortened once half is used. A call site is ``/path/file.py:120 function``. If
+that is in an installed package, the first frame of the user's own program follows after a line
+feed. A communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, if
+known, ``created_at``, the line that created it. More than LONGEST_LIST equidistant ranks are
+written as ``range``: first, end, step. Later entries of kind COMM_UPDATE carry ``comm`` (the
+number) and what has changed.
 
-**Heap entry**: u64 place in the endless heap (in bytes, plus one), u32 length, u32 CRC of
-the numbers that starts from the place, then ``length`` times i64, so that an entry which has
-been overwritten is recognised. A list that begins with BOTH_WAYS holds ``sizes`` and, behind
-it, as many ``out_sizes``. At HEAP_END, rounded down to whole circles, places count from
-0 again.
+**Heap entry**: u64 offset in the unwrapped heap (in bytes, plus one), u32 length, u32 CRC of
+the numbers, seeded with that offset, then ``length`` times i64. The CRC reveals an overwritten
+entry. A list that begins with BOTH_WAYS holds ``sizes`` and then equally many ``out_sizes``. At
+HEAP_END, rounded down to a multiple of the heap's size, offsets restart at 0.
 
 **Table entry** (one per communicator, 32 bytes): u64 begin, u64 seq, u64 hash, u32
 point-to-point calls, u32 end. ``begin`` is the number of records made when the entry was
 written, plus one, and ``end`` its low 32 bits. Written for all communicators every
-TABLE_EVERY records, in a small ring more often, so that a communicator none of whose records
-is left still has its count.
+TABLE_EVERY records, more often in a small ring. So the counts of a communicator survive when all
+its records have been overwritten.
 
-**Activity** (48 bytes, in the header): what the process does besides its calls, such as to
-wait for work. u64 begin, u64 time it began, u64 time it ended (0 while it lasts), u64 number,
-u32 name and u32 detail (numbers of the strings part), u64 end. ``begin`` counts how often it
-began, ``end`` is the same. There is one for each name, and it holds the newest only: an
-activity takes no room from the calls.
+**Activity** (48 bytes, in the header): what the process does besides its calls, such as waiting
+for work. u64 begin, u64 time it began, u64 time it ended (0 while it lasts), u64 number, u32 name
+and u32 detail (numbers of the strings part), u64 end. ``begin`` counts how often it began, and
+``end`` equals it. There is one for each name, which holds only the newest.
 
 **Slot** (device, 128 bytes, one for each communicator, by its number). The GPU writes the
 first 32: u64 calls finished, u64 its clock then, u64 calls entered, u64 its clock then; each
-pair in one store. The process writes u64 at 64, the newest call behind which there is a marker;
-u32 at 72, a SLOT_* (0: nothing is counted); u32 at 76, a number of LOST; u64 at 80, the call at
-which that happened; i64 at 88, host clock less GPU clock, 0 where it is not known; u32 at 96, 1
-where calls entered are counted, too. What was ``scheduled`` in a record is known from here to
-have completed; where a slot is lost nothing is. A reader that knows nothing of this part finds
-all else as it was.
+pair in one store. The process writes u64 at 64, the newest call followed by a marker; u32 at 72,
+a SLOT_* (0: not counted); u32 at 76, an index into LOST; u64 at 80, the call at which that
+happened; i64 at 88, host clock minus GPU clock, 0 if unknown; u32 at 96, 1 if calls entered are
+counted, too. These counters show which ``scheduled`` records have completed; a lost slot shows
+nothing. A reader that does not know this section can read the rest unchanged.
 
-**Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the
-position of the record with that seq, plus one, ``end`` its low 32 bits. Marks of a
-communicator stand at multiples of MARK_EVERY calls, which makes them comparable between
-ranks: the first difference is found in them before any record is read.
+**Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the position of
+the record with that seq, plus one, ``end`` its low 32 bits. A communicator has marks at multiples
+of MARK_EVERY calls on every rank. So ranks can be compared by marks, which narrow down the first
+difference before any record is read.
 """
 
 from __future__ import annotations
@@ -144,14 +141,14 @@ VERSION = 1
 VERSION_WITH_GRAPHS = 2
 SUFFIX = ".ring"
 MOVED_SUFFIX = ".moved"
-"""A text file of one line, beside where a ring should have been: the path it went to."""
+"""A text file of one line in the requested directory: the path of a ring that moved to disk."""
 
 PAGE = 4096
 DEFAULT_CAPACITY = 65_536
 MAX_COMMS = 512
 MIN_CAPACITY = 1024
 MOST = (1 << 62) - 1
-"""No position, seq or step is larger: sums and differences of two of them are numbers, too."""
+"""Largest position, seq or step, so that sums and differences of two of them fit in 64 bits."""
 TABLE_EVERY = 1024
 MARK_EVERY = 1024
 
@@ -160,19 +157,19 @@ HEADER = struct.Struct("<8sIIQQQQQ")
 HEADER_STRINGS_USED = 128
 """u64: bytes of the strings part that are valid."""
 HEADER_HEARTBEAT = 136
-"""u64: host clock at the last sign of life."""
+"""u64: host clock at the last heartbeat."""
 BEAT_SECONDS = 1.0
-"""How often a process gives one."""
+"""Seconds between two heartbeats."""
 HEADER_EXITED = 144
-"""u64: host clock when the process ended in order; 0 while it runs or when it did not."""
+"""u64: host clock at a normal exit; 0 while the process runs or if it was killed."""
 HEADER_GRAPHS_SIZE = 152
-"""u64: bytes of the graphs part; zero in files from before there was one."""
+"""u64: bytes of the graphs part; zero in files of older releases."""
 HEADER_GRAPHS_USED = 160
 """u64: bytes of the graphs part that are valid."""
 HEADER_DEVICE_SIZE = 168
-"""u64: bytes of the device part; zero where there is none."""
+"""u64: bytes of the device part; zero if there is none."""
 HEADER_ACTIVITIES = 256
-"""MAX_ACTIVITIES entries; zero in files from before there were any."""
+"""MAX_ACTIVITIES entries; zero in files of older releases."""
 MAX_ACTIVITIES = 8
 
 # generation, length, crc32 of the JSON that starts from the generation, zero
@@ -183,14 +180,14 @@ RECORD = struct.Struct("<QQQQ48s8sQ")
 FIXED = struct.Struct("<Q4IHHBBBBiIII")
 """numel, shape, comm, op, dtype, redop, ndim, fixed, root, sizes, site, out"""
 FIXED_FLAGS, FIXED_SIZES = 31, slice(36, 40)
-"""Where ``fixed`` and ``sizes`` are in it."""
+"""Offsets of ``fixed`` and ``sizes`` in it."""
 MOMENT = struct.Struct("<IHBB")
 """graph, group, flags, state"""
 STATE_OFFSET = 87
 
 FIXED_P2P = 1
 FIXED_STEP = 2
-"""No call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
+"""Not a call but a step of the engine: ``seq`` is its number, ``numel`` its tokens plus one."""
 FIXED_DUMMY = 4
 FIXED_REPLAY = 8
 """All calls of a CUDA graph on one communicator; ``numel`` is the number of the replay."""
@@ -199,14 +196,14 @@ FLAG_CAPTURED = 1
 FLAG_REPLAYED = 2
 
 BOTH_WAYS = -(1 << 63)
-"""No size. Begins a sizes list that holds what goes to each member, then what comes from each."""
+"""Not a size; begins a sizes list with sizes to each member, then sizes from each member."""
 
 NO_SHAPE = 255
 NO_ROOM = 255
 """Number of an element type or a reduction that could not be interned."""
 
 LONGEST_LIST = 1024
-"""Members of a communicator that are always listed one by one."""
+"""Up to this number of members, a communicator lists each one."""
 
 TEXT_ENTRY = struct.Struct("<IBBH")
 KIND_COMM, KIND_OP, KIND_DTYPE, KIND_REDOP, KIND_SITE, KIND_SHAPE, KIND_COMM_UPDATE = range(1, 8)
@@ -218,7 +215,7 @@ SLOT_LAUNCHED, SLOT_STATE, SLOT_CLOCK, SLOT_ENTERS = 64, 72, 88, 96
 SLOT_FATE = struct.Struct("<IIQ")
 """state, reason, since"""
 SLOT_COUNTED, SLOT_UNSETTLED, SLOT_LOST = 1, 2, 3
-"""The count is the number of the newest finished call; it will be, when all have finished; no."""
+"""State of a count: valid; valid once all calls have finished; lost."""
 LOST = (
     "",
     "calls were recorded before it was counted",
@@ -236,7 +233,7 @@ LOST = (
     "its stream is not known",
     "counting has ended in this process",
 )
-"""Why a count no longer tells the number of a call."""
+"""Why a count is lost."""
 
 GRAPH_ENTRY = TEXT_ENTRY
 GRAPH_CALL, GRAPH_LIST, GRAPH = range(1, 4)
@@ -244,11 +241,11 @@ GRAPH_SIGNATURE = struct.Struct("<Q")
 GRAPH_ITEM = struct.Struct("<IHH")
 GRAPH_HEAD = struct.Struct("<II")
 MOST_GRAPH_CALLS = 1 << 16
-"""Calls of one graph. A longer one is recorded call by call, each time it is replayed."""
+"""Most calls of one graph; a longer one is recorded call by call at each replay."""
 
 HEAP_ENTRY = struct.Struct("<QII")
 HEAP_END = 8 << 32
-"""As many bytes as the 32 bits in a record can tell apart."""
+"""Bytes that the 32 bits of a record can address, in units of 8."""
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
 ACTIVITY = struct.Struct("<QQQQIIQ")
@@ -257,7 +254,7 @@ ACTIVITY = struct.Struct("<QQQQIIQ")
 def join_sizes(
     sizes: Sequence[int] | None, out_sizes: Sequence[int] | None
 ) -> Sequence[int] | None:
-    """Return the sizes list of a call as the heap holds it."""
+    """Join the sizes to and from each member into one list for the heap."""
     if sizes is None or out_sizes is None or len(sizes) != len(out_sizes):
         return sizes
     return (BOTH_WAYS, *sizes, *out_sizes)
@@ -266,7 +263,7 @@ def join_sizes(
 def part_sizes(
     joined: tuple[int, ...] | None,
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return ``sizes`` and ``out_sizes`` from what the heap holds."""
+    """Split a list from the heap into ``sizes`` and ``out_sizes``."""
     if not joined or joined[0] != BOTH_WAYS:
         return joined, None
     half = len(joined) // 2
@@ -274,18 +271,18 @@ def part_sizes(
 
 
 def table_every(capacity: int) -> int:
-    """Record between two tables in a ring of this capacity, a power of two.
+    """Return the number of records between two tables, a power of two.
 
-    A thread that is about to write one can be put aside while others go on. What has been
-    recorded since the table before must still be there then, so a circle has four of them.
+    A thread about to write a table can be preempted while others record. The records since the
+    previous table must still exist then, so a table is written four times per capacity.
     """
     return min(TABLE_EVERY, 1 << max(capacity // 4, 1).bit_length() - 1)
 
 
 def spell_members(ranks: Sequence[int]) -> dict[str, Sequence[int]]:
-    """Return what a communicator's text says of its members.
+    """Return a communicator's members as JSON fields: ``ranks``, or ``range`` if there are many.
 
-    A list of a hundred thousand ranks would take more than the part has room for.
+    A list of a hundred thousand ranks would not fit into the strings section.
     """
     if len(ranks) > LONGEST_LIST:
         step = ranks[1] - ranks[0]
@@ -300,7 +297,7 @@ def _pages(size: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of the parts of one ring, in bytes but for ``capacity`` and ``marks``."""
+    """Sizes of the sections of one ring in bytes, except ``capacity`` and ``marks`` (counts)."""
 
     capacity: int
     about_size: int
@@ -312,11 +309,11 @@ class Geometry:
 
     @classmethod
     def for_capacity(cls, capacity: int, *, device: bool = False) -> Geometry:
-        """Return the sizes a writer chooses for so many records.
+        """Return the sizes that a writer chooses.
 
         Args:
-            capacity: The records.
-            device: Whether GPUs are to write how far they are.
+            capacity: Number of records.
+            device: Whether GPUs write their progress.
         """
         return cls(
             capacity=capacity,
@@ -330,7 +327,7 @@ class Geometry:
 
     @property
     def about(self) -> int:
-        """Offset of the self-description."""
+        """Offset of the process description."""
         return PAGE
 
     @property
@@ -360,12 +357,12 @@ class Geometry:
 
     @property
     def graphs(self) -> int:
-        """Offset of what CUDA graphs hold."""
+        """Offset of the graphs section."""
         return self.records + _pages(self.capacity * RECORD.size)
 
     @property
     def device(self) -> int:
-        """Offset of what GPUs write."""
+        """Offset of the device section."""
         return self.graphs + _pages(self.graphs_size)
 
     @property

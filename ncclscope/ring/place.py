@@ -1,9 +1,8 @@
-"""Makes the file of a ring, where there is room for it.
+"""Create the file of a ring where there is room for it.
 
-A store into a full file system is a SIGBUS, so the space is reserved when the file is made,
-and only a small part of what a file system has left is taken, since the job may need the
-rest. Other users may write where rings go, in /dev/shm and /tmp: nothing that they put there
-is followed or taken for ours.
+A store to a mapped file on a full file system raises SIGBUS, so the space is reserved at
+creation. A ring takes only a small part of the free space, since the job may need the rest.
+Other users may write to /dev/shm and /tmp, so links and files that they put there are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ncclscope.ring import layout
 __all__ = ["RingPlace", "make_file"]
 
 SHARE = 8
-"""A ring is made only where it takes at most one part in so many of the free space."""
+"""A ring may take at most 1/SHARE of the free space."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,12 +32,12 @@ _NAMES_TRIED = 16
 
 @dataclass(frozen=True)
 class RingPlace:
-    """A file that was made for a ring.
+    """A file created for a ring.
 
     Attributes:
-        path: Where it is.
-        descriptor: Open, for whoever asked for it to close.
-        reason: Why it is not in the directory that was asked for; empty when it is.
+        path: Path of the file.
+        descriptor: Open file descriptor; the caller closes it.
+        reason: Why it is not in the requested directory; empty if it is.
     """
 
     path: Path
@@ -47,11 +46,11 @@ class RingPlace:
 
 
 def make_file(directory: Path, size: int) -> RingPlace:
-    """Make a file with its space reserved, in the directory or else on disk.
+    """Create a file with reserved space, in the directory or else on disk.
 
     Args:
-        directory: Where it should be; made with mode 0700 when absent.
-        size: In bytes.
+        directory: Requested directory; created with mode 0700 if absent.
+        size: Size in bytes.
 
     Raises:
         RingError: There is no room in either place.
@@ -68,7 +67,7 @@ def make_file(directory: Path, size: int) -> RingPlace:
         path, descriptor = _make_in(fallback, name, size)
     except OSError as second:
         raise RingError(
-            f"no ring can be made in {directory} ({_reason(first)}) "
+            f"no ring can be created in {directory} ({_reason(first)}) "
             f"nor in {fallback} ({_reason(second)})",
             f"set NCCLSCOPE_DIR to a directory with {size * SHARE >> 20} MB free",
         ) from second
@@ -76,8 +75,8 @@ def make_file(directory: Path, size: int) -> RingPlace:
 
 
 def leave_pointer(directory: Path, path: Path) -> bool:
-    """Note beside where a ring should have been where it is; False when that fails, too."""
-    # A directory that is full can often still take one short file.
+    """Write a file in the requested directory that names the ring's path; False on failure."""
+    # A full file system can often still take one short file.
     try:
         folder = os.open(directory, _FOLDER)
         try:
@@ -93,13 +92,15 @@ def leave_pointer(directory: Path, path: Path) -> bool:
 
 
 def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
-    with contextlib.suppress(FileExistsError):  # whatever it is, it is not followed below
+    with contextlib.suppress(
+        FileExistsError
+    ):  # whatever exists there, O_NOFOLLOW below refuses a link
         make_private(directory)
     folder = os.open(directory, _FOLDER)
     try:
         system = os.fstatvfs(folder)
         if system.f_bavail * system.f_frsize < size * SHARE:
-            raise OSError(errno.ENOSPC, "too little space left")
+            raise OSError(errno.ENOSPC, "not enough free space")
         full_name, descriptor = _make_new(folder, name)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -113,22 +114,24 @@ def _make_in(directory: Path, name: str, size: int) -> tuple[Path, int]:
 
 
 def _make_new(folder: int, name: str) -> tuple[str, int]:
-    """Make a file that was not there; two tracers may want one in the same millisecond."""
+    """Create a new file; two tracers may use the same name in the same millisecond."""
     for number in range(_NAMES_TRIED):
         full_name = f"{name}{f'-{number}' if number else ''}{layout.SUFFIX}"
         with contextlib.suppress(FileExistsError):
             return full_name, os.open(full_name, _NEW_FILE, 0o600, dir_fd=folder)
-    raise FileExistsError(errno.EEXIST, "files of all names for it exist")
+    raise FileExistsError(errno.EEXIST, "all names for the file are taken")
 
 
 def _check_own(directory: Path) -> None:
-    """Refuse a directory that another user made to receive our files."""
-    with contextlib.suppress(FileExistsError):  # whatever it is, it is not followed below
+    """Refuse a directory that another user created to receive this user's files."""
+    with contextlib.suppress(
+        FileExistsError
+    ):  # whatever exists there, O_NOFOLLOW below refuses a link
         make_private(directory)
     folder = os.open(directory, _FOLDER)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"{directory} belongs to somebody else")
+            raise OSError(errno.EPERM, f"{directory} belongs to another user")
     finally:
         os.close(folder)
 

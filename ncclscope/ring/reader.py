@@ -1,9 +1,9 @@
-"""Finds in a ring what is asked for, and reads no more.
+"""Read only the requested parts of a ring.
 
-A ring may be a thousand times larger than what a question needs, so nothing is read
-before it is asked for: the end of the stream is found through the communicator table, a
-call through the marks. A ring that is asked a second question must not have another answer,
-so the first question copies all that is left of one that is still written.
+A ring may be a thousand times larger than what a query needs, so parts are read on demand. The
+communicator table locates the end of the stream, and marks locate a call. Repeated queries must
+give the same answer. So the first query copies all remaining records of a ring that is still
+being written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model.signature import BASE_INVERSE
 from ncclscope.ring import layout
 from ncclscope.ring.graph_tables import GraphTables, read_graphs
-from ncclscope.ring.image import RECORD_DTYPE, Circle, Records, RingImage, chosen, joined, whole
+from ncclscope.ring.image import RECORD_DTYPE, Entries, Records, RingImage, chosen, joined, whole
 
 __all__ = [
     "CHUNK",
@@ -37,16 +37,22 @@ __all__ = [
 
 CHUNK = 1024
 _PIECES_KEPT = 512
-"""Chunks, and parts of them, that are kept of all rings together: 48 MB at most."""
+"""Most cached chunks, and parts of them, of all rings together: 48 MB."""
 _PINNED = 1 << 20
-"""Records of a live ring that are copied at most: 96 MB."""
+"""Most records copied from a live ring: 96 MB."""
 _SLICE = 1 << 16
 _ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """How far one communicator has come: collectives, running hash, point-to-point calls."""
+    """Progress of one communicator.
+
+    Attributes:
+        seq: Number of collectives.
+        hash: Running hash after them.
+        p2p: Number of sends and receives.
+    """
 
     seq: int
     hash: int
@@ -54,12 +60,12 @@ class ChannelState:
 
 
 class RingMarks(NamedTuple):
-    """RingMarks of one communicator, in order.
+    """Marks of one communicator, in order.
 
     Attributes:
-        seqs: Numbers of the calls that they stand at.
-        positions: Of these calls in the stream.
-        hashes: Running hashes after them.
+        seqs: Sequence numbers of the marked calls, `[marks]`.
+        positions: Positions of these calls in the stream, `[marks]`.
+        hashes: Running hashes after them, `[marks]`.
     """
 
     seqs: NDArray[np.uint64]
@@ -71,13 +77,13 @@ _NO_MARKS = RingMarks(*(np.empty(0, np.uint64) for _ in range(3)))
 
 
 class _Pieces:
-    """What was read last of any ring. A ring of its own would keep little, a thousand much."""
+    """Cache of recently read chunks, shared by all rings, so that its size is bounded."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[int, ...], Records] = OrderedDict()
 
     def get(self, key: tuple[int, ...], read: Callable[[], Records]) -> Records:
-        """Return what was read under this key, or read it."""
+        """Return the cached records of a key, or read them."""
         piece = self._kept.pop(key, None)
         if piece is None:
             piece = read()
@@ -94,25 +100,24 @@ _serials = count()
 class RingFile(RingImage):
     """One ring, opened for reading.
 
-    What it says of itself and how far its communicators have come is read at once; records
-    are read when they are asked for.
+    The process description and the communicators' progress are read at once, records on demand.
 
     Args:
         path: The file. Symbolic links are not followed.
         owned: Refuse a ring that another user could have written.
 
     Attributes:
-        about: The self-description.
-        head: Records made.
-        states: How far each communicator has come, by its number.
-        activities: Fields of what the process does besides its calls.
-        device: What GPUs had written before any record was looked at; empty where none do.
-        scale: By which positions are multiplied to tell the calls of one replay apart; 1 in a
-            ring without CUDA graphs.
-        live: Set by whoever knows that the ring is still written, before asking for records.
+        about: The process description.
+        head: Number of records made.
+        states: Progress of each communicator, by its number.
+        activities: Fields of the process's activities.
+        device: The device section, read before any record; empty if there is none.
+        scale: Factor on positions that leaves room for the calls of a replay; 1 in a ring without
+            CUDA graphs.
+        live: Whether the ring is still being written; set it before reading records.
 
     Raises:
-        DamagedFileError: It is no ring, or its header contradicts its size.
+        DamagedFileError: The file is not a ring, or its header contradicts its size.
         OSError: It cannot be opened.
     """
 
@@ -126,17 +131,17 @@ class RingFile(RingImage):
         self.scale = 1
         self._serial = next(_serials)
         self._pinned: Records | None = None
-        # Less than a circle, so that the record before fits in with them.
+        # Less than the capacity, so that the preceding record is still there.
         self._reach = min(layout.TABLE_EVERY + 256, self.geometry.capacity - 1)
         try:
-            # Before the records: what has finished by now has been recorded.
+            # Before the records: a call that has finished by now has been recorded.
             self.device = self.read_device()
             self._find_head()
             self.activities = self.read_activities()
             self.scale = layout.MOST_GRAPH_CALLS if self.graphs_used else 1
             if self.head * self.scale > layout.MOST:
-                raise DamagedFileError(f"{path} is damaged: it speaks of {self.head} records")
-            # After the records: what they refer to had been written before them.
+                raise DamagedFileError(f"{path} is damaged: it claims {self.head} records")
+            # After the records: texts are written before the records that refer to them.
             self.texts = self.read_texts()
             self.about = self.read_about()
         except BaseException:
@@ -145,27 +150,27 @@ class RingFile(RingImage):
 
     @property
     def lost(self) -> int:
-        """Record that had been overwritten when the ring was opened."""
+        """Number of records that had been overwritten when the ring was opened."""
         return max(0, self.head - self.geometry.capacity)
 
     @property
     def oldest(self) -> int:
-        """Position of the oldest record that may be left."""
+        """Position of the oldest record that may still exist."""
         if self.live:
             return self.head - len(self._pin())
         return self.lost
 
     @cached_property
     def graphs(self) -> GraphTables:
-        """What its CUDA graphs hold; read when it is asked for."""
+        """The calls of its CUDA graphs, read on demand."""
         return read_graphs(self)
 
     # --- records ---------------------------------------------------------------------------
 
     def window(self, start: int, stop: int) -> Records:
-        """Return the whole records at positions ``start`` to ``stop - 1``, oldest first.
+        """Return the complete records at positions ``start`` to ``stop - 1``, oldest first.
 
-        Records that are gone or torn are left out.
+        Overwritten and incomplete records are left out.
         """
         start, stop = max(start, self.oldest), min(stop, self.head)
         if start >= stop:
@@ -186,7 +191,7 @@ class RingFile(RingImage):
         """Return a communicator's collectives among the records of a chunk.
 
         Args:
-            number: The chunk: positions from ``number * CHUNK`` on.
+            number: Number of the chunk, which begins at position ``number * CHUNK``.
             comm: The communicator's number.
         """
 
@@ -196,7 +201,7 @@ class RingFile(RingImage):
         return _pieces.get((self._serial, number, comm), read)
 
     def marks(self, comm: int) -> RingMarks:
-        """Return a communicator's marks, as far as the records are kept that they stand at."""
+        """Return a communicator's marks whose records are still kept."""
         low, high = np.searchsorted(self._marks["word"], np.array([comm, comm + 1], np.uint32))
         mine = self._marks[low:high]
         begins = mine["begin"]
@@ -204,16 +209,16 @@ class RingFile(RingImage):
         mine = mine[low:high]
         seqs = mine["seq"]
         if np.any(seqs[1:] <= seqs[:-1]):
-            return _NO_MARKS  # damaged; records are found without them
+            return _NO_MARKS  # damaged; records can be found without marks
         return RingMarks(seqs, mine["begin"] - np.uint64(1), mine["hash"])
 
     @cached_property
-    def _marks(self) -> Circle:
-        """RingMarks that are whole, by communicator and in order; read when they are asked for."""
-        marks = self.read_circle(self.geometry.mark_area, self.geometry.marks)
+    def _marks(self) -> Entries:
+        """All complete marks, sorted by communicator and position, read on demand."""
+        marks = self.read_entries(self.geometry.mark_area, self.geometry.marks)
         order = np.lexsort((marks["begin"], marks["word"]))
         marks = marks.take(order)
-        found: Circle = marks.compress(marks["begin"] != 0)
+        found: Entries = marks.compress(marks["begin"] != 0)
         return found
 
     def _chunk(self, number: int) -> Records:
@@ -228,7 +233,7 @@ class RingFile(RingImage):
         return _pieces.get((self._serial, number), read)
 
     def _pin(self) -> Records:
-        """Copy what is left of a ring that is still written, from the newest back to a gap."""
+        """Copy the records of a ring that is still being written, from the newest to a gap."""
         if self._pinned is None:
             parts: list[Records] = []
             limit = max(self.lost, self.head - _PINNED)
@@ -247,32 +252,32 @@ class RingFile(RingImage):
         return self._pinned
 
     def _find_head(self) -> None:
-        """Find how many records were made, and each communicator's state at that point."""
+        """Find the number of records made, and each communicator's state at that point."""
         for attempt in range(_ATTEMPTS):
             entries = self._read_table()
             sinces = sorted({int(entry["begin"]) - 1 for _, entry in entries}, reverse=True)
             self._follow(entries, self._believable(sinces, attempt))
-            # While this was read, a fast writer may have gone round a small ring.
+            # Meanwhile a fast writer may have lapped a small ring.
             newest = max((int(entry["begin"]) - 1 for _, entry in self._read_table()), default=0)
             if newest <= max([self.head, *sinces[:1]]):
                 return
 
     def _read_table(self) -> list[tuple[int, Any]]:
-        """Return communicators' numbers and their entries of both halves of the table."""
-        table = self.read_circle(self.geometry.table, 2 * layout.MAX_COMMS)
+        """Return pairs of communicator number and entry, from both halves of the table."""
+        table = self.read_entries(self.geometry.table, 2 * layout.MAX_COMMS)
         places = np.flatnonzero(table["begin"])
         return [(int(place) % layout.MAX_COMMS + 1, table[place]) for place in places]
 
     def _believable(self, sinces: list[int], attempt: int) -> int:
-        """Return the newest of these heads that records bear witness to."""
+        """Return the newest of these heads that the records confirm."""
         for since in sinces:
             if len(self.read_stable(max(since - 1, 0), since + self._reach)):
                 return since
-        # A table that has moved on each time is a writer's, however fast; else it is damaged.
+        # If the table changed at each attempt, the writer is fast; otherwise it is damaged.
         return sinces[0] if sinces and attempt == _ATTEMPTS - 1 else 0
 
     def _follow(self, entries: list[tuple[int, Any]], head: int) -> None:
-        """Go on from a table to the end of the stream."""
+        """Read from a table entry to the end of the stream."""
         self.head = head
         while len(tail := self.read_stable(self.head, self.head + self._reach)):
             self.head = int(tail["begin"][-1])
@@ -289,7 +294,7 @@ class RingFile(RingImage):
         self._count(self.read_stable(max(start, self.lost), self.head))
 
     def _count(self, records: Records) -> None:
-        """Bring the states up to date with records that were made since."""
+        """Update the states with newer records."""
         fixed = records["fixed"]
         p2p = fixed & layout.FIXED_P2P != 0
         for kind in (~p2p, p2p):
@@ -307,17 +312,17 @@ class RingFile(RingImage):
 
 
 def hash_before(after: int, signature: int) -> int:
-    """Return the running hash before a call from the one after it."""
+    """Return the running hash before a call, given the one after it and its signature."""
     return (after - signature) * BASE_INVERSE & ((1 << 64) - 1)
 
 
 def collectives(records: Records, comm: int) -> Records:
-    """Return those records that are collectives of a communicator."""
+    """Return the records that are collectives of communicator number `comm`."""
     other = layout.FIXED_P2P | layout.FIXED_STEP
     return chosen(records, (records["comm"] == comm) & (records["fixed"] & other == 0))
 
 
 def bracket(seqs: NDArray[np.uint64], seq: int) -> tuple[int, int]:
-    """Return the places of the marks around a seq: the last at or before, the first after."""
+    """Return the indices of the marks around `seq`: the last at or before, the first after."""
     after = int(np.searchsorted(seqs, np.uint64(seq), "right"))
     return after - 1, after

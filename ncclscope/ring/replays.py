@@ -1,8 +1,8 @@
-"""Records replays of CUDA graphs: one record for all calls of a graph on one communicator.
+"""Record replays of CUDA graphs: one record for all calls of a graph on one communicator.
 
-The running hash is a polynomial (see :mod:`ncclscope.model.signature`), so that all calls of a
-graph enter it in one step, as ``hash * BASE ** count + digest``, and leave the same hash behind as
-if they had been recorded one by one.
+The running hash is a polynomial (see :mod:`ncclscope.model.signature`). So all calls of a graph
+update it in one step, ``hash * BASE ** count + digest``. The result is the same as if they had
+been recorded one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ncclscope.ring.graph_book import GraphCall
 __all__ = ["Part", "parts_of", "post_replay"]
 
 _RECORD = struct.Struct("<QQQQQ48sQ")
-"""A record with ``numel``, which is the number of the replay, apart from what repeats."""
+"""A record; ``numel``, the number of the replay, is separate from the repeating fields."""
 _pack_replay = _RECORD.pack_into
 _powers = [1]
 """Those of BASE, as far as they have been needed."""
@@ -34,10 +34,9 @@ class Part:
 
     Attributes:
         channel: The communicator.
-        packed: What it takes to record a replay: the communicator, how many calls they are,
-            ``BASE`` to the power of that, their own running hash from zero, and what repeats of
-            the record: packed parameters of the last of them, without ``numel``, and packed
-            graph number and flags.
+        packed: The data for recording a replay: channel; number of calls; ``BASE`` to that
+            power; their running hash from zero; and the repeating bytes of the record, which are
+            the last call's packed parameters without ``numel``, graph number and flags.
     """
 
     __slots__ = ("_hashes", "channel", "packed")
@@ -50,7 +49,7 @@ class Part:
         fixed = bytearray(calls[-1].fixed)
         fixed[layout.FIXED_FLAGS] |= layout.FIXED_REPLAY
         if calls[-1].sizes is not None:
-            fixed[layout.FIXED_SIZES] = bytes(4)  # they are in the graphs part
+            fixed[layout.FIXED_SIZES] = bytes(4)  # they are in the graphs section
         moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
         power, digest = _powers[len(calls)], self._hashes[-1]
         self.channel = channel
@@ -60,14 +59,14 @@ class Part:
         """Return the running hash after the first calls of a replay.
 
         Args:
-            running: Running hash before it.
-            count: How many of its calls.
+            running: Running hash before the replay.
+            count: Number of its calls to include.
         """
         return (running * _powers[count] + self._hashes[count]) & MASK
 
 
 class _Ring(Protocol):
-    """What recording a replay needs of the writer."""
+    """The part of the writer that recording a replay needs."""
 
     position: int
     capacity: int
@@ -94,11 +93,11 @@ def post_replay(writer: _Ring, parts: Sequence[Part], number: int) -> int:
 
     Args:
         writer: The ring.
-        parts: What the graph holds.
-        number: How often it has been replayed, this time included.
+        parts: The graph's collectives by communicator.
+        number: Number of replays of the graph, including this one.
 
     Returns:
-        The position of the first record; -1 where the graph holds nothing.
+        The position of the first record; -1 if the graph has no collectives.
     """
     first = -1
     now = _time_ns()

@@ -1,4 +1,4 @@
-"""The device part of a ring that is being written: one slot for each communicator."""
+"""Write the device section of a ring: one slot for each communicator."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """Where GPUs write how far they are, and the process what that count is worth.
+    """The slots in which GPUs count calls, and the process states whether a count is valid.
 
     Args:
-        buffer: The map of the file.
-        geometry: Where its parts are.
+        buffer: The mapped file.
+        geometry: Offsets and sizes of its sections.
 
     Attributes:
-        address: Of the part, in this process.
-        size: In bytes.
+        address: Address of the device section in this process.
+        size: Its size in bytes.
     """
 
     def __init__(self, buffer: mmap.mmap, geometry: layout.Geometry) -> None:
@@ -32,30 +32,37 @@ class Slots:
         buffer[layout.HEADER_DEVICE_SIZE : layout.HEADER_DEVICE_SIZE + 8] = size
 
     def keep(self) -> None:
-        """Hold the map until the process ends: a GPU may write to the last."""
+        """Keep the map until the process ends: a GPU may write until then."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._start))
 
     def numbers(self, index: int) -> memoryview:
-        """Return the slot of a communicator, by its number, as numbers of 64 bits."""
+        """Return a communicator's slot as 64-bit integers; `index` is its number."""
         start = self._offset + self.offset(index)
         with memoryview(self._buffer) as everything:
             return everything[start : start + layout.SLOT.size].cast("Q")
 
     def offset(self, index: int) -> int:
-        """Return where the slot of a communicator begins in the part."""
+        """Return the offset of a communicator's slot in the device section, in bytes."""
         return (index - 1) * layout.SLOT.size
 
     def put(self, index: int, state: int, reason: int = 0, since: int = 0) -> None:
-        """Say what the count of a communicator is worth from here on."""
+        """Set whether a communicator's count is valid from here on.
+
+        Args:
+            index: The communicator's number.
+            state: One of `layout.SLOT_*`.
+            reason: Index into `layout.LOST`.
+            since: Sequence number of the call since which this holds.
+        """
         place = self._offset + self.offset(index) + layout.SLOT_STATE
         layout.SLOT_FATE.pack_into(self._buffer, place, state, reason, since)
 
     def put_clock(self, index: int, difference: int) -> None:
-        """Say how far the host's clock is ahead of the GPU's, in nanoseconds."""
+        """Store the difference of the host's and the GPU's clock in ns."""
         place = self._offset + self.offset(index) + layout.SLOT_CLOCK
         self._buffer[place : place + 8] = difference.to_bytes(8, "little", signed=True)
 
     def put_enters(self, index: int) -> None:
-        """Say that calls entered are counted, too."""
+        """Note that the GPU also counts calls that it has entered."""
         place = self._offset + self.offset(index) + layout.SLOT_ENTERS
         self._buffer[place : place + 4] = (1).to_bytes(4, "little")

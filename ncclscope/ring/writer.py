@@ -48,7 +48,7 @@ _STEPS = tuple(
 """What repeats in the records of steps, behind ``numel``: of passes, and of dummy batches."""
 _MOST = layout.MOST
 _PLAIN = bytes(layout.MOMENT.size)
-"""The moment of a call outside groups and graphs that is yet to start."""
+"""The moment of a call outside groups and graphs that has not started yet."""
 _LOW = 0xFFFFFFFF
 
 
@@ -62,23 +62,23 @@ class RingWriter:
     dies. (A free-threaded interpreter makes no such promise; there a lock is put around them.)
 
     Args:
-        directory: Where the file goes; made with mode 0700 when absent.
-        capacity: Records kept.
-        about: Self-description, anything that JSON can hold.
-        device: Whether GPUs are to write into it how far they are.
+        directory: Directory of the file; created with mode 0700 if absent.
+        capacity: Number of records kept.
+        about: Process description; any JSON values.
+        device: Whether GPUs write their progress into it.
 
     Attributes:
-        activities: What the process does besides its calls.
-        graphs: What CUDA graphs hold.
-        capture: Gets communicator, packed parameters, signature and NCCL group of a call that is
-            captured, and returns whether it has taken it as a part of a graph.
-        slots: Where GPUs write; None where they are not to.
-        path: The file.
-        moved: Why it is not in the directory that was asked for; empty when it is.
-        pointed: Whether a note in that directory then says where it is.
+        activities: The process's activities besides its calls.
+        graphs: The calls of CUDA graphs.
+        capture: Called with communicator, packed parameters, signature and NCCL group of a
+            captured call; returns whether it has added the call to a graph.
+        slots: The GPUs' progress counters; None without `device`.
+        path: Path of the file.
+        moved: Why it is not in the requested directory; empty if it is.
+        pointed: Whether a pointer file in that directory names the path of a moved ring.
 
     Raises:
-        RingError: No directory could take the ring.
+        RingError: No directory had room for the ring.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class RingWriter:
         self._buffer: mmap.mmap | bytearray = buffer
         self._interner = Interner(buffer, self.geometry)
         self.fixed = self._interner.fixed
-        """:meth:`Interner.fixed`, which packs the part of a record that repeats."""
+        """:meth:`Interner.fixed`, which packs the repeating part of a record."""
         self.holds_sizes = self._interner.holds_sizes
-        """:meth:`Interner.holds_sizes`, which says whether it can be used again."""
+        """:meth:`Interner.holds_sizes`, which says whether packed parameters can be reused."""
         self.sizes_of = self._interner.sizes_of
         """:meth:`Interner.sizes_of`, which reads a sizes list back."""
         self.activities = Activities(buffer, self._interner)
@@ -159,7 +159,7 @@ class RingWriter:
 
     @property
     def refused(self) -> int:
-        """Texts that could not be written, since one was being written; see :class:`Interner`."""
+        """Number of texts not written because another write was interrupted; see `Interner`."""
         return self._interner.refused
 
     def post(
@@ -175,9 +175,9 @@ class RingWriter:
         """Record one collective.
 
         Args:
-            channel: The communicator it was posted on.
-            fixed: What :meth:`fixed` made of its parameters.
-            signature: What :func:`ncclscope.model.signature.sign` made of them.
+            channel: The communicator on which it is enqueued.
+            fixed: Its parameters as packed by :meth:`fixed`.
+            signature: Their signature from :func:`ncclscope.model.signature.sign`.
             state: A :class:`~ncclscope.model.State`.
             flags: FLAG_* of the layout.
             group: Number of the NCCL group, 0 outside.
@@ -198,10 +198,10 @@ class RingWriter:
                 signed = replayed(signature)
         now = _time_ns()
         before = channel.hash
-        # To multiply long numbers is to let in signal handlers, and the garbage collector.
+        # Multiplying long integers may run signal handlers and the garbage collector.
         running = (before * BASE + signed) & MASK
         if channel.hash is before:
-            # From here until the record is stored, no call and no jump: see the class.
+            # No call and no jump from here until the record is stored; see the class.
             position = self.position
             begin = position + 1
             seq = channel.seq + 1
@@ -236,7 +236,7 @@ class RingWriter:
         group: int = 0,
         graph: int = 0,
     ) -> int:
-        """Record a send or a receive, which is no part of the common sequence."""
+        """Record a send or a receive, which is not part of the common sequence."""
         moment = _PLAIN
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
@@ -298,7 +298,7 @@ class RingWriter:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
 
     def _guard_posts(self) -> None:
-        """Put a lock around what records, for an interpreter without a GIL."""
+        """Put a lock around the recording methods, for an interpreter without a GIL."""
         for name in ("post", "post_p2p", "post_step", "post_replay"):
             setattr(self, name, self._guarded(getattr(self, name)))
 
@@ -310,7 +310,7 @@ class RingWriter:
 
         return guarded
 
-    # --- what the calls refer to -----------------------------------------------------------
+    # --- communicators ---------------------------------------------------------------------
 
     def channel(self, about: Mapping[str, Any]) -> Channel:
         """Return a new channel for a communicator with this description.
@@ -335,10 +335,10 @@ class RingWriter:
         """Add to a communicator's description, such as the label that became known later."""
         self._interner.text(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
 
-    # --- what the process says of itself -----------------------------------------------------
+    # --- process description -----------------------------------------------------------------
 
     def describe(self, **fields: Any) -> None:
-        """Add to the self-description; a text too long for its place is left out."""
+        """Add to the process description, dropping the longest fields if it gets too long."""
         with self._lock:
             self._write_about(fields)
 
@@ -359,17 +359,17 @@ class RingWriter:
         layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
 
     def beat(self) -> None:
-        """Leave a sign of life."""
+        """Store a heartbeat."""
         self._put_u64(layout.HEADER_HEARTBEAT, _time_ns())
 
     def finish(self) -> None:
-        """Note that the process ended in order. The map stays: other threads may still write."""
+        """Record a normal exit. The map stays: other threads may still write."""
         self._write_table()
         self.beat()
         self._put_u64(layout.HEADER_EXITED, _time_ns())
 
     def detach(self) -> None:
-        """Let go of the file without a trace in it; what is recorded now goes nowhere.
+        """Stop writing to the file, without changing it; later records are discarded.
 
         For the child after a fork, whose map is its parent's ring.
         """
@@ -377,7 +377,7 @@ class RingWriter:
         self._buffer = bytearray(layout.PAGE)
         self._base = 0
         self.capacity = 1
-        # A lock may have been held by a thread that does not exist here.
+        # A thread that does not exist in this process may have held a lock.
         self._lock = threading.RLock()
         self._post_lock = threading.RLock()
         self._interner.detach()
@@ -387,7 +387,7 @@ class RingWriter:
         for name in ("_mark", "_write_table", "_write_about", "capture"):
             setattr(self, name, _nothing)
 
-    # --- circles beside the records ----------------------------------------------------------
+    # --- table and marks ---------------------------------------------------------------------
 
     def _mark(self, index: int, position: int, seq: int, running: int) -> None:
         place = self._marks % self.geometry.marks
@@ -414,7 +414,7 @@ class RingWriter:
 
 
 def _slots(buffer: mmap.mmap, geometry: layout.Geometry) -> Slots:
-    from ncclscope.ring.slots import Slots  # takes ctypes, which few processes need
+    from ncclscope.ring.slots import Slots  # imports ctypes, which few processes need
 
     return Slots(buffer, geometry)
 

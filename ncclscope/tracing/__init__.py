@@ -1,1 +1,1 @@
-"""Records the calls of this process: who it is, what it posts, from where."""
+"""Record this process: its identity, its calls, and their call sites."""

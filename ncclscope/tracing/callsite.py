@@ -1,12 +1,12 @@
-"""Which line of the program posted a call.
+"""Find the line of the program that enqueued a call.
 
-The frames nearest to a collective belong to plumbing: torch's wrappers, vLLM's communicator
-classes, our own probes. The call site is the first frame above them. Where that lies in an
-installed package, the first frame of the user's own program is found, too.
+The innermost frames of a collective are plumbing: torch's wrappers, vLLM's communicator classes,
+ncclscope's probes. The call site is the first frame above them. If it is in an installed package,
+the first frame of the user's own program is found, too.
 
-Walking up costs about 0.1 us a frame, so frames are classified once and known by the identity
-of their code object afterwards. In an engine the whole stack is installed: where no frame of a
-user is found above a site a few times, none is looked for there any more.
+Walking up costs about 0.1 us per frame, so frames are classified once and cached by the identity
+of their code object. In an engine the whole stack is installed. So if a site has no user frame a
+few times, the search there stops.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from ncclscope.model.sites import INSTALLED, PLUMBING
 __all__ = ["Place", "add_plumbing", "describe", "locate", "plumbing", "user_line", "user_place"]
 
 Instruction = int | tuple[int, int, int]
-"""Offset of an instruction; with identity of the user's code and offset in it, where found."""
+"""Offset of an instruction; with identity and offset of the user's code, if that was found."""
 
 Place = tuple[int, Any, CodeType]
 
 plumbing: dict[int, int] = {}
-"""By ``id(code)``: its role. The path of a call takes that of the user's own program from here."""
-# The code objects are kept, or another could take over an id.
+"""Role by ``id(code)``. Probes read it directly, to save a call on their hot path."""
+# Keep the code objects, so that no other object gets the same id.
 _codes: dict[int, CodeType] = {}
 _texts: dict[tuple[int, Any], str] = {}
 _lines: dict[tuple[int, Any], str] = {}
 _misses: dict[int, int] = {}
-"""By ``id(code)`` of a site: how often no frame of a user was above it."""
+"""Number of times that no user frame was found above a site, by ``id(code)`` of the site."""
 
 _LIMIT = 20_000
-"""Programs that make code at run time must not make these tables grow without end."""
+"""Most entries of these tables, as programs can create code at run time."""
 _DEPTH = 32
-"""Frames above a site among which the user's is looked for."""
+"""Frames above a site that are searched for the user's frame."""
 _PATIENCE = 4
 _FOUND = -(1 << 60)
 
@@ -49,7 +49,7 @@ _ours = [
 
 
 def add_plumbing(folder: str) -> None:
-    """Pass over what lies in a folder: another part of this project."""
+    """Skip frames of a folder when locating call sites: another part of this project."""
     _ours.append(os.path.join(folder, ""))
 
 
@@ -57,9 +57,9 @@ def locate(frame: FrameType | None) -> Place | None:
     """Find the first frame that is not plumbing, from ``frame`` outwards.
 
     Returns:
-        Identity of its code, offset of the instruction (with what is known of the user's frame,
-        where this one is installed), and the code; None when there is none. The first two
-        identify the call site and are cheap to hash.
+        Identity of its code, offset of the instruction (with the user's frame, if this frame is
+        installed), and the code; None if there is no such frame. The first two identify the call
+        site and are cheap to hash.
     """
     known = plumbing
     while frame is not None:
@@ -76,11 +76,11 @@ def locate(frame: FrameType | None) -> Place | None:
 
 
 def describe(code: CodeType, instruction: Instruction) -> str:
-    """Return the text of a place that :func:`locate` found, as ``sites.join`` writes it."""
+    """Return the text of a place from :func:`locate`, in the form of ``sites.join``."""
     key = (id(code), instruction)
     text = _texts.get(key)
     if text is None:
-        _classify(code)  # keeps the code alive, so that the key stays true
+        _classify(code)  # keeps the code alive, so that the key stays unique
         if isinstance(instruction, tuple):
             at, user, user_at = instruction
             text = sites.join(_spell(code, at), _spell(_codes[user], user_at))
@@ -92,7 +92,7 @@ def describe(code: CodeType, instruction: Instruction) -> str:
 
 
 def user_place(frame: FrameType | None) -> str | None:
-    """Return the user's line above a frame, or the call site where none is found."""
+    """Return the user's line above a frame, or the call site if there is none."""
     found = locate(frame)
     if found is None:
         return None
@@ -101,7 +101,7 @@ def user_place(frame: FrameType | None) -> str | None:
 
 
 def user_line(frame: FrameType | None) -> str | None:
-    """Return the same in short, for a path that is taken often."""
+    """Return `user_place` in short form, cached for hot paths."""
     found = locate(frame)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _with_user(frame: FrameType, place: int) -> Instruction:
         if role is None:
             role = _classify(code)
         if not role:
-            if id(code) not in known:  # there is no room for it
+            if id(code) not in known:  # the table is full
                 break
             if misses >= 0:
                 _misses[place] = _FOUND
@@ -163,7 +163,7 @@ def _classify(code: CodeType) -> int:
 
 
 def _role(path: str) -> int:
-    """Return the role of a source file, by where it really lies."""
+    """Return the role of a source file by its real path."""
     if path.startswith(tuple(_ours)):
         return PLUMBING
     role = sites.library_role(path)

@@ -1,4 +1,4 @@
-"""A communicator that a process records on, with what repeats from call to call."""
+"""A communicator of the recording process, with its cache of packed call parameters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _TEMPLATES_KEPT = 4096
 
 
 class Template(NamedTuple):
-    """What repeats from call to call with the same parameters."""
+    """Packed parameters and signature, shared by calls with the same parameters."""
 
     fixed: bytes
     signature: int
 
 
 class NamelessTemplate(Template):
-    """One to be used once: a signal handler came in while a text of it was being written."""
+    """A template for one use only: a signal handler interrupted the write of one of its texts."""
 
 
 class Comm:
-    """A communicator as this process records on it; made by :meth:`Tracer.communicator`.
+    """A communicator of this process; created by :meth:`Tracer.communicator`.
 
     Attributes:
-        templates: For the probes: whatever identifies a call's parameters -> Template.
+        templates: The probes' cache: template by any key that identifies a call's parameters.
     """
 
     __slots__ = ("__weakref__", "backend", "channel", "key", "label", "ranks", "templates")
@@ -46,7 +46,13 @@ class Comm:
 
 
 def keep(comm: Comm, parameters: Any, template: Template) -> None:
-    """Keep a template for the next call, and the table from growing without end."""
+    """Cache a template for later calls, within a limit.
+
+    Args:
+        comm: The communicator.
+        parameters: Key that identifies the call's parameters.
+        template: The template.
+    """
     if isinstance(template, NamelessTemplate):
         return  # the next call with these parameters will have its name
     if len(comm.templates) >= _TEMPLATES_KEPT:

@@ -1,8 +1,8 @@
-"""What the probes of this process record and what they cannot see, as its ring says it.
+"""Record what this process's probes cover and what they cannot see.
 
-A rank of which less is recorded than of its peers looks as if it had left calls out. So each
-ring says which probes were on, and what the process used that no probe records. What is noted
-before there is a ring is in it from the start.
+A rank with fewer recorded calls than its peers appears to have skipped some. So each ring says
+which probes were on, and which uses of communication no probe records. Notes made before the
+ring exists are in it from the start.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ncclscope.tracing import session
 __all__ = ["ABSENT", "ENDED", "ON", "REFUSED", "is_unseen", "probe", "unseen"]
 
 ON, ENDED, REFUSED, ABSENT = "on", "ended", "refused", "absent"
-"""States of a probe: it records; it did; what it found is not what it knows; nothing is there."""
+"""States of a probe: recording; ended; refused an unknown version; its target is not installed."""
 
 _LONGEST = 300
-"""Characters of a text: a ring has 8 KiB for all that a process says of itself."""
+"""Longest text in characters: a ring has 8 KiB for the whole process description."""
 _MOST_PROBES = 48
 _MOST_KINDS = 16
 _MOST_COMMS = 16
@@ -32,10 +32,10 @@ def probe(name: str, state: str, why: str = "") -> None:
     """Note whether a probe records.
 
     Args:
-        name: Of a probe, ``c10d``, or of one function that it does not record,
-            ``pynccl.all_gather``.
+        name: Name of a probe (``c10d``), or of a function that it does not record
+            (``pynccl.all_gather``).
         state: ``ON``, ``ENDED``, ``REFUSED`` or ``ABSENT``.
-        why: A sentence for a person; nothing where it is on.
+        why: Reason as a sentence; empty if it is on.
     """
     entry = {"state": state, "why": why[:_LONGEST]} if why else {"state": state}
     if _probes.get(name) == entry or (name not in _probes and len(_probes) >= _MOST_PROBES):
@@ -45,12 +45,12 @@ def probe(name: str, state: str, why: str = "") -> None:
 
 
 def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
-    """Note that the process uses something that no probe records; to be called before it does.
+    """Note that the process will use something that no probe records; call it before the use.
 
     Args:
-        kind: A word for programs, such as ``ddp``: what it is.
-        text: One sentence for a person.
-        comms: Keys of the communicators concerned; none where that is not known.
+        kind: Identifier of the use, such as ``ddp``.
+        text: One sentence for the user.
+        comms: Keys of the communicators concerned; empty if unknown.
     """
     found = _unseen.get(kind)
     keys = list(comms)
@@ -62,7 +62,7 @@ def unseen(kind: str, text: str, comms: Iterable[str] = ()) -> None:
         known = found["comms"]
         if not known or (keys and known and set(keys) <= set(known)):
             return
-        # Once it is not known for one use, or there are too many, it may be any of them.
+        # If one use names no communicator, or they are too many, it may be any of them.
         keys = [*known, *(key for key in keys if key not in known)] if keys else []
         entry = {**found, "comms": keys if len(keys) <= _MOST_COMMS else []}
     _unseen[kind] = entry
@@ -76,7 +76,7 @@ def is_unseen(kind: str, comm: str) -> bool:
 
 
 def _forget_use() -> None:
-    """Return a forked child has the probes of its parent, and uses nothing yet."""
+    """Forget all uses: a forked child has its parent's probes, but no uses yet."""
     _unseen.clear()
     session.describe(unseen=[])
 

@@ -1,8 +1,7 @@
-"""CUDA graphs of one process: what was posted while each was captured, and each replay.
+"""Record the CUDA graphs of a process: the calls captured into each, and its replays.
 
-What is posted while a graph is captured is not carried out. It becomes the graph's list of
-calls and takes no part in the sequence of its communicator; each replay then enters it as a
-whole. ::
+A captured call does not run. It becomes part of the graph's list of calls and not of the
+communicator's sequence. Each replay then adds the whole list to the sequence. ::
 
     capture = tracer.graphs.begin()
     tracer.record(comm, "all_reduce", shape=(15, 2), dtype="float32", captured=True)
@@ -28,12 +27,12 @@ __all__ = ["GraphCapture", "Graphs", "TracedGraph"]
 
 
 class GraphCapture:
-    """A graph that is being captured; made by :meth:`Graphs.begin`.
+    """A graph that is being captured; created by :meth:`Graphs.begin`.
 
     Attributes:
-        calls: What was posted since.
-        marked: Calls behind which there is a marker for the GPU, by communicator.
-        in_stream: Whether these markers stand in the stream; None before the first.
+        calls: The calls captured so far.
+        marked: Number of calls followed by a GPU marker, by communicator.
+        in_stream: Whether the markers are in the stream; None before the first.
     """
 
     __slots__ = ("calls", "in_stream", "marked", "thread")
@@ -46,13 +45,12 @@ class GraphCapture:
 
 
 class TracedGraph:
-    """A graph that has been captured; made by :meth:`Graphs.end`.
+    """A captured graph; created by :meth:`Graphs.end`.
 
     Attributes:
-        number: Its number in this process, from 1, among the graphs that hold calls; 0 for one
-            that holds none.
-        replays: How often it has been replayed.
-        marks: By communicator, the markers among its calls, and how many calls those are.
+        number: Its number among this process's graphs with calls, from 1; 0 without calls.
+        replays: Number of replays so far.
+        marks: Markers of each communicator, with their number of calls in the graph.
     """
 
     __slots__ = ("_parts", "_singles", "_tracer", "marks", "number", "replays")
@@ -63,14 +61,14 @@ class TracedGraph:
         self.replays = 0
         self.marks: Sequence[tuple[Any, int]] = ()
         self._parts = parts_of(calls, number) if kept else []
-        # What is not part of a common sequence, or what there was no room for.
+        # Sends and receives, or all calls if the graphs section had no room for the graph.
         self._singles = [call for call in calls if not (kept and call.signature)]
 
     def replay(self) -> int:
-        """Record that all calls of the graph are about to be posted once more.
+        """Record that all calls of the graph are about to be enqueued again.
 
         Returns:
-            The position of the first record, for :meth:`Tracer.complete`; -1 where there is none.
+            The position of the first record, for :meth:`Tracer.complete`; -1 if there is none.
         """
         self.replays = number = self.replays + 1
         tracer = self._tracer
@@ -98,7 +96,7 @@ class Graphs:
     """The graphs of one tracer.
 
     Args:
-        tracer: Where calls and replays are recorded.
+        tracer: The tracer that records calls and replays.
     """
 
     def __init__(self, tracer: Host) -> None:
@@ -108,10 +106,10 @@ class Graphs:
         self._lock = threading.RLock()
 
     def begin(self) -> GraphCapture:
-        """Note that a graph is being captured.
+        """Begin the capture of a graph.
 
-        What is recorded as captured from here on belongs to it; where several are captured at
-        once, to that of the thread which posts it, or else to the newest.
+        Calls recorded as captured from here on belong to it. If several graphs are captured at
+        once, a call belongs to the one of its thread, or else to the newest.
         """
         capture = GraphCapture()
         with self._lock:
@@ -120,7 +118,7 @@ class Graphs:
         return capture
 
     def leave(self, capture: GraphCapture) -> bool:
-        """Note that nothing more is captured into a graph; False where that is known."""
+        """Stop capturing into a graph; return False if it was already stopped."""
         with self._lock:
             if capture not in self._open:
                 return False
@@ -128,7 +126,7 @@ class Graphs:
         return True
 
     def end(self, capture: GraphCapture) -> TracedGraph:
-        """Write down what a graph holds, and return it."""
+        """Write the calls of a graph to the ring, and return the graph."""
         self.leave(capture)
         if not capture.calls:
             return TracedGraph(self._tracer, 0, (), False)
@@ -142,19 +140,19 @@ class Graphs:
         return graph
 
     def current(self) -> GraphCapture | None:
-        """Return what a call belongs to that this thread captures now."""
+        """Return the capture that a call of this thread belongs to; None if there is none."""
         captures = self._open[:]
         here = threading.get_ident()
         mine = [capture for capture in captures if capture.thread == here] or captures
         return mine[-1] if mine else None
 
     def detach(self) -> None:
-        """Drop what was being captured; for the child after a fork."""
+        """Drop open captures, in the child after a fork."""
         self._lock = threading.RLock()
         self._open.clear()
 
     def _take(self, channel: Channel, fixed: bytes, signature: int, group: int) -> bool:
-        """Take a captured call where a graph is open for it."""
+        """Add a captured call to its graph; return False if no capture is open."""
         capture = self.current()
         if capture is None:
             return False

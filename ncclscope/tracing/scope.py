@@ -1,7 +1,7 @@
-"""What holds for the calls of one thread while a ``with`` block is open.
+"""Per-thread state while a block is open: suppressed recording, and NCCL groups.
 
-Both states are rare, so both are kept in tables that are empty most of the time: a probe
-asks ``if scope.folding`` before it asks which thread it is on.
+Both states are rare, so both tables are empty most of the time. A probe checks
+``if scope.folding`` before it looks up its thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = [
 ]
 
 folding: dict[int, int] = {}
-"""Thread identity -> depth of :func:`folded` blocks."""
+"""Depth of open :func:`folded` blocks by thread identity."""
 
 groups: dict[int, list[int]] = {}
-"""Thread identity -> [depth, number] of the open NCCL group."""
+"""[depth, number] of the open NCCL group by thread identity."""
 
 _group_numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
 def folded() -> Iterator[None]:
-    """Calls of this thread inside the block are parts of one that is already recorded."""
+    """Suppress recording of this thread's calls in the block: a recorded call contains them."""
     thread = threading.get_ident()
     folding[thread] = folding.get(thread, 0) + 1
     try:
@@ -52,7 +52,7 @@ def is_folded() -> bool:
 
 
 def enter_group() -> None:
-    """Note that ncclGroupStart was called on this thread; only the outermost group counts."""
+    """Record ncclGroupStart on this thread; only the outermost group counts."""
     thread = threading.get_ident()
     state = groups.get(thread)
     if state is None:
@@ -62,7 +62,7 @@ def enter_group() -> None:
 
 
 def leave_group() -> None:
-    """Note that ncclGroupEnd was called on this thread."""
+    """Record ncclGroupEnd on this thread."""
     thread = threading.get_ident()
     state = groups.get(thread)
     if state is not None:
@@ -72,7 +72,7 @@ def leave_group() -> None:
 
 
 def group_number() -> int:
-    """Return number of the group that is open on this thread; 0 when none is."""
+    """Return the number of the group open on this thread; 0 if there is none."""
     if not groups:
         return 0
     state = groups.get(threading.get_ident())
@@ -80,7 +80,7 @@ def group_number() -> int:
 
 
 def _forget_threads() -> None:
-    """Drop what the parent's other threads had open: a new one here may get their identity."""
+    """Drop the state of the parent's other threads, whose identities new threads may get."""
     here = threading.get_ident()
     for table in (folding, groups):
         for thread in [thread for thread in table if thread != here]:

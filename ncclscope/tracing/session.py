@@ -1,7 +1,7 @@
-"""The tracer of this process, as the environment asks for it.
+"""The tracer of this process, if the environment enables tracing.
 
-Probes call :func:`current` for each communicator they meet, never keeping the tracer
-themselves: a forked child has none until it records something of its own.
+Probes call :func:`current` for each communicator and never keep the tracer: a forked child has
+none until it records its first call.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _lock = threading.RLock()
 _tracer: Tracer | None = None
 _failed = False
 _resets: list[Callable[[], None]] = []
-_said: dict[str, Any] = {}
-"""What :func:`describe` was given: a ring that is made later says it, too."""
+_described: dict[str, Any] = {}
+"""Fields from :func:`describe`, kept for a ring that is created later."""
 
 generation = 0
-"""Grows with each fork: what was looked up under another number is no longer true."""
+"""Incremented at each fork; cached look-ups of another generation are invalid."""
 
 
 def enabled() -> bool:
-    """Return whether the environment asks for tracing."""
+    """Return whether the environment enables tracing."""
     return directory() is not None
 
 
 def current() -> Tracer | None:
-    """Return this process's tracer, making it at the first call.
+    """Return this process's tracer, creating it at the first call.
 
     Returns:
-        None when tracing is off or no ring can be made; the latter is said once.
+        None if tracing is off or no ring can be created; the latter is reported once.
     """
     global _tracer, _failed
     if _tracer is not None or _failed:
@@ -63,7 +63,7 @@ def current() -> Tracer | None:
         rank, world_size = identity.rank_from_environment()
         try:
             _tracer = Tracer(
-                where, rank=rank, world_size=world_size, capacity=_capacity(), details=_said
+                where, rank=rank, world_size=world_size, capacity=_capacity(), details=_described
             )
         except (NcclscopeError, OSError, ValueError) as error:
             _failed = True
@@ -76,20 +76,20 @@ def current() -> Tracer | None:
 
 
 def opened() -> Tracer | None:
-    """Return this process's tracer where there is one by now, making none."""
+    """Return this process's tracer if it exists, without creating it."""
     return _tracer
 
 
 def describe(**fields: Any) -> None:
-    """Add to what the ring says of this process, now or as soon as there is one."""
+    """Add to the process description in the ring, now or when the ring is created."""
     with _lock:
-        _said.update(fields)
+        _described.update(fields)
         if _tracer is not None:
             _tracer.describe(**fields)
 
 
 def on_reset(action: Callable[[], None]) -> None:
-    """Has something called in the child after a fork: whatever holds on to the tracer."""
+    """Call `action` in the child after each fork, for code that caches tracer data."""
     _resets.append(action)
 
 
@@ -100,7 +100,7 @@ def _capacity() -> int:
     try:
         return max(layout.MIN_CAPACITY, min(int(text), 1 << 28))
     except ValueError:
-        warn_once("capacity", f"NCCLSCOPE_RECORDS={text!r} is no number; the default is taken")
+        warn_once("capacity", f"NCCLSCOPE_RECORDS={text!r} is not a number; using the default")
         return layout.DEFAULT_CAPACITY
 
 

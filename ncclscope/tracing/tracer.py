@@ -1,6 +1,6 @@
-"""Records the calls of one process.
+"""Record the calls of one process.
 
-This is the public way in, used by the probes as by anyone else::
+This is the public interface, which the probes use, too::
 
     tracer = ncclscope.Tracer(directory, rank=2, world_size=4)
     comm = tracer.communicator(key="KEY", label="tp:0", ranks=[2, 3], backend="nccl")
@@ -35,27 +35,27 @@ from ncclscope.tracing.host import CallGuard
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
 _GUARD = "ncclscope.guard.guard:open_guard"
-"""Loaded where it is asked for: it reads rings and compares them, which tracing never does."""
+"""Loaded on request: the guard reads and compares rings, which tracing itself never does."""
 _READ = 4096
-"""Letters of an error's text that are searched for secrets."""
+"""Characters of an error's text that are searched for secrets."""
 
 
 class Tracer:
     """Records into one ring file; one per process.
 
     Args:
-        directory: Where the ring goes.
-        rank: Global rank; -1 when the process has none or does not know it yet.
-        world_size: Number of ranks of the job; 0 when not known.
+        directory: Directory of the ring.
+        rank: Global rank; -1 if the process has none or does not know it yet.
+        world_size: Number of ranks of the job; 0 if unknown.
         labels: Names of the process, such as ``{"tp": "2", "dp": "1"}``.
-        capacity: Records kept.
-        heartbeat: Leave a sign of life each second, from a daemon thread, so that a reader
-            can tell how long nothing has happened.
-        details: More for the self-description, overriding what the process finds out
-            itself (``host``, ``pid``, ...).
+        capacity: Number of records kept.
+        heartbeat: Store a heartbeat each second, from a daemon thread, so that a reader
+            knows for how long nothing has happened.
+        details: Further fields of the process description; they override detected ones
+            (``host``, ``pid``, ...).
 
     Raises:
-        RingError: No ring could be made. Probes turn this into one warning.
+        RingError: No ring could be created. Probes turn this into one warning.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Tracer:
         self._stop = threading.Event()
         self._closed = False
         self.post = self.ring.post
-        """:meth:`RingWriter.post`, bound once: the probes' way in."""
+        """:meth:`RingWriter.post`, bound once, for the probes."""
         self.graphs = Graphs(self)
         self.watched: Callable[[Channel], None] | None = None
-        """Hears of replays, where calls are compared."""
+        """Called after each replay, if the guard compares calls."""
         self.device = device.open_marks(self, counts) if counts else None
-        """Counts calls on the GPU, where that was asked for."""
+        """Counts calls on the GPU, if requested."""
         self._guard = _open_guard(self)
         if self._guard is not None:
             self.post, self.watched = self._guard.post, self._guard.replayed
@@ -94,7 +94,7 @@ class Tracer:
             beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
             )
-            # No thread is to be had at the process's limit, and none while it ends.
+            # A process at its limit of threads, or during shutdown, cannot start one.
             with contextlib.suppress(RuntimeError):
                 beat.start()
         _tracers.add(self)
@@ -102,12 +102,12 @@ class Tracer:
 
     @property
     def closed(self) -> bool:
-        """Whether the process has said that it ends."""
+        """Whether the process recorded its normal exit."""
         return self._closed
 
     @property
     def path(self) -> str:
-        """The ring file."""
+        """Path of the ring file."""
         return str(self.ring.path)
 
     def communicator(
@@ -118,18 +118,18 @@ class Tracer:
         backend: str = "",
         created_at: str | None = None,
     ) -> Comm:
-        """Return the communicator with this key, making it known at the first call.
+        """Return the communicator with this key, recording it at the first call.
 
         Args:
-            key: What all members share and no other communicator has, such as a digest of
-                the ncclUniqueId.
-            label: Name for a person, ``tp:0``.
+            key: Identifier that all members share and no other communicator has, such as a digest
+                of the ncclUniqueId.
+            label: Display name, such as ``tp:0``.
             ranks: Global ranks of the members, in the communicator's order.
             backend: ``nccl``, ``gloo``, ...
-            created_at: The line of the program that made it, ``/path/file.py:120 function``.
+            created_at: Line of the program that created it, ``/path/file.py:120 function``.
 
         Raises:
-            RingError: The ring holds as many communicators as it can.
+            RingError: The ring has no room for another communicator.
         """
         comm = self._comms.get(key)
         if comm is not None:
@@ -154,7 +154,7 @@ class Tracer:
         return comm
 
     def relabel(self, comm: Comm, label: str) -> None:
-        """Give a communicator the name that became known after it was made."""
+        """Set a communicator's label after its creation."""
         if label and label != comm.label:
             comm.label = label
             self.ring.update_channel(comm.channel, {"label": label})
@@ -178,29 +178,29 @@ class Tracer:
         captured: bool = False,
         graph: int = 0,
     ) -> int:
-        """Record one call, before it is posted.
+        """Record one call, before it is enqueued.
 
         Args:
-            comm: From :meth:`communicator`.
+            comm: The communicator, from :meth:`communicator`.
             op: ``all_reduce``, ``all_gatherv``, ``send``, ... in torch's or NCCL's spelling.
             shape: Shape of the input, in elements.
             dtype: Element type, such as ``bfloat16``.
             redop: Reduction, such as ``sum``.
             root: Root, as a rank of the communicator.
             peer: Other side of a send or receive, as a rank of the communicator.
-            numel: Elements of the input; from the shape where absent.
+            numel: Number of elements of the input; computed from the shape by default.
             sizes: First dimensions per member, or splits.
             out_shape: Shape of the output.
-            out_sizes: What an all_to_all receives from each member; only beside ``sizes``.
-            site: ``file.py:120 function``; found from the stack where absent.
+            out_sizes: Sizes that an all_to_all receives from each member; only with ``sizes``.
+            site: ``file.py:120 function``; found from the stack by default.
             state: A :class:`~ncclscope.model.State`.
             captured: Whether a CUDA graph is being captured. The call then belongs to the graph
-                that :attr:`graphs` has begun, if any, and is carried out with its replays.
+                that :attr:`graphs` has begun, if any, and runs with its replays.
             graph: Identifier of that graph.
 
         Returns:
-            The record's position, for :meth:`complete`; -1 for a call that belongs to a graph,
-            and when the interpreter is too far gone to record.
+            The record's position, for :meth:`complete`; -1 for a call that belongs to a graph, or
+            during interpreter shutdown.
         """
         try:
             place = None
@@ -251,7 +251,7 @@ class Tracer:
                 )
             return self.ring.post_p2p(comm.channel, template.fixed, state, flags, group, graph)
         except Exception:
-            # While the interpreter is taken down, finalizers still run, and modules are empty.
+            # During interpreter shutdown, finalizers still run while modules are already empty.
             if sys is None or sys.is_finalizing():
                 return -1
             raise
@@ -272,10 +272,10 @@ class Tracer:
         out_sizes: Sequence[int] | None = None,
         site: str | None = None,
     ) -> Template:
-        """Pack and signs a call's parameters, for probes that keep the result.
+        """Pack and sign a call's parameters, for probes that cache the result.
 
-        Arguments are those of :meth:`record`. A template with signature 0 is a point-to-point
-        call and goes to :meth:`RingWriter.post_p2p`.
+        The arguments are those of :meth:`record`. A template with signature 0 is a point-to-point
+        call, to be recorded by :meth:`RingWriter.post_p2p`.
         """
         op = signature.canonical_op(op)
         dtype = None if dtype is None else signature.canonical_dtype(dtype)
@@ -310,42 +310,48 @@ class Tracer:
         return made(fixed, signed)
 
     def start(self, position: int) -> None:
-        """Note that the call at a position has started."""
+        """Record that the call at a position has started."""
         self.ring.advance(position, 1)
 
     def complete(self, position: int) -> None:
-        """Note that the call at a position has completed."""
+        """Record that the call at a position has completed."""
         self.ring.advance(position, 2)
 
     def step(self, number: int, *, tokens: int | None = None, dummy: bool = False) -> None:
-        """Note that the calls from here on belong to another step of the engine."""
+        """Record that the following calls belong to another step of the engine.
+
+        Args:
+            number: Number of the step.
+            tokens: Number of tokens in the step's batch; None if unknown.
+            dummy: Whether it is a dummy batch.
+        """
         self.ring.post_step(number, tokens, dummy)
 
     def activity(self, name: str) -> Slot:
-        """Return where to note that the process does something besides its calls.
+        """Return the slot that records an activity besides the calls.
 
-        Only the newest of each name is kept, and eight names; it takes no room from the calls.
+        A ring has eight slots. Each holds the newest activity of one name.
 
         Args:
-            name: What it does, such as ``dequeue``.
+            name: Name of the activity, such as ``dequeue``.
         """
         with self._lock:
             return self.ring.activities.named(name)
 
     def describe(self, **fields: Any) -> None:
-        """Add to what the ring says of the process."""
+        """Add to the process description in the ring."""
         self.rank = fields.get("rank", self.rank)
         self.world_size = fields.get("world_size", self.world_size)
         self.ring.describe(**fields)
 
     def close(self) -> None:
-        """Note that the process ends in order. Recording goes on to work."""
+        """Record a normal exit. Recording still works afterwards."""
         self._stop.set()
         self.ring.finish()
         self._closed = True
 
     def detach(self) -> None:
-        """Let go of the ring without a trace in it; for the child after a fork."""
+        """Stop writing to the ring without changing it, in the child after a fork."""
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self.graphs.detach()
@@ -356,7 +362,7 @@ class Tracer:
 
 
 def _open_guard(tracer: Tracer) -> CallGuard | None:
-    """Return what compares the calls of a tracer, where the environment asks for it."""
+    """Return the guard that compares a tracer's calls, if the environment requests it."""
     mode = variable("GUARD")
     if not mode:
         return None
@@ -365,7 +371,7 @@ def _open_guard(tracer: Tracer) -> CallGuard | None:
 
 
 _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
-"""All whose map is that of a file: a closed one still records."""
+"""All tracers with a mapped file; a closed one still records."""
 
 
 def _beat(ring: RingWriter, stop: threading.Event) -> None:
@@ -375,16 +381,16 @@ def _beat(ring: RingWriter, stop: threading.Event) -> None:
 
 def _close_all() -> None:
     error = sys.exc_info()[1]
-    if error is None and not hasattr(sys, "ps1"):  # a session goes on after its errors
+    if error is None and not hasattr(sys, "ps1"):  # an interactive session continues after errors
         error = getattr(sys, "last_value", None)
     for tracer in list(_tracers):
         if tracer.closed:
             continue
         try:
             if error is not None and not isinstance(error, SystemExit):
-                told = redact_text(f"{type(error).__name__}: {error}"[:_READ])
-                tracer.describe(ended_with=told[:500])
-        except Exception:  # an exception that cannot be printed
+                text = redact_text(f"{type(error).__name__}: {error}"[:_READ])
+                tracer.describe(ended_with=text[:500])
+        except Exception:  # the error's own __str__ failed
             tracer.describe(ended_with=type(error).__name__)
         tracer.close()
 
@@ -396,9 +402,9 @@ def _detach_all() -> None:
 
 
 def _end_with_multiprocessing() -> None:
-    """Has processes that multiprocessing has forked say so when they end in order.
+    """Record the normal exit of processes forked by multiprocessing, too.
 
-    They end without what is registered with :mod:`atexit`, which only Python 3.14 calls there.
+    Before Python 3.14 they exit without calling the functions registered with :mod:`atexit`.
     """
     util = sys.modules.get("multiprocessing.util")
     if util is not None:

@@ -1,4 +1,4 @@
-"""Warnings of the tracer, each once in the life of a process."""
+"""Warnings of the tracer, each printed once per process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _warned: set[str] = set()
 
 
 def warn_once(topic: str, message: str) -> None:
-    """Print a warning where the program's own warnings go, unless its topic had one before."""
+    """Print a warning to the program's log or stderr, once per topic."""
     if topic in _warned:
         return
     _warned.add(topic)
     if log.hasHandlers():
         log.warning(message)
-    elif sys.stderr is not None:  # it is None where the descriptor is closed
+    elif sys.stderr is not None:  # it is None if the descriptor is closed
         with contextlib.suppress(OSError, ValueError):
             print(f"ncclscope: {message}", file=sys.stderr)

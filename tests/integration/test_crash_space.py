@@ -168,7 +168,7 @@ def test_a_full_one_sends_the_ring_to_disk_and_says_so(on_tmpfs: Runner) -> None
     assert Path(found["ring"]).parent.parent.name.startswith("ncclscope-")
     assert said.count("\n") == 1
     assert found["ring"] in said
-    assert "too little space left" in said
+    assert "not enough free space" in said
 
 
 def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> None:

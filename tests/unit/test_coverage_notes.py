@@ -26,7 +26,7 @@ def process(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(coverage, "_probes", {})
-    monkeypatch.setattr(session, "_said", {})
+    monkeypatch.setattr(session, "_described", {})
     session._reset()
     yield
     session._reset()

@@ -31,7 +31,7 @@ def test_it_is_one_line_and_a_report(failing: Path, capsys: pytest.CaptureFixtur
     assert said.out == ""
     (line,) = said.err.splitlines()
     (report,) = failing.iterdir()
-    assert line.startswith("ncclscope: an error of its own (KeyError at test_crash.py:")
+    assert line.startswith("ncclscope: internal error (KeyError at test_crash.py:")
     assert line.endswith(f"its report is {report}")
     assert report.stat().st_mode & 0o777 == 0o600
     assert "Traceback" in report.read_text()

@@ -271,12 +271,12 @@ FIELDS = {"finished": 0, "entered": 16, "launched": 64, "state": 72, "reason": 7
     ("changes", "word"),
     [
         ({"finished": 9}, "the device counts 9 calls, but 5 are recorded"),
-        ({"launched": 1 << 63}, "calls, and 5 are recorded"),
-        ({"finished": (1 << 64) - 1}, "and 5 are recorded"),
+        ({"launched": 1 << 63}, "calls, but 5 are recorded"),
+        ({"finished": (1 << 64) - 1}, "but 5 are recorded"),
         ({"entered": 9}, "has entered 9 calls and finished 3 of 5"),
         ({"entered": 2}, "has entered 2 calls and finished 3 of 5"),
-        ({"state": 77}, "in no known state (77)"),
-        ({"state": 3, "reason": 4_000_000_000}, "reason unknown here"),
+        ({"state": 77}, "an unknown state (77)"),
+        ({"state": 3, "reason": 4_000_000_000}, "unknown reason"),
         ({"state": 3, "reason": 0, "since": 1 << 63}, "since call 5"),
         ({"state": 2}, "two streams"),
     ],
@@ -297,7 +297,7 @@ def test_random_slots_name_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     image = _ring(tmp_path / "made")
     at = _device(image)
     image[at : at + layout.SLOT.size] = bytes(range(1, layout.SLOT.size + 1))
-    _check(tmp_path, image, "no known state")
+    _check(tmp_path, image, "an unknown state")
 
 
 def test_a_ring_of_one_kind_is_read_as_before_by_what_knows_no_slots(
@@ -321,7 +321,7 @@ def test_a_part_that_is_larger_than_the_file(
     struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 1 << 40)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
-    with pytest.raises(InputError, match="cut short or damaged"):
+    with pytest.raises(InputError, match="truncated or damaged"):
         ncclscope.open_run(path)
 
 

@@ -457,7 +457,7 @@ def test_devices_are_not_read(among_others: Path, name: str) -> None:
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
-        with pytest.raises(DamagedFileError, match="is no regular file"):
+        with pytest.raises(DamagedFileError, match="is not a regular file"):
             open_regular(path)
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""How a process comes to be traced from its beginning."""
+"""Trace a process from its start."""
 
 __all__ = ["install_patches"]
 
@@ -6,9 +6,9 @@ PATCHES = "ncclscope_patches.registry"
 
 
 def install_patches() -> None:
-    """Have the patches wait for the import of what they patch.
+    """Install the import hooks that apply each patch when its target is imported.
 
-    They are found by name: what records calls knows nobody who posts them.
+    The patches are imported by name, since tracing must not depend on them.
     """
     from importlib import import_module
 

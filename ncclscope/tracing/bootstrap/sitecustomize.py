@@ -1,8 +1,8 @@
-"""Runs at the start of every Python below ``ncclscope run``, which puts this folder on its path.
+"""Run at the start of every Python under ``ncclscope run``, which puts this folder on its path.
 
-It only arranges for the patches to be found when torch is imported. Whatever fails, the
-program must start as it would have without: a failure here says nothing and changes
-nothing. The ``sitecustomize`` that this one hides is run as if it had been found.
+It only installs import hooks, which apply the patches when torch is imported. A failure here must
+not affect the program, so errors are ignored silently. The ``sitecustomize`` that this one
+shadows is run as usual.
 """
 
 import os
@@ -25,10 +25,9 @@ def _arrange() -> None:
 
 
 class _OwnPackages:
-    """Finds ncclscope beside this file for an interpreter that does not have it.
+    """Finds ncclscope next to this file for an interpreter that does not have it installed.
 
-    To put the folder on sys.path instead would show the program everything else that is
-    installed there.
+    Adding the folder to sys.path instead would expose everything else installed there.
     """
 
     names = ("ncclscope", "ncclscope_patches")
@@ -39,7 +38,7 @@ class _OwnPackages:
         self.folders = [root, os.path.join(root, "patches")]
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Answer for the two packages; what is in them is found through them."""
+        """Return the spec of the two packages; their modules are found through them."""
         if fullname not in self.names:
             return None
         from importlib.machinery import PathFinder

@@ -1,6 +1,6 @@
-"""How far each GPU is among the recorded calls, counted by the GPU itself.
+"""Count the recorded calls that each GPU has finished, on the GPU itself.
 
-Nothing of it is imported in a process that was not asked to count.
+The other modules of this package are imported only if counting is requested.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["mode", "open_marks"]
 
 
 def mode() -> str:
-    """Return what the environment asks for: ``1``, ``entered``, or nothing."""
+    """Return the requested mode: ``1``, ``entered``, or empty."""
     found = variable("DEVICE_PROGRESS")
     return "" if found == "0" else found
 
 
 def open_marks(tracer: Host, wanted: str) -> DeviceMarks | None:
-    """Return what counts on the GPU for a tracer; None, with one warning, when it cannot be."""
+    """Return the GPU's call counter of a tracer; None, with one warning, for an unknown mode."""
     from ncclscope.tracing.device.markers import DeviceMarks
 
     if wanted not in ("1", "entered"):
-        said = f"NCCLSCOPE_DEVICE_PROGRESS={wanted!r} is neither 1 nor entered"
-        warn_once("device", f"{said}; nothing is counted on the device")
+        problem = f"NCCLSCOPE_DEVICE_PROGRESS={wanted!r} is neither 1 nor entered"
+        warn_once("device", f"{problem}; nothing is counted on the device")
         return None
     slots = tracer.ring.slots
     return None if slots is None else DeviceMarks(tracer, slots, enters=wanted == "entered")

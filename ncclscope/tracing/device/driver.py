@@ -1,7 +1,7 @@
-"""The few functions of the CUDA driver that counting on the GPU takes, by ctypes.
+"""The CUDA driver functions for counting on the GPU, through ctypes.
 
-Only what the program has brought up itself is used: the primary context of its device, which is
-the one that torch works in. A thread's current context is left as it was.
+They use only the primary context of the program's device, which is also torch's. A thread's
+current context is restored.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ncclscope.tracing.device.kernel import NAME, PTX
 __all__ = ["Attacher", "Driver", "DriverError", "Launcher", "Tail"]
 
 Launcher = Callable[[int], int]
-"""Launches a kernel on a stream, by its handle. Returns the driver's result, 0 for success."""
+"""Launch a kernel on a stream, given by its handle; return the driver's result, 0 for success."""
 
 Tail = tuple[int, int]
-"""A capture, by the driver's number of it, and a node in its graph."""
+"""A capture, by the driver's number, and a node in its graph."""
 
 Attacher = Callable[[int, "Tail | None"], "Tail | None"]
-"""Adds a kernel to the graph that is captured on a stream. Gets the stream, by its handle, and what
-was added last; returns what is added now, None where the driver refuses."""
+"""Add a kernel to the graph that is captured on a stream, given the stream's handle and the node
+that was added last. Return the new node, or None if the driver refuses."""
 
 _LIBRARY = "libcuda.so.1"
 _PORTABLE_AND_MAPPED = 1 | 2
 _RELAXED = 2
-"""Capture mode of a thread that may do what is no good inside of a capture, elsewhere."""
+"""Capture mode in which a thread may call functions that a capture elsewhere would forbid."""
 _CAPTURING = 1
 
 
@@ -66,17 +66,17 @@ class _Node(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """CUlaunchAttributeValue, as far as it is used here."""
+    """CUlaunchAttributeValue, with the one field used here."""
 
     _fields_ = (("priority", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class DriverError(Exception):
-    """The driver is not there, or has refused something."""
+    """The driver is not available, or a call failed."""
 
 
 def _pack(parameters: Sequence[int]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
-    """Return a kernel's parameters, and where each of them is; both have to be kept."""
+    """Return a kernel's parameters and an array of pointers to them; keep both alive."""
     values = (ctypes.c_uint64 * len(parameters))(*parameters)
     start = ctypes.addressof(values)
     places = (start + 8 * place for place in range(len(parameters)))
@@ -84,10 +84,10 @@ def _pack(parameters: Sequence[int]) -> tuple[ctypes.Array[Any], ctypes.Array[An
 
 
 class Driver:
-    """The driver, which the program has loaded and initialised.
+    """The CUDA driver, which the program has already loaded and initialised.
 
     Raises:
-        DriverError: There is none.
+        DriverError: There is no usable driver.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Driver:
         pointer = ctypes.c_void_p
         if not hasattr(self._cuda, "cuLaunchKernelEx"):
             raise DriverError("the CUDA driver is older than 11.8")
-        # With what does not change packed once, a launch takes four arguments and not eleven.
+        # With the fixed part packed once, a launch takes four arguments instead of eleven.
         self._launch = self._cuda.cuLaunchKernelEx
         self._launch.argtypes = [pointer, pointer, pointer, pointer]
         self._push = self._cuda.cuCtxPushCurrent_v2
@@ -117,7 +117,7 @@ class Driver:
 
     @contextlib.contextmanager
     def within(self, context: int) -> Iterator[None]:
-        """Make a context current, and harmless to a capture that another thread is in."""
+        """Make a context current, without breaking another thread's capture."""
         self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
         try:
             mode = ctypes.c_int(_RELAXED)
@@ -130,14 +130,14 @@ class Driver:
             self._pop(ctypes.byref(ctypes.c_void_p()))
 
     def register(self, address: int, size: int) -> int:
-        """Let the GPU write host memory.
+        """Register host memory for writing by the GPU.
 
         Args:
-            address: Of the first page.
-            size: In bytes, whole pages.
+            address: Address of the first page.
+            size: Size in bytes, a multiple of the page size.
 
         Returns:
-            The address by which the GPU knows it.
+            The memory's address on the GPU.
         """
         where, found = ctypes.c_void_p(address), ctypes.c_uint64()
         flags = ctypes.c_uint(_PORTABLE_AND_MAPPED)
@@ -146,17 +146,22 @@ class Driver:
         return found.value
 
     def load(self) -> int:
-        """Return the function of the kernel in the current context."""
+        """Load the kernel into the current context, and return its function."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), PTX)
         self._call("cuModuleGetFunction", ctypes.byref(function), module, NAME)
         return function.value or 0
 
     def launcher(self, context: int, function: int, *parameters: int) -> Launcher:
-        """Return what launches the kernel with these parameters.
+        """Return a function that launches the kernel with these parameters.
 
-        They are copied at each launch, also into a graph. A thread in which the context is not
-        current is lent it.
+        Each launch copies the parameters, also into a graph. If the context is not current in the
+        calling thread, it is made current for the launch.
+
+        Args:
+            context: Context in which the function was loaded.
+            function: The kernel.
+            *parameters: Its parameters, 64 bits each.
         """
         kept = _, places = _pack(parameters)
         call, push, pop = self._launch, self._push, self._pop
@@ -179,17 +184,17 @@ class Driver:
         return launch
 
     def attacher(self, context: int, function: int, *parameters: int) -> Attacher:
-        """Return what adds the kernel to a graph beside what is captured, not between.
+        """Return a function that adds the kernel to a graph beside the captured kernels.
 
-        It runs behind all that its stream has been given and behind what was attached before it,
-        and nothing of the program's waits for it: the dependencies of the stream stay as they
-        are. Launched on the stream it would be one more kernel for the next one to wait for. A
-        replay ends when all of the graph has, this too.
+        The kernel runs after all work of its stream so far and after the kernel attached before
+        it. The program's kernels do not wait for it: the dependencies of the stream stay the same.
+        Launched on the stream, it would delay the next kernel. A replay ends when all kernels of
+        the graph have ended, including this one.
 
         Args:
-            context: That the function was loaded in.
-            function: The kernel, with
-            *parameters: what it is given.
+            context: Context in which the function was loaded.
+            function: The kernel.
+            *parameters: Its parameters, 64 bits each.
         """
         kept = _, places = _pack(parameters)
         one = (1, 1, 1)
@@ -197,7 +202,7 @@ class Driver:
 
         def attach(stream: int, tail: Tail | None, kept: object = kept) -> Tail | None:
             added = None
-            # What has been added counts, whatever happens while the context is put back.
+            # An added node counts, even if restoring the context fails.
             with contextlib.suppress(DriverError, AttributeError), self.within(context):
                 added = self._attach(stream, tail, node)
             return added
@@ -213,30 +218,30 @@ class Driver:
             ctypes.byref(capture), ctypes.byref(graph), ctypes.byref(behind), ctypes.byref(count),
         )  # fmt: skip
         if status.value != _CAPTURING:
-            raise DriverError("nothing is captured there")
+            raise DriverError("the stream is not being captured")
         nodes = [behind[place] for place in range(count.value)]
         if tail is not None and tail[0] == capture.value:
             nodes.append(tail[1])
-        # Before a kernel that takes the whole device and is ready at the same time: where that one
-        # comes first and stands still, the call before it looks as if it did.
+        # High priority, to run before a kernel that is ready at the same time and takes the whole
+        # device. If that kernel came first and hung, the call before it would seem to hang.
         value, prefer = _Value(self._priority), self._cuda.cuGraphKernelNodeSetAttribute
         self._call(
             "cuGraphAddKernelNode", ctypes.byref(added), graph,
             (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes)), ctypes.byref(node),
         )  # fmt: skip
-        # From here on it counts: nothing below may raise.
+        # The node exists from here on, so nothing below may raise.
         prefer(added, ctypes.c_int(_PRIORITY), ctypes.byref(value))
         return capture.value, added.value or 0
 
     @functools.cached_property
     def _priority(self) -> int:
-        """The greatest in the current context."""
+        """The highest stream priority of the current context."""
         least, greatest = ctypes.c_int(), ctypes.c_int()
         self._call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
         return greatest.value
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether what is put on a stream becomes a part of a graph."""
+        """Return whether a stream is being captured into a graph."""
         status = ctypes.c_int()
         result = self._is_capturing(stream, ctypes.addressof(status))
         return not result and status.value == _CAPTURING
@@ -244,6 +249,6 @@ class Driver:
     def _call(self, name: str, *arguments: object) -> None:
         result = getattr(self._cuda, name)(*arguments)
         if result:
-            said = ctypes.c_char_p()
-            self._cuda.cuGetErrorName(result, ctypes.byref(said))
-            raise DriverError(f"{name}: {(said.value or b'error').decode()} ({result})")
+            error = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(result, ctypes.byref(error))
+            raise DriverError(f"{name}: {(error.value or b'error').decode()} ({result})")

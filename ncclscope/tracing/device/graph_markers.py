@@ -1,4 +1,4 @@
-"""Puts the markers of one communicator into CUDA graphs that are captured."""
+"""Add the markers of one communicator to CUDA graphs during capture."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class _Device(Protocol):
 
 
 class Placement:
-    """Whether the markers of a graph stand in the stream, between the calls, or beside them.
+    """Decides whether a graph's markers go into the stream, between the calls, or beside them.
 
-    In the stream a marker costs some 1 us, as what comes next waits for it. Beside it costs a
-    quarter to a half of that, but where the graph holds calls of one NCCL communicator: there it
-    is 1.7 to 2.5 us (docs/device-progress.md has what was measured, on H200s; why is not known).
-    Whose calls a graph will hold is not known when the first is captured. It is taken to be like
-    the last one, and the first of all like what was posted before it.
+    In the stream a marker costs about 1 us, since the next kernel waits for it. Beside the stream
+    it costs a quarter to a half of that. The exception is a graph with calls of exactly one NCCL
+    communicator, where it costs 1.7 to 2.5 us beside the stream (docs/device-progress.md has the
+    measurements on H200s; the cause is unknown). Which communicators a graph will hold is unknown
+    at its first call. So it is assumed to be like the last graph, and the first one like the calls
+    before it.
 
     Args:
-        every: The markers of this process, by number of the communicator.
+        every: The markers of this process, by communicator number.
     """
 
     def __init__(self, every: Mapping[int, _Counted]) -> None:
@@ -48,18 +49,18 @@ class Placement:
         self._held: int | None = None
 
     def in_stream(self, capture: GraphCapture) -> bool:
-        """Return it for a graph, the same for all its markers."""
+        """Return whether a graph's markers go into the stream; the same for all of them."""
         if capture.in_stream is None:
             number = self._held
             if number is None:
-                # With one call a communicator has been tried, and is not used.
+                # A communicator with a single call was only initialised and is not used.
                 every = list(self._every.values())
                 number = sum(marks.is_nccl and marks.channel.seq > 1 for marks in every)
             capture.in_stream = number == 1
         return capture.in_stream
 
     def learn(self, held: Iterable[Channel]) -> None:
-        """Note whose calls a graph holds, if any."""
+        """Note the communicators of a captured graph, if any."""
         found = [self._every.get(channel.index) for channel in held]
         if found:
             self._held = sum(marks is not None and marks.is_nccl for marks in found)
@@ -68,11 +69,11 @@ class Placement:
 class GraphMarkers:
     """The markers of one communicator in graphs.
 
-    They stand beside its calls, where nothing waits for them, or in the stream between a call and
-    what comes next: :class:`Placement` says which costs less.
+    They are beside the stream, where no kernel waits for them, or in it, between a call and the
+    next kernel. :class:`Placement` decides which costs less.
 
     Args:
-        device: Those of the process.
+        device: The markers of the process.
         channel: The communicator.
     """
 
@@ -87,21 +88,21 @@ class GraphMarkers:
     def put(
         self, launch: Launcher, which: int, more: int, stream: int, capture: GraphCapture
     ) -> bool:
-        """Put a marker into a graph.
+        """Add a marker to a graph.
 
-        One in the stream behind one beside might run at the same time, and the older count stay.
-        So all of a graph stand in the stream, or none; where the driver refuses the first that is
-        to stand beside, it stands in the stream.
+        A marker in the stream could run at the same time as an earlier one beside it, and the
+        older count could be written last. So all markers of a graph are in the stream, or none.
+        If the driver refuses the first marker beside the stream, they all go into it.
 
         Args:
-            launch: What puts the same marker on a stream.
-            which: 0 behind a call, 1 before it.
-            more: How many calls it stands behind.
-            stream: That is captured.
+            launch: Launch the same marker on a stream.
+            which: 0 for a marker after a call, 1 for one before it.
+            more: Number of calls that it counts.
+            stream: Handle of the captured stream.
             capture: The graph.
 
         Returns:
-            False where it is not in the graph.
+            Whether the marker is in the graph.
         """
         if self._device.placement.in_stream(capture):
             return not launch(stream)

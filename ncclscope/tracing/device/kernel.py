@@ -1,9 +1,9 @@
-"""What the GPU runs behind a call: count it, and say so in host memory.
+"""The GPU kernel that runs after a call: count it, and write the count to host memory.
 
-PTX of the oldest version that the driver's own compiler takes for every architecture since
-Pascal, so that neither a compiler nor NVRTC is needed on the host, and none has to fit the
-driver. The counts stand in the module's own memory: they begin at zero when it is loaded. Count
-and clock reach the host in one store, and nothing is read from there.
+It is PTX of the oldest version that the driver compiles for every architecture since Pascal. So
+the host needs neither a compiler nor an NVRTC that matches the driver. The counts are in the
+module's own memory, which is zero when it is loaded. The kernel writes count and clock to the
+host in one store, and reads nothing from there.
 
 In CUDA C, for ``place`` in host memory::
 
@@ -17,7 +17,7 @@ __all__ = ["COUNT_BYTES", "NAME", "PTX"]
 
 NAME = b"ncclscope_mark"
 COUNT_BYTES = 8192
-"""Of counts: 512 communicators, two of 8 bytes each."""
+"""Bytes of all counts: two of 8 bytes for each of 512 communicators."""
 
 PTX = b"""
 .version 6.0

@@ -1,10 +1,9 @@
-"""Puts markers behind the calls of one process, and knows what their count is worth.
+"""Launch markers after the calls of one process, and track whether their count is valid.
 
-Each collective of a communicator has one marker behind it on the stream that it was posted on,
-so that the number of markers that have run is the number of the last call that has finished.
-That holds in CUDA graphs, too, wherever the marker stands in them: a captured call takes
-no number until it is replayed, and each replay runs its marker again. Where it no longer holds,
-the slot says so, and why, for good.
+Each collective of a communicator is followed by one marker on its stream. So the number of
+markers that have run is the sequence number of the last finished call. This also holds in CUDA
+graphs: a captured call gets its number at a replay, and each replay runs its marker again. Once
+it no longer holds, the slot is marked as lost for good, with the reason.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMarks", "Marks"]
 
 _COUNT_SIZE = 16
-"""Bytes of counts of one communicator: finished and entered."""
+"""Bytes of one communicator's counts: finished and entered."""
 _FINISHED, _LAUNCHED = 0, layout.SLOT_LAUNCHED // 8
 _CLOCK_SECONDS = 0.005
-"""How long to wait, once, for the first stamp of the GPU."""
+"""Seconds to wait, once, for the GPU's first time stamp."""
 
 _BEFORE, _IN_CAPTURE, _OWN_STREAM, _ELSEWHERE, _WITHOUT = 1, 2, 3, 4, 5
 _IN_GRAPH, _MANY_STREAMS, _PAST_TORCH, _IN_GROUP, _REFUSED, _TWO_STREAMS = 6, 7, 8, 9, 10, 11
@@ -42,9 +41,9 @@ class DeviceMarks:
     """The markers of one process.
 
     Args:
-        tracer: Whose calls they stand behind.
-        slots: The device part of its ring.
-        enters: Whether there are markers before the calls, too.
+        tracer: The tracer that records the calls.
+        slots: The device section of its ring.
+        enters: Whether to launch markers before the calls, too.
     """
 
     def __init__(self, tracer: Host, slots: Slots, *, enters: bool) -> None:
@@ -58,12 +57,12 @@ class DeviceMarks:
         self._context = self._function = self._base = 0
         self.placement = Placement(self._marks)
         self.ordinal = -1
-        """The device that calls are counted on; -1 before the first."""
+        """Number of the device on which calls are counted; -1 before the first call."""
         self.clock = 0
-        """Host clock less the GPU's, in nanoseconds; 0 where it is not known."""
+        """Host clock minus GPU clock in ns; 0 if unknown."""
 
     def of(self, channel: Channel, *, is_nccl: bool) -> Marks:
-        """Return the markers of a communicator: of NCCL's, or of kernels of vLLM's own."""
+        """Return the markers of a communicator, whose kernels are NCCL's or vLLM's own."""
         with self._lock:
             marks = self._marks.get(channel.index)
             if marks is None:
@@ -72,22 +71,22 @@ class DeviceMarks:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all has been brought up."""
+        """Whether the driver is set up."""
         return self.ordinal >= 0
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
-        """Bring up what it takes on a device that the program uses already.
+        """Set up the driver on a device that the program already uses.
 
-        Not while this thread captures a graph, and before the first launch that one may hold.
+        Call it while this thread captures no graph, and before the first marker in a graph.
 
         Args:
-            ordinal: The device.
-            stream: One to try the kernel on. Its first launch loads it, and may wait for what
-                the GPU does: before the first collective, no longer than the program would.
-            marks: A communicator to try it for.
+            ordinal: Number of the device.
+            stream: Handle of a stream on which to test the kernel. The first launch loads it and
+                may wait for the GPU; before the first collective, the program would wait, too.
+            marks: A communicator for the test.
 
         Returns:
-            False when there is nothing to be had; that is said once.
+            False if counting is not possible, which is reported once.
         """
         if self.is_off or self.is_ready:
             return not self.is_off
@@ -112,7 +111,7 @@ class DeviceMarks:
         return True
 
     def _read_clock(self, marks: Marks) -> None:
-        """Relate the GPU's clock to the host's, where the first kernel runs at once."""
+        """Measure the difference of the clocks, if the first kernel runs immediately."""
         until = time.monotonic() + _CLOCK_SECONDS
         while not (stamp := marks.stamp):
             if time.monotonic() > until:
@@ -121,7 +120,7 @@ class DeviceMarks:
         self.clock = time.time_ns() - stamp
 
     def turn_off(self, reason: str) -> None:
-        """End it for this process, and say so once."""
+        """Stop counting in this process, and warn once."""
         from ncclscope.tracing.warning import warn_once
 
         for marks in list(self._marks.values()):
@@ -132,13 +131,19 @@ class DeviceMarks:
         self._tracer.describe(device_progress=f"off: {reason}"[:500])
 
     def launcher(self, channel: Channel, which: int, more: int) -> Launcher:
-        """Return what launches a marker: 0 behind a call, 1 before it."""
+        """Return a function that launches a marker.
+
+        Args:
+            channel: The communicator.
+            which: 0 for a marker after a call, 1 for one before it.
+            more: Number of calls that it counts.
+        """
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.launcher(self._context, self._function, *given)
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
-        """Return what puts a marker into a graph that is captured."""
+        """Return a function that adds a marker to a graph; arguments as for `launcher`."""
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.attacher(self._context, self._function, *given)
@@ -148,19 +153,19 @@ class DeviceMarks:
         return place, (channel.index - 1) * _COUNT_SIZE + which * 8, more
 
     def capture(self) -> GraphCapture | None:
-        """Return the graph that this thread captures now."""
+        """Return the graph that this thread is capturing, or None."""
         current: GraphCapture | None = self._tracer.graphs.current()
         return current
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether what is put on a stream becomes a part of a graph."""
+        """Return whether a stream is being captured into a graph."""
         return self._driver is not None and self._driver.is_capturing(stream)
 
     def captured(self, capture: GraphCapture) -> Sequence[tuple[Marks, int]]:
-        """Check that each call of a graph has its marker in it.
+        """Check that each call of a graph has its marker in the graph.
 
         Returns:
-            For each communicator the markers and how many of its calls the graph holds.
+            For each communicator, its markers and its number of calls in the graph.
         """
         if self.is_off:
             return ()
@@ -169,7 +174,7 @@ class DeviceMarks:
         for channel, count in counts.items():
             marks = self._marks.get(channel.index)
             if marks is None:
-                continue  # never asked for: nothing is counted there
+                continue  # this communicator is not counted
             if capture.marked.get(channel, 0) != count:
                 marks.lose(_IN_GRAPH)
             elif not marks.is_lost:
@@ -182,9 +187,9 @@ class Marks:
     """The markers of one communicator.
 
     Args:
-        device: Those of the process.
+        device: The markers of the process.
         channel: The communicator.
-        is_nccl: Whether its calls are kernels of NCCL's.
+        is_nccl: Whether its calls are NCCL kernels.
     """
 
     __slots__ = (
@@ -222,25 +227,25 @@ class Marks:
 
     @property
     def is_counted(self) -> bool:
-        """Whether markers of it have been launched."""
+        """Whether any of its markers have been launched."""
         return self._finish is not None
 
     def lose(self, reason: int) -> None:
-        """Note that the count does not tell the number of a call any more."""
+        """Mark the count as lost; `reason` is an index into `layout.LOST`."""
         if not self.is_lost and not self.device.is_off:
             self.is_lost = True
             self.device.slots.put(self.channel.index, layout.SLOT_LOST, reason, self.channel.seq)
 
     def begin(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
-        """Prepare for a call that has been recorded and is about to be posted.
+        """Prepare for a recorded call that is about to be enqueued.
 
         Args:
-            stream: That it will run on.
-            capture: The graph that it becomes a part of; None for one that is carried out.
-            ordinal: The device; -1 where it has not been brought up yet.
+            stream: Handle of its stream.
+            capture: The graph that captures it; None if it runs directly.
+            ordinal: Number of the device; -1 if it is not set up yet.
 
         Returns:
-            Whether :meth:`end` is to be called when the call has been posted.
+            Whether :meth:`end` must be called after the call has been enqueued.
         """
         if self.is_lost or self.device.is_off:
             return False
@@ -271,13 +276,13 @@ class Marks:
     def end(
         self, stream: int, capture: GraphCapture | None, ordinal: int, *, grouped: bool
     ) -> None:
-        """Put the marker behind a call that has just been posted.
+        """Launch the marker after a call that has just been enqueued.
 
         Args:
             stream: As for :meth:`begin`.
             capture: As for :meth:`begin`.
             ordinal: As for :meth:`begin`.
-            grouped: It is only handed over at the end of its NCCL group.
+            grouped: Whether the call is launched only at the end of its NCCL group.
         """
         if self.is_lost:
             return
@@ -309,7 +314,7 @@ class Marks:
             self._launched = self._numbers[_LAUNCHED] = seq
 
     def end_group(self, capture: GraphCapture | None) -> None:
-        """Put the marker behind all calls of a group that has just been handed over."""
+        """Launch the marker after all calls of a group that has just been launched."""
         count, streams = len(self._grouped), self._grouped
         self._grouped = []
         if self.is_lost or not count or self._finish is None:
@@ -334,12 +339,12 @@ class Marks:
         self._grouped = []
 
     def begin_replay(self, stream: int, count: int) -> None:
-        """Note that a graph is about to be launched, whose calls have been recorded."""
+        """Prepare for the launch of a graph with `count` recorded calls."""
         if not self.is_lost and (stream != self._stream or self._unsettled):
             self._settle(stream, self.channel.seq - count)
 
     def end_replay(self, count: int) -> None:
-        """Note that a graph has been launched."""
+        """Note that a graph with `count` calls has been launched."""
         if self.is_lost:
             return
         if self.channel.seq - count != self._launched:
@@ -348,10 +353,14 @@ class Marks:
             self._launched = self._numbers[_LAUNCHED] = self.channel.seq
 
     def _settle(self, stream: int, before: int) -> None:
-        """Go over to another stream, or find that going over to it has left no doubt.
+        """Switch to another stream, or confirm that all calls before the switch have finished.
 
-        While calls are under way on two streams, markers may run in another order than they
-        were launched in. Once all have run, the count is the number of the last call again.
+        While calls are in flight on two streams, their markers may run in any order. Once all
+        have run, the count equals the number of the last call again.
+
+        Args:
+            stream: Handle of the stream.
+            before: Number of calls before this one.
         """
         settled = self.finished == before
         self._stream = stream
@@ -361,7 +370,7 @@ class Marks:
             self.device.slots.put(self.channel.index, state, 0, self.channel.seq)
 
     def _set_up(self, stream: int, capture: GraphCapture | None, ordinal: int) -> bool:
-        """Make the launchers, at the first call of the communicator."""
+        """Create the launchers at the communicator's first call; return False if it is lost."""
         device, index = self.device, self.channel.index
         if self.channel.seq > (1 if capture is None else 0):
             self.lose(_BEFORE)
@@ -387,10 +396,10 @@ class Marks:
 
     @property
     def finished(self) -> int:
-        """How many calls the GPU has counted."""
+        """Number of calls that the GPU has counted."""
         return self._numbers[_FINISHED]
 
     @property
     def stamp(self) -> int:
-        """The GPU's clock when the last marker behind a call ran; 0 before the first."""
+        """GPU clock in ns when the last marker after a call ran; 0 before the first."""
         return self._numbers[1]

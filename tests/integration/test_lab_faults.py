@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 
 import ncclscope
-from ncclscope.lab import launcher
 from ncclscope.lab.faults import FAULTS
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress
+from ncclscope.launch import fork_server as lab_server
 from ncclscope.model import Call, Rank, Run
 from tests.support import fork_server
 
@@ -88,9 +87,9 @@ Runner = Callable[[str], Result]
 @pytest.fixture(autouse=True, scope="module")
 def _warm() -> Iterator[None]:
     """Have one process import torch for all laboratories; tests of the launcher start their own."""
-    forks = SimpleNamespace(Popen=fork_server.Popen, TimeoutExpired=subprocess.TimeoutExpired)
+    forks = SimpleNamespace(Popen=fork_server.Popen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "subprocess", forks)
+        patch.setattr(lab_server, "subprocess", forks)
         yield
 
 

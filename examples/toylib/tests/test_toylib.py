@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def recorded(tmp_path: Path) -> Path:
     ranks = [
         subprocess.Popen(
             [*traced, sys.executable, program, group, str(rank)],
-            env={"PATH": "/usr/bin:/bin", "RANK": str(rank), "WORLD_SIZE": "3"},
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"},
             start_new_session=True,
         )
         for rank in range(3)

@@ -19,9 +19,10 @@ def _arrange() -> None:
 
     if PathFinder.find_spec("ncclscope_patches") is None:
         sys.meta_path.append(_OwnPackages())
-    from ncclscope.tracing.bootstrap import install_patches
+    # By name, as ``install_patches`` does; to import that would load more into every process.
+    from importlib import import_module
 
-    install_patches()
+    import_module("ncclscope_patches.registry").install_all()
 
 
 class _OwnPackages:

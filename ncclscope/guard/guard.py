@@ -1,6 +1,6 @@
 """Compares each call with those that peers on this host have posted, before it is made.
 
-``NCCLSCOPE_GUARD=warn`` says once where the sequences of a communicator have parted,
+``NCCLSCOPE_GUARD=warn`` says once where the sequences of a communicator diverge,
 ``raise`` raises :class:`~ncclscope.errors.DivergenceError` in place of the call that can never
 complete. Without the variable nothing of this exists.
 
@@ -332,7 +332,7 @@ class Guard:
         return peer.ahead.get(seq)
 
     def _judge(self, watched: _Watched, seq: int, differing: Sequence[_Peer]) -> None:
-        """Has the records say whether sequences have parted."""
+        """Has the records say whether sequences diverge."""
 
         def standing(number: int) -> dict[int, int]:
             return {

@@ -49,7 +49,7 @@ class RecordedComm(NamedTuple):
 
 @dataclass(frozen=True)
 class Parted:
-    """Where the sequences of a communicator have parted, as one of its ranks sees it.
+    """Where the sequences of a communicator diverge, as one of its ranks sees it.
 
     Attributes:
         label: The communicator's name.
@@ -159,7 +159,7 @@ def _parted(
         said = call_text(call) + site_text(call)
         posted.update(dict.fromkeys(here, said))
         texts.append(f"{ranks_text(here)} posted {said}")
-    text = f"the sequences on {name} have parted at call {seq}: {'; '.join(texts)}"
+    text = f"the sequences on {name} diverge at call {seq}: {'; '.join(texts)}"
     return Parted(name, seq, dict(sorted(posted.items())), text)
 
 

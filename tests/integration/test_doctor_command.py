@@ -75,7 +75,7 @@ def test_the_screen_fits_and_says_what_to_do() -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "LOOKING AT LIVING PROCESSES" in done.stdout
+    assert "ATTACHING TO LIVE PROCESSES" in done.stdout
     assert "-> " in done.stdout
 
 

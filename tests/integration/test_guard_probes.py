@@ -49,7 +49,7 @@ def test_a_call_that_no_peer_will_join_is_an_error_in_its_place(rings: Path) -> 
     run = run_ranks(__file__, "part_ways", rings, environment={"NCCLSCOPE_GUARD": "raise"})
 
     said = json.loads((rings / "said.json").read_text())
-    assert "the sequences on world have parted at call " in said
+    assert "the sequences on world diverge at call " in said
     assert "rank 1 posted broadcast [4] float32 root 0 at test_guard_probes.py:" in said
     assert "rank 0 posted all_reduce sum [4] float32 at test_guard_probes.py:" in said
     assert run.ranks[1].details["guard"]["mode"] == "raise"

@@ -343,9 +343,6 @@ def test_python_without_torch_loads_nothing_of_ours_but_the_hook(rings: Path) ->
     completed: Any = run(rings, sys.executable, "-c", program)
 
     assert completed.stdout.split() == [
-        "ncclscope",
-        "ncclscope.tracing",
-        "ncclscope.tracing.bootstrap",
         "ncclscope_patches",
         "ncclscope_patches.importing",
         "ncclscope_patches.registry",

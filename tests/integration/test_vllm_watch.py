@@ -71,6 +71,6 @@ def test_the_guard_raises_in_the_worker(tmp_path: Path) -> None:
             traced.server.complete(PROMPTS[0], max_tokens=12, timeout=30)
         log = traced.server.log_path.read_text(errors="replace")
 
-    assert "PartedError: the sequences on tp:0 have parted at call " in log
+    assert "DivergenceError: the sequences on tp:0 diverge at call " in log
     assert "rank 1 posted all_gather" in log
     assert "rank 0 posted all_reduce" in log

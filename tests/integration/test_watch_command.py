@@ -145,7 +145,7 @@ GONE = """
 import os, sys
 from pathlib import Path
 from tests.integration.test_watch_command import pair
-pair(Path(sys.argv[1]), parted=True)
+pair(Path(sys.argv[1]), diverged=True)
 os._exit(0)
 """
 
@@ -258,7 +258,7 @@ def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parted", "status", "said"),
+    ("diverged", "status", "said"),
     [(False, 0, "ok: 2 ranks, over"), (True, 1, "diverged: .* call 2 ")],
 )
 def test_until_divergence_ends_when_nothing_runs_any_more(
@@ -303,5 +303,5 @@ def test_until_divergence_ends_with_the_job_that_it_has_seen(rings: Path) -> Non
 
 def leave(rings: Path, *, diverged: bool) -> None:
     """Leaves the rings of two ranks that have ended."""
-    source = GONE.replace("parted=True", f"parted={diverged}")
+    source = GONE.replace("diverged=True", f"diverged={diverged}")
     subprocess.run([sys.executable, "-c", source, str(rings)], cwd=ROOT, check=True)

@@ -89,7 +89,7 @@ def test_raising_goes_on_as_long_as_the_program_does(ranks: Ranks) -> None:
     post(one, comm, 1)
     for number in (2, 3):
         post(one, comm, number)
-        with pytest.raises(DivergenceError, match="have parted at call 1"):
+        with pytest.raises(DivergenceError, match="diverge at call 1"):
             post(other, theirs, number + 7)
 
 
@@ -103,7 +103,7 @@ def test_warn_says_it_once_and_lets_all_calls_through(
             post(other, theirs, number if number != 7 else 70)
 
     (record,) = caplog.records
-    assert "the sequences on tp:0 have parted at call 7: rank 1 posted" in record.message
+    assert "the sequences on tp:0 diverge at call 7: rank 1 posted" in record.message
     assert (comm.channel.seq, theirs.channel.seq) == (19, 19)
     assert not guard_of(other).active
 
@@ -125,7 +125,7 @@ def test_a_peer_that_is_far_ahead_and_parted_long_ago(ranks: Ranks) -> None:
     for number in range(1, 100):
         post(other, theirs, number)
 
-    with pytest.raises(DivergenceError, match="have parted at call 100"):
+    with pytest.raises(DivergenceError, match="diverge at call 100"):
         post(other, theirs, 100)
 
 
@@ -136,7 +136,7 @@ def test_a_peer_that_is_behind(ranks: Ranks) -> None:
         post(one, comm, number)
 
     # It comes after, and is the one to see it.
-    with pytest.raises(DivergenceError, match="have parted at call 2"):
+    with pytest.raises(DivergenceError, match="diverge at call 2"):
         post(other, theirs, 9)
 
 
@@ -198,7 +198,7 @@ def test_but_its_calls_do(ranks: Ranks) -> None:
         scope.leave_group()
     post(one, comm, 3)
 
-    with pytest.raises(DivergenceError, match="have parted at call 1"):
+    with pytest.raises(DivergenceError, match="diverge at call 1"):
         post(other, theirs, 3)
 
 

@@ -71,7 +71,7 @@ def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert (pending.at, pending.is_inside) == (odd.posted + 1, True)
     assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
     assert found["seq"] == odd.posted + 1
-    assert any("is entered and not finished" in line for line in found["evidence"])
+    assert any("has been entered but not finished" in line for line in found["evidence"])
 
 
 def test_a_rank_whose_stream_is_behind_something_else(
@@ -90,7 +90,7 @@ def test_a_rank_whose_stream_is_behind_something_else(
         assert pending.finished == pending.posted - 3
         assert pending.is_inside is (rank != ODD)
     assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
-    assert any("its stream is behind other work" in line for line in found["evidence"])
+    assert any("earlier work blocks its stream" in line for line in found["evidence"])
 
 
 def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None:

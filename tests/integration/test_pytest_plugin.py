@@ -378,7 +378,7 @@ def test_some(run_ranks):
             "Rank 1 skipped the test (no fast network) and ranks 0 2 did not: that is a "
             "divergence, skip on all ranks or on none.",
             "*dead rank*rank 1*",
-            "*it ended in order*",
+            "*it exited normally*",
             "SKIPPED * test_it.py:*: no fast network",
         ]
     )

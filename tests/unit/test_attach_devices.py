@@ -81,7 +81,7 @@ def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
     assert verdict.cause.diverging_ranks == ()
     assert verdict.cause.candidate_ranks == (1, 2)
     assert verdict.cause.confidence == "ambiguous"
-    assert "do not name the same rank" in verdict.cause.summary
+    assert "name different ranks" in verdict.cause.summary
 
 
 def test_gpus_are_heard_where_no_stack_can_be_read() -> None:

@@ -122,7 +122,7 @@ def test_missing_and_dead_ranks_are_named() -> None:
 
     assert testimony is not None
     assert (testimony.kind, testimony.ranks) == ("dead_rank", (1,))
-    assert "held to be dead" in testimony.says
+    assert "reported dead" in testimony.says
 
 
 def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:

@@ -51,7 +51,7 @@ def test_below_the_threshold_it_is_said_who_waits_and_nobody_hangs(tmp_path: Pat
     assert (verdict.status, verdict.exit_status, verdict.cause) == ("unknown", 3, None)
     waits = verdict.findings[0]
     assert (waits.role, waits.candidate_ranks) == ("latent", (1,))
-    assert "for 5 s now: it is called a hang from 10 s on" in verdict.summary
+    assert "for 5 s now; a hang is reported from 10 s on" in verdict.summary
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
     assert (verdict.status, cause.kind, cause.diverging_ranks) == ("hung", "stalled", ())
     assert cause.candidate_ranks == (0, 1)
     assert cause.comm is None
-    assert "load of the GPUs" in cause.inferred[0]
+    assert "judging by their load" in cause.inferred[0]
 
 
 @pytest.mark.parametrize(("seconds", "use"), [(40.0, (100, 0)), (40.0, (0, 0)), (5.0, (100, 100))])

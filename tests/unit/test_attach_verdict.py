@@ -64,8 +64,8 @@ def test_the_same_call_from_another_line_is_another_place() -> None:
     assert verdict.cause.kind == "not_joined"
     assert verdict.cause.diverging_ranks == (1,)
     assert verdict.cause.inferred == (
-        "the stacks differ in step of train.py, at lines 20 and 10; which line comes first is not "
-        "known",
+        "the stacks differ in step of train.py, at lines 20 and 10; it is unknown which line runs "
+        "first",
     )
 
 

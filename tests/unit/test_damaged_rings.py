@@ -53,7 +53,7 @@ def test_a_damaged_description_of_a_communicator_is_not_ok(diverged: Cluster) ->
     assert verdict.status == "hung"
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == ()
-    assert "Whether rank 2 joined it cannot be read" in verdict.summary
+    assert "unknown whether rank 2 joined it" in verdict.summary
     assert "rank 2: the calls on 1 communicator cannot be read" in " ".join(verdict.coverage.unseen)
 
 

@@ -51,7 +51,7 @@ for step in json.loads(script):
         device.slots.put_clock(comm.channel.index, value)
     elif name == "record":
         tracer.record(comm, value)
-tracer.ring._put_u64(136, time.time_ns() + 60_000_000_000)  # it showed life for a minute more
+tracer.ring._put_u64(136, time.time_ns() + 60_000_000_000)  # it stayed alive for a minute more
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -109,7 +109,8 @@ def test_all_ranks_spin_in_the_same_call(killed: Verdicts) -> None:
     assert (verdict.status, verdict.cause.kind, verdict.cause.seq) == ("hung", "stalled", 4)
     assert verdict.cause.diverging_ranks == ()
     assert any(
-        "on the device of ranks 0-2, 3 of 5 calls" in line and "is entered and not finished" in line
+        "on the device of ranks 0-2, 3 of 5 calls" in line
+        and "has been entered but not finished" in line
         for line in verdict.cause.evidence
     )
     states = [call.state.word for call in verdict.run.ranks[0].logs["k"].span(1, 6)]
@@ -122,7 +123,7 @@ def test_a_device_that_has_not_come_to_the_call(killed: Verdicts) -> None:
     assert verdict.cause is not None
     assert (verdict.status, verdict.cause.kind, verdict.cause.seq) == ("hung", "not_joined", 4)
     assert verdict.cause.diverging_ranks == (1,)
-    assert any("its stream is behind other work" in line for line in verdict.cause.evidence)
+    assert any("earlier work blocks its stream" in line for line in verdict.cause.evidence)
 
 
 def test_no_device_has_come_to_the_call(killed: Verdicts) -> None:
@@ -130,8 +131,8 @@ def test_no_device_has_come_to_the_call(killed: Verdicts) -> None:
     verdict = killed(script, script, enters=True)
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("stalled", ())
-    assert "their streams are behind other work" in verdict.cause.summary
-    assert "does not come to an end" not in verdict.cause.summary
+    assert "earlier work blocks their streams" in verdict.cause.summary
+    assert "does not complete" not in verdict.cause.summary
 
 
 def test_a_rank_that_never_posted_it(killed: Verdicts) -> None:
@@ -237,7 +238,7 @@ def test_a_call_that_the_host_has_not_come_back_from(killed: Verdicts) -> None:
     pending = verdict.run.ranks[0].device["k"]
     assert (pending.finished, pending.handed_over, pending.at) == (3, 3, 4)
     assert verdict.cause is not None
-    assert any("not known to have been handed over" in line for line in verdict.cause.evidence)
+    assert any("not known to have been enqueued" in line for line in verdict.cause.evidence)
 
 
 def test_a_call_entered_that_may_not_have_been_handed_over(killed: Verdicts) -> None:
@@ -249,7 +250,7 @@ def test_a_call_entered_that_may_not_have_been_handed_over(killed: Verdicts) -> 
     assert verdict.run.ranks[0].logs["k"].call(4).state.word == "scheduled"
     assert verdict.cause is not None
     evidence = "\n".join(verdict.cause.evidence)
-    assert "call 4, barrier, is not known to have been handed over" in evidence
+    assert "call 4, barrier, is not known to have been enqueued" in evidence
     assert "entered" not in evidence
 
 
@@ -438,6 +439,6 @@ def test_how_long_ago_the_last_call_finished(killed: Verdicts) -> None:
     waiting: Script = [("post", 6), ("run", 5), ("clock", 1)]
     verdict = killed(waiting, [("post", 5), ("run", None)], waiting)
     assert verdict.cause is not None
-    told = [line for line in verdict.cause.evidence if "before the last sign of life" in line]
-    assert [line.startswith("on the device of ranks 0 2, 5 of 6 calls") for line in told] == [True]
-    assert "about 60 s before" in told[0] or "about 59 s before" in told[0]
+    lines = [line for line in verdict.cause.evidence if "before the last heartbeat" in line]
+    assert [line.startswith("on the device of ranks 0 2, 5 of 6 calls") for line in lines] == [True]
+    assert "about 60 s before" in lines[0] or "about 59 s before" in lines[0]

@@ -128,7 +128,7 @@ def test_a_worker_that_nobody_asked_is_told_from_one_that_waits_for_it(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (0, 1))
     assert cause.summary.endswith("in which ranks 2 3 wait; they are idle, in dequeue.")
-    assert "rank 0 waits to be asked for something: see its engine" in cause.inferred
+    assert "rank 0 waits for a request from its engine" in cause.inferred
     assert _steps(cluster) == (
         "ranks 0 1 (DP0) idle in dequeue for 60 s after step 811 (3 tokens); "
         "ranks 2 3 (DP1) in step 812 (dummy), in call 2 on ep:0, "

@@ -205,7 +205,7 @@ def test_replicas_bear_witness_at_the_same_place_of_a_step(cluster_of: ClusterOf
     assert cause is not None
     # Neither side posted the other's call, so that no order is recorded.
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))
-    assert "skipped that call, or would have come to it later" in cause.summary
+    assert "skipped that call, or would have posted it later" in cause.summary
     assert cause.confidence == "likely"
     assert cause.comm is not None
     assert cause.comm.ranks == (0, 1)
@@ -240,7 +240,7 @@ def test_a_rank_that_takes_one_new_communicator_for_the_other_is_named(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (2,))
     assert cause.confidence == "likely"
-    assert "takes one communicator for the other" in cause.inferred[0]
+    assert "mixes up two communicators" in cause.inferred[0]
 
 
 def test_a_rank_whose_life_ends_in_a_call_that_all_posted_is_named(cluster_of: ClusterOf) -> None:
@@ -391,4 +391,4 @@ def test_a_call_that_all_stand_in_proves_nothing_beyond_the_records(cluster_of: 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
     assert "no rank diverged in what was recorded" in cause.summary
-    assert "the calls that are not recorded" in cause.inferred[0]
+    assert "unrecorded calls" in cause.inferred[0]

@@ -58,7 +58,7 @@ def test_one_that_waits_alone_is_shown_with_its_call(cluster_of: ClusterOf) -> N
     assert cause.odd.site == "metric.py:7 compute"
     assert cause.peers is None
     assert "which ranks 1-3 never posted" in cause.summary
-    assert any("not known" in thought for thought in cause.inferred)
+    assert any("is unknown" in thought for thought in cause.inferred)
 
 
 def test_who_waits_behind_others_counts_as_waiting(cluster_of: ClusterOf) -> None:
@@ -111,7 +111,7 @@ def test_a_pair_is_told_apart_by_a_replica_that_ended_without_it(cluster_of: Clu
     cause = _cause(cluster)
 
     assert _said(cause) == ("extra_call", (0,), (), "likely")
-    assert "came past this place without such a call" in " ".join(cause.inferred)
+    assert "went past this point without such a call" in " ".join(cause.inferred)
 
 
 def test_a_replica_that_did_something_else_says_nothing(cluster_of: ClusterOf) -> None:

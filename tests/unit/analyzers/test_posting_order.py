@@ -116,7 +116,7 @@ def test_pairs_without_a_name_are_compared_with_each_other(cluster_of: ClusterOf
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("order_cycle", (3,), "likely")
-    assert any("pg1 to pg2 play the same part" in line for line in cause.inferred)
+    assert any("pg1 to pg2 have the same role" in line for line in cause.inferred)
 
 
 def test_replicas_that_go_on_do_not_hide_it(cluster_of: ClusterOf) -> None:

@@ -99,7 +99,10 @@ def test_in_a_pair_a_broken_rhythm_is_a_note(cluster_of: ClusterOf) -> None:
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("missing_call", ())
     assert (cause.candidate_ranks, cause.confidence) == ((0, 1), "ambiguous")
-    assert "rank 1 broke the rhythm that both had kept until then" in cause.inferred
+    assert (
+        "rank 1 broke the pattern of calls that both ranks had repeated until then"
+        in cause.inferred
+    )
 
 
 @pytest.mark.parametrize("odd", [0, 1])

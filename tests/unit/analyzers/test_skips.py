@@ -150,7 +150,10 @@ def test_a_rhythm_of_a_pair_is_a_note_and_blames_nobody(cluster_of: ClusterOf) -
     assert _named(verdict) == ("missing_call", (), 14, "ambiguous")
     assert verdict.cause is not None
     assert verdict.cause.candidate_ranks == (0, 1)
-    assert "rank 1 broke the rhythm that both had kept until then" in verdict.cause.inferred
+    assert (
+        "rank 1 broke the pattern of calls that both ranks had repeated until then"
+        in verdict.cause.inferred
+    )
     # While both go on, one may have an order of its own among communicators.
     assert cluster.verdict(quiet=0.3).cause is None
 

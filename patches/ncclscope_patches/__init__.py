@@ -1,6 +1,6 @@
-"""Reaches into other people's code: probes that record their collectives.
+"""Patches of other packages: probes that record their collectives.
 
-Each patch is one class that names the module it reaches into and the versions it was
-written for; see :mod:`ncclscope_patches.probes.probe`. They are found through the entry point
-group ``ncclscope.patches``, like anyone else's.
+Each patch is one class that names its target module and the versions that it supports; see
+:mod:`ncclscope_patches.probes.probe`. They are found through the entry point group
+``ncclscope.patches``, like those of other distributions.
 """

@@ -1,8 +1,8 @@
-"""Calls something right after a module has been imported, without importing it.
+"""Call a function right after a module has been imported, without importing it.
 
-The finder stands first on ``sys.meta_path`` and answers only for modules that somebody
-waits for: it lets the other finders find the module and has its loader call back when the
-module's code has run. Everything else passes by at the cost of one dictionary look-up.
+The finder is first on ``sys.meta_path`` and handles only modules with registered actions. It lets
+the other finders find the module, and makes its loader call back when the module's code has run.
+All other imports cost one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Action = Callable[[], None]
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Waits for modules.
+    """Runs actions at the import of modules.
 
-    Actions must not raise; what they do to a program's imports would be ours to answer for.
-    Several hooks may wait for the same module: each asks the others to find it.
+    Actions must not raise, since an exception would break the program's import. Several hooks may
+    watch the same module: each asks the other finders for it.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class ImportHook(importlib.abc.MetaPathFinder):
         self._on_end: dict[str, list[Action]] = {}
 
     def before(self, name: str, action: Action) -> None:
-        """Has something called when the import of a module begins."""
+        """Call `action` when the import of a module begins."""
         self._on_start.setdefault(name, []).append(action)
         self._enter()
 
     def after(self, name: str, action: Action) -> None:
-        """Has something called when a module has been imported; at once when it has been."""
+        """Call `action` when a module has been imported; at once if it already is."""
         if name in sys.modules:
             action()
             return
@@ -51,7 +51,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find a module that is waited for, by means of the other finders."""
+        """Find a watched module through the other finders."""
         for action in self._on_start.pop(fullname, ()):
             action()
         asking = (fullname, threading.get_ident())
@@ -79,7 +79,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
         return None
 
     def _follow(self, spec: ModuleSpec) -> None:
-        """Make this one loader call back. It is the module's own, or shared with others."""
+        """Make this module's loader call back; other modules may share the loader."""
         loader: Any = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None or isinstance(loader, type):
@@ -90,7 +90,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
             if module.__name__ != spec.name:
                 execute(module)
                 return
-            # Before the code runs, since another hook may have taken the same place below this one.
+            # Restore it before the code runs, since another hook may have replaced it below this.
             if before is not None:
                 loader.exec_module = before
             elif vars(loader).get("exec_module") is exec_module:

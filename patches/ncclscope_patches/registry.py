@@ -1,7 +1,7 @@
-"""Finds the patches and applies each as soon as what it patches has been imported.
+"""Find the patches, and apply each as soon as its target has been imported.
 
-Importing this module, or starting to wait, imports neither torch nor vllm nor the patches:
-it happens in every Python process below ``ncclscope run``, most of which never see a tensor.
+Importing this module and installing the hooks imports neither torch nor vllm nor the patches.
+Every Python process under ``ncclscope run`` does it, and most of them never use a tensor.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _OWN = (
     "ncclscope_patches.vllm.steps:VllmSteps",
     "ncclscope_patches.vllm.queues:VllmQueues",
 )
-"""These are there even where the package is not installed but only on the path, as in
-another environment's Python below ``ncclscope run``: there are no entry points then."""
+"""Own patches, for a package that is on the path but not installed and has no entry points, as in
+another environment's Python under ``ncclscope run``."""
 
 _EVERYTHING_NEEDS = "torch"
 
@@ -59,10 +59,9 @@ _waiting = False
 
 
 def install_all() -> None:
-    """Apply all patches, now or after the import of what they patch. Never raises.
+    """Apply all patches, now or after the import of their targets; never raise.
 
-    Finding them costs some milliseconds, which a process that never imports torch is
-    spared.
+    Finding them costs some milliseconds, which processes without torch do not pay.
     """
     global _waiting
     if _EVERYTHING_NEEDS in sys.modules:
@@ -73,7 +72,7 @@ def install_all() -> None:
 
 
 def apply_all() -> None:
-    """Find all patches; apply those whose target is imported and has the others wait."""
+    """Find all patches; apply each now, or when its target is imported."""
     try:
         from ncclscope.tracing import session
 
@@ -88,20 +87,20 @@ def apply_all() -> None:
 
 
 def active() -> list[Patch]:
-    """Return the patches that are at work in this process."""
+    """Return the patches that are active in this process."""
     return [patch for patch in _installed.values() if patch.active]
 
 
 def revert_all() -> None:
-    """Take back all that has been applied."""
+    """Revert all patches."""
     for patch in _installed.values():
         patch.revert()
 
 
 def find() -> Iterator[tuple[str, type[Patch]]]:
-    """Yield each patch's class with the reference by which it was found.
+    """Yield the entry point reference and the class of each patch.
 
-    One that cannot be loaded is named in a warning and left out.
+    A patch that cannot be loaded is left out, with a warning.
     """
     from importlib import metadata
 

@@ -1,1 +1,1 @@
-"""Probes: what a program posts through torch.distributed, PyNccl and CUDA graphs."""
+"""Probes of torch.distributed, PyNccl and CUDA graphs."""

@@ -1,11 +1,11 @@
-"""Records what a program posts through torch.distributed, on any backend.
+"""Record a program's calls through torch.distributed, on any backend.
 
-The methods of ``ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
-every function ends there, also one that was imported by name before, and Dynamo, which
-knows the functions by identity, goes on to know them.
+The probe replaces methods of ``ProcessGroup``, not functions of ``torch.distributed``. Every
+function ends there, including those that were imported by name before. And Dynamo, which knows
+the functions by identity, still recognises them.
 
-What is recorded is what is posted: ``all_gather_object`` is the calls that it is made of,
-a coalescing manager one call over all of its tensors, ``numel`` being their sum.
+Calls are recorded as they are enqueued: ``all_gather_object`` as the calls that it consists of, a
+coalescing manager as one call with the sum of its tensors' ``numel``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ __all__ = ["C10dProbe"]
 _HELPER = (
     *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
 )
-"""The parameters of torch's maker of groups, those that have always been there."""
+"""The parameters of torch's group creation that all supported versions have."""
 
 
 class C10dProbe(Patch):
-    """Records the calls on process groups, and their completion where it can be known.
+    """Records the calls on process groups, and their completion if it is known.
 
-    It is known where ``Work.wait()`` returns on a backend that waits (gloo), and where
-    ``Work.is_completed()`` says so. Waiting on NCCL only orders streams and tells nothing.
+    Completion is known when ``Work.wait()`` returns on a blocking backend (gloo), or when
+    ``Work.is_completed()`` is true. Waiting on NCCL only orders streams and proves nothing.
     """
 
     name = "c10d"
@@ -75,7 +75,7 @@ class C10dProbe(Patch):
 
         pending = works.pending
 
-        # Not through guard(), nor any other function: a program waits as often as it posts.
+        # Without guard() or other functions, for speed: a program waits for each call.
         def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
             result = wait(self_, *args, **kwargs)
             if self.active:
@@ -105,14 +105,14 @@ class C10dProbe(Patch):
             self.put(group, "_end_coalescing", end)
 
     def _declare_earlier(self, module: Any) -> None:
-        """Note the groups on which calls may have been posted before this probe came."""
+        """Note the groups on which calls may have been enqueued before this probe was installed."""
         found = map(process_groups.handles.of, list(module._world.pg_map))
         keys = [handle.comm.key for handle in found if handle.comm is not None]
         if keys:
-            coverage.unseen("late", "process groups had been made before calls were recorded", keys)
+            coverage.unseen("late", "process groups were created before recording started", keys)
 
     def _declare_groups(self, module: Any) -> None:
-        """Make each new group known, so that a rank which never posts has said it is there."""
+        """Record each new group, so that a rank without calls on it is known as a member."""
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
@@ -121,8 +121,8 @@ class C10dProbe(Patch):
                 group_creation.end(creation)
             group = result[0]
             if not isinstance(group, module.ProcessGroup):
-                return  # made by others; this process is no member
-            if not ranks:  # the group of all
+                return  # this process is not a member
+            if not ranks:  # the default group
                 tracer = session.current()
                 if tracer is not None:
                     tracer.describe(rank=rank, world_size=size)
@@ -133,7 +133,7 @@ class C10dProbe(Patch):
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
             size, rank, ranks = (given[name] for name in _HELPER[:3])
             creation = None
-            # With a tag it is made by functional collectives, each rank its own only.
+            # Functional collectives create a group with a tag on its members only.
             if ranks and not given.get("pg_tag"):
                 parent, name = module._world.default_pg, given["group_name"]
                 creation = group_creation.begin(parent, name, ranks, given["backend"])
@@ -143,13 +143,13 @@ class C10dProbe(Patch):
 
 
 def _where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
-    """Return where a call runs that returns no ``Work``: on the stream that is current."""
+    """Return the place of a call that returns no ``Work``: the current stream."""
     for argument in (*args[1:], *kwargs.values()):
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
         if hasattr(argument, "get_device"):
             return of_tensor(argument)
-    # A barrier that returns no Work has held its caller until it ended, on whatever device.
+    # A barrier without Work blocks its caller until it has completed, on any device.
     options = args[1] if len(args) > 1 else kwargs.get("opts")
     device = getattr(options, "device", None) or getattr(args[0], "bound_device_id", None)
     cuda = sys.modules["torch"].cuda

@@ -1,9 +1,9 @@
-"""Records what is captured into CUDA graphs, and each replay.
+"""Record calls captured into CUDA graphs, and each replay.
 
-All of torch's graphs are captured and replayed through ``torch.cuda.CUDAGraph``: by
+All torch graphs are captured and replayed through ``torch.cuda.CUDAGraph``: by
 ``torch.cuda.graph``, by ``make_graphed_callables``, by the graph trees of torch.compile, and by
-vLLM's wrappers, whole or in pieces. Nothing runs on the host while a graph is replayed, so that
-this is the only place where its collectives can be told of.
+vLLM's full and piecewise wrappers. A replay runs no host code, so this is the only place where its
+collectives can be recorded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _Captured = tuple[Any, Tracer, GraphCapture]
 
 
 class CudaGraphProbe(Patch):
-    """Notes when a graph begins and ends to be captured, and when it is replayed.
+    """Records the captures of graphs, and their replays.
 
-    A graph whose capture failed is forgotten, as is one that is gone. Graphs without
-    collectives leave no trace, and their replays cost one look into a table.
+    Graphs are forgotten when they are freed or their capture fails. Graphs without collectives are
+    not recorded, and their replays cost one dictionary look-up.
     """
 
     name = "cuda_graphs"
@@ -39,7 +39,7 @@ class CudaGraphProbe(Patch):
         super().__init__()
         self._open: dict[int, tuple[Tracer, GraphCapture]] = {}
         self._graphs: dict[int, TracedGraph] = {}
-        """By the identity of torch's object."""
+        """Graphs by the id of torch's object."""
         self._alive: dict[int, weakref.ref[Any]] = {}
         session.on_reset(self._forget_all)
 
@@ -60,7 +60,7 @@ class CudaGraphProbe(Patch):
             self._open[id(graph)] = tracer, tracer.graphs.begin()
 
     def _leave(self, args: tuple[Any, ...], _kwargs: Any) -> _Captured | None:
-        """End the capture, be it that torch finds it to have failed."""
+        """End the capture, even if torch then reports that it failed."""
         found = self._open.pop(id(args[0]), None)
         if found is None:
             return None
@@ -75,7 +75,7 @@ class CudaGraphProbe(Patch):
             return
         number, graphs, alive = id(graph), self._graphs, self._alive
 
-        # An identity is given out again, so an entry must not outlive its graph.
+        # Ids are reused, so an entry must not outlive its graph.
         def forget(_reference: weakref.ref[Any]) -> None:
             graphs.pop(number, None)
             alive.pop(number, None)
@@ -84,9 +84,9 @@ class CudaGraphProbe(Patch):
         graphs[number] = recorded
 
     def _replaying(self, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method with its record before it.
+        """Return the method with a record before it.
 
-        Not through guard(): a step of an engine replays a piece for each layer. See
+        It does not use guard(), for speed: a step of an engine replays a piece per layer. See
         :mod:`ncclscope_patches.probes.noting`.
         """
         graphs = self._graphs

@@ -1,9 +1,9 @@
-"""Notes what DistributedDataParallel does, whose collectives are posted by C++.
+"""Note the phases of DistributedDataParallel, whose collectives are enqueued by C++.
 
-Its gradient buckets go from autograd's engine to the process group, and so do the broadcasts of
-parameters, buffers and bucket sizes: nothing of that passes Python. What does is when a process
-begins and ends to be where they are posted. So each ring says that there is such a module, on which
-communicator, and in which of its phases the process is.
+Gradient buckets go from autograd's engine directly to the process group, and so do the broadcasts
+of parameters, buffers and bucket sizes. No Python code sees them, but Python sees when a phase that
+enqueues them begins and ends. So each ring records that such a module exists, its communicator,
+and its current phase.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class DdpNote(Patch):
     """Notes modules on groups of two ranks or more, and their phases.
 
     The phases are activities: ``ddp_init`` (the constructor, which compares and broadcasts
-    parameters), ``ddp_forward`` (what comes before and after the program's own forward, where
-    buffers and bucket sizes are broadcast), ``ddp_backward`` (autograd's engine, whole: other
-    models' backward, too, for as long as there is such a module), ``ddp_join`` (a rank without
-    inputs that joins in what the others do). Each has the line of the program as its detail.
+    parameters), ``ddp_forward`` (before and after the program's forward, where buffers and bucket
+    sizes are broadcast), ``ddp_backward`` (the whole of autograd's engine, including the backward
+    of other models while a DDP module exists), ``ddp_join`` (a rank without inputs joins the
+    others' collectives). The detail of each is the line of the program.
     """
 
     name = "ddp"
@@ -80,7 +80,7 @@ class DdpNote(Patch):
             self._modules.add(owned)
 
     def _watch_backward(self) -> None:
-        """Guard autograd's engine, which programs without such a module never pay for."""
+        """Guard autograd's engine, only once the program has a DDP module."""
         if not self._watches_backward:
             self._watches_backward = True
             autograd = sys.modules["torch"].autograd
@@ -94,7 +94,7 @@ class DdpNote(Patch):
             self.put(autograd, name, run)
 
     def _enter_backward(self, _args: Any, _kwargs: Any) -> _Phase | None:
-        # A checkpoint runs a backward of its own within one: the outer one is what lasts.
+        # A checkpoint runs a nested backward; only the outer one counts.
         if self._in_backward or not self._modules:
             return None
         phase = self._begin("ddp_backward")
@@ -121,7 +121,7 @@ class DdpNote(Patch):
         return (_line(_CALLER), 0) if args[0].ddp in self._modules else None
 
     def _forget(self) -> None:
-        """Forget the parent's modules; for the child after a fork."""
+        """Forget the parent's modules, in the child after a fork."""
         self._modules.clear()
         self._slots.clear()
         self._in_backward = False
@@ -138,7 +138,7 @@ def _line(depth: int) -> str | None:
 
 
 def _group_finder(cls: Any) -> Any:
-    """Return what takes the process group from the constructor's arguments."""
+    """Return a function that finds the process group in the constructor's arguments."""
     names = list(inspect.signature(cls.__init__).parameters)
 
     def given(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

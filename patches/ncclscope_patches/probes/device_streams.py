@@ -1,6 +1,6 @@
-"""From a call that a probe has recorded to the markers that the GPU counts it by.
+"""Launch the markers by which the GPU counts a recorded call.
 
-Nothing here raises: what goes wrong ends the counting, and neither the probe nor the call.
+No function here raises: an error stops the counting, but neither the probe nor the call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 Place = tuple[int, int]
-"""Device, by its number in this process, and stream, by its handle."""
+"""Number of the device in this process, and handle of the stream."""
 
 Where = Callable[[tuple[Any, ...], dict[str, Any]], "Place | int"]
-"""Says of a call where it runs, or by a number of LOST why that is not known."""
+"""Return the place where a call runs, or an index into LOST that says why it is unknown."""
 
 NOWHERE_YET: Place = (-1, 0)
-"""Of a process that has not used CUDA before this very call."""
+"""Place in a process that has not used CUDA before this call."""
 
 STREAM_UNKNOWN = 13
 _UNSEEN_CAPTURE, _IN_GROUP, _OWN_STREAM = 8, 9, 3
@@ -48,12 +48,12 @@ _UNSEEN_CAPTURE, _IN_GROUP, _OWN_STREAM = 8, 9, 3
 Mark = tuple[
     "Marks", Place, "GraphCapture | None", bool, Where, tuple[Any, ...], dict[str, Any], bool
 ]
-"""A call on its way: markers, place, graph, whether in an NCCL group, what finds its place, its
-arguments, and whether only that it returns None proves that it ran there."""
+"""A call in progress: markers, place, graph, whether in an NCCL group, the function that finds its
+place, its arguments, and whether only a return value of None proves that it ran there."""
 
 
 _grouped: dict[int, list[Marks]] = {}
-"""Thread identity -> communicators with calls in its open NCCL group."""
+"""Communicators with calls in the open NCCL group, by thread identity."""
 
 
 def start(
@@ -66,19 +66,19 @@ def start(
     *,
     returns_none: bool = False,
 ) -> Mark | None:
-    """Prepare to count a collective that has been recorded and is about to be posted.
+    """Prepare to count a recorded collective that is about to be enqueued.
 
     Args:
         marks: The markers of its communicator.
-        where: Says where it runs.
-        args: Its arguments, and
-        kwargs: those by name.
+        where: Finds the place where it runs.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
         flags: FLAG_* of its record.
-        position: Of its record; -1 for one that became a part of a graph.
-        returns_none: It is only known to have run there when it returns None.
+        position: Position of its record; -1 if it became part of a graph.
+        returns_none: Only a return value of None proves that it ran at that place.
 
     Returns:
-        What :func:`finish` takes; None where nothing is counted.
+        The mark, for :func:`finish`; None if the call is not counted.
     """
     try:
         if marks.is_lost or marks.device.is_off:
@@ -107,7 +107,7 @@ def start(
 
 
 def finish(mark: Mark, result: Any) -> None:
-    """Count a collective that has just been posted."""
+    """Count a collective that has just been enqueued."""
     marks, place, capture, grouped, where, args, kwargs, returns_none = mark
     try:
         if returns_none and result is not None:
@@ -143,7 +143,7 @@ def end_group(*, failed: bool) -> None:
 
 
 def of_tensor(tensor: Any) -> Place | int:
-    """Return where work on a tensor runs: the stream that is current on its device."""
+    """Return the place of work on a tensor: the current stream of its device."""
     ordinal = tensor.get_device()
     if ordinal < 0:
         return STREAM_UNKNOWN
@@ -151,9 +151,14 @@ def of_tensor(tensor: Any) -> Place | int:
 
 
 def checked(marks: Marks | None, ordinal: int, stream: int) -> Place | int:
-    """Return a place, unless a graph is captured there and not on the current stream.
+    """Return a place, unless that stream's capture state differs from the current stream's.
 
-    Whether a call is captured was asked of the stream that is current.
+    The current stream decided whether the call was recorded as captured.
+
+    Args:
+        marks: The markers of the communicator.
+        ordinal: Number of the device.
+        stream: Handle of the stream.
     """
     torch: Any = sys.modules["torch"]
     current = torch._C._cuda_getCurrentRawStream(ordinal)
@@ -165,10 +170,10 @@ def checked(marks: Marks | None, ordinal: int, stream: int) -> Place | int:
 
 
 def start_replay(counted: Sequence[tuple[Marks, int]]) -> None:
-    """Note that a graph is about to be launched, whose calls have been recorded.
+    """Prepare to count the calls of a graph that is about to be launched.
 
     Args:
-        counted: Markers of each communicator, and how many of its calls the graph holds.
+        counted: Markers of each communicator, and its number of calls in the graph.
     """
     device = counted[0][0].device
     try:
@@ -189,7 +194,7 @@ def finish_replay(counted: Sequence[tuple[Marks, int]]) -> None:
 
 
 def current_stream(ordinal: int) -> int:
-    """Return the stream that is current on a device, by its handle."""
+    """Return the handle of a device's current stream."""
     torch: Any = sys.modules["torch"]
     found: int = torch._C._cuda_getCurrentRawStream(ordinal)
     return found

@@ -1,7 +1,7 @@
-"""Has Dynamo leave the probes alone.
+"""Make Dynamo skip the probes.
 
-After a graph break Dynamo looks at each frame that runs, the probes' too. It would compile
-them, at the cost of seconds, and run them in its own simulation of Python, to no use.
+After a graph break Dynamo traces each frame that runs, including the probes'. Compiling them
+takes seconds and has no benefit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PACKAGES = ("ncclscope", "ncclscope_patches")
 
 
 class DynamoSkip(Patch):
-    """Adds this project's packages to those that Dynamo does not trace."""
+    """Adds ncclscope's packages to those that Dynamo does not trace."""
 
     name = "dynamo"
     target = "torch._dynamo.trace_rules"

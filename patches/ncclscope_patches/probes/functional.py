@@ -1,7 +1,7 @@
-"""Records functional collectives, which reach the process group in C++.
+"""Record functional collectives, which reach the process group in C++.
 
-These are ``torch.distributed._functional_collectives``, DTensor, and whatever torch.compile
-makes of either and of the functions of torch.distributed. All of them call the operators of
+These are ``torch.distributed._functional_collectives``, DTensor, and the code that torch.compile
+generates from them and from functions of torch.distributed. All of them call the operators of
 ``torch.ops._c10d_functional`` from Python; see :mod:`ncclscope_patches.probes.operators`.
 """
 
@@ -25,9 +25,8 @@ _CALLER = 2
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 
-# Name -> canonical operation and the places of reduction, root and splits among the
-# arguments; before the splits of the input stand those of the output. The group is the last
-# that has no name.
+# Canonical operation and the positions of reduction, root and input splits among the arguments, by
+# operator name. Output splits precede input splits. The group is the last positional argument.
 _OPERATORS: dict[str, tuple[str, int, int, int]] = {
     "all_gather_into_tensor": ("all_gather", 0, 0, 0),
     "all_gather_into_tensor_coalesced": ("all_gather", 0, 0, 0),
@@ -155,7 +154,7 @@ def _waited(token: tuple[Posted, Any], _result: Any) -> None:
 
 
 def _group(group: Any) -> Any:
-    """Return the process group of a name; compiled graphs have nothing else."""
+    """Return the process group of a name; compiled graphs have only the name."""
     if isinstance(group, str):
         return sys.modules["torch.distributed.distributed_c10d"]._resolve_process_group(group)
     return group

@@ -1,12 +1,11 @@
-"""The creation of process groups, as calls of their own.
+"""Record the creation of process groups as calls.
 
-By torch's rule ``new_group`` is a collective of the whole job: all ranks make it in the same
-order with the same members, also those that will be none. Torch does not check it. Members
-meet at the store under a number that each rank counts for itself, so that a rank which leaves
-one out, or takes another order, waits there for ever under a wrong number.
+``new_group`` is a collective of the whole job: all ranks must call it in the same order with the
+same members, including ranks outside the new group. torch does not check this. Members rendezvous
+at the store under a number that each rank counts itself. So a rank that skips a creation, or
+changes the order, waits there forever under a wrong number.
 
-Creations are recorded on a communicator of their own, so that the numbers of the calls on
-their parent stay what they are.
+Creations have their own communicator, so that the parent's sequence numbers do not change.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from ncclscope_patches.probes.recording import NOBODY, Handle
 __all__ = ["Creation", "begin", "end"]
 
 Creation = tuple[Handle, int]
-"""A creation under way: where it was recorded, and the position of its record."""
+"""A creation in progress: its handle, and the position of its record."""
 
 _STORE = "store"
-"""Backend of creations in which members meet at the store, and others only pass."""
+"""Backend of creations in which members rendezvous at the store, and other ranks do not wait."""
 
 
 def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creation | None:
@@ -34,19 +33,19 @@ def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creatio
 
     Args:
         parent: The group of all ranks; None before there is one.
-        name: What torch calls the new group.
+        name: torch's name of the new group.
         ranks: Global ranks of its members, in its order.
         backend: Its backend.
 
     Returns:
-        What :func:`end` takes; None where nothing was recorded.
+        The creation, for :func:`end`; None if nothing was recorded.
     """
     above = NOBODY if parent is None else process_groups.handles.of(parent)
     if above is NOBODY or above.comm is None:
         return None
     key, label, members = above.comm.key, f"{above.comm.label}{CREATION_SUFFIX}", above.comm.ranks
     if not name.isdecimal():
-        # Named by a hash and not by a number: only the members make this call.
+        # A hash as name means that only the members make this call.
         members = tuple(sorted(ranks))
         digest = blake2b(",".join(map(str, members)).encode(), digest_size=8)
         key, label = f"{key}/{digest.hexdigest()}", CREATION_SUFFIX.removeprefix("/")
@@ -61,13 +60,13 @@ def begin(parent: Any, name: str, ranks: Sequence[int], backend: str) -> Creatio
 
 
 def end(creation: Creation) -> None:
-    """Note that a group has been created."""
+    """Record that a group has been created."""
     handle, position = creation
     handle.complete(position)
 
 
 def _meeting(parent: Any, above: Handle) -> str:
-    """Return what the ranks meet by: a communicator that is split needs all its members."""
+    """Return the backend of the creation: a split communicator needs all its members."""
     assert above.comm is not None
     if getattr(parent, "bound_device_id", None) is not None and above.comm.backend != "gloo":
         return above.comm.backend

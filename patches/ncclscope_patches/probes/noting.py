@@ -1,9 +1,8 @@
-"""The path of a method that is noted while it runs, in one function.
+"""Record an activity while a method runs, with all code of the hot path in one function.
 
-A step of an engine passes through several of these, and what it has computed in between has
-used the caches: each function and each object on the way then costs microseconds (``python -m
-benchmarks.runners --only cold``). So what :meth:`Patch.guard_scope`, :meth:`Slot.begin` and
-:meth:`Slot.end` do stands in one function here.
+A step of an engine runs several of these with cold caches, where each function and object costs
+microseconds (``python -m benchmarks.runners --only cold``). So this module inlines
+:meth:`Patch.guard_scope`, :meth:`Slot.begin` and :meth:`Slot.end` into one function.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Noted", "put_noting"]
 
 Noted = Callable[[tuple[Any, ...], dict[str, Any]], tuple[str | None, int] | None]
-"""Takes a detail and a number from a call's arguments; None where it is not to be noted."""
+"""Return a detail and a number from a call's arguments; None if it is not to be recorded."""
 
 
 def put_noting(patch: Patch, owner: Any, name: str, activity: str, read: Noted) -> bool:
-    """Has it noted when a method begins and ends.
+    """Record an activity while a method runs.
 
     Args:
-        patch: Whose barrier it is: what goes wrong here ends the probe and not the call.
+        patch: The patch; an error in recording ends it, but not the call.
         owner: The class.
-        name: The method. Where it does not exist, or is patched already, nothing happens.
-        activity: As what it is noted: see :meth:`Tracer.activity`.
-        read: Takes from the arguments what else is noted.
+        name: Name of the method; nothing happens if it does not exist or is already patched.
+        activity: Name of the activity; see :meth:`Tracer.activity`.
+        read: Return the activity's detail and number from the arguments.
 
     Returns:
-        Whether the method is patched now.
+        Whether the method is now patched.
     """
     function = getattr(owner, name, None)
     if not callable(function) or patch.has_replaced(function):

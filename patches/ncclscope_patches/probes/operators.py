@@ -1,13 +1,12 @@
-"""Guards torch operators where Python calls them.
+"""Guard torch operators where Python calls them.
 
-``torch.ops.namespace.name`` and its overloads are objects that Dynamo knows by identity
-and that generated code calls. What they hand a call to is an attribute of theirs: replaced
-there, a guard sees the eager call and that of a compiled graph, and Dynamo sees no change.
+``torch.ops.namespace.name`` and its overloads are objects that Dynamo knows by identity and that
+generated code calls. They delegate a call to one of their attributes. With that attribute
+replaced, a guard sees eager and compiled calls, and Dynamo sees no change.
 
-An operator is also called to find out what it would do: by tracers, on tensors without
-data. Only a call on plain tensors while no mode is watching reaches the real thing, and
-each real call is one such call, however many went before it. A mode may be there throughout:
-``torch.set_default_device`` is one, which is handed each call and makes it anew.
+Tracers also call operators, on tensors without data. Only a call on plain tensors without an active
+mode runs the kernel, and each such run is exactly one call. A mode may be active throughout:
+``torch.set_default_device`` is one, which receives each call and repeats it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def guard_operator(patch: Patch, packet: Any, before: Before, after: After | Non
     """Guard an operator and its overloads.
 
     Args:
-        patch: Whose barrier to use.
+        patch: The patch; an error in recording ends it, but not the call.
         packet: ``torch.ops.namespace.name``.
         before: As in :meth:`Patch.replace`.
-        after: Likewise.
+        after: As in :meth:`Patch.replace`.
     """
     for overload in packet.overloads():
         operator = getattr(packet, overload)
@@ -38,7 +37,7 @@ def guard_operator(patch: Patch, packet: Any, before: Before, after: After | Non
 
 
 def _in_order(before: Before, names: list[str]) -> Before:
-    """Let a hook have all arguments by position, but for an output that it has no use for."""
+    """Return a hook that gets all arguments by position, without an ``out`` argument."""
 
     def ordered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs:
@@ -50,7 +49,7 @@ def _in_order(before: Before, names: list[str]) -> Before:
 
 
 def is_real(tensor: Any) -> bool:
-    """Return whether an operator that is called with this tensor now does what it says."""
+    """Return whether an operator called with this tensor now runs its kernel."""
     import torch
 
     kind = type(tensor)

@@ -1,4 +1,4 @@
-"""What the arguments of a ``ProcessGroup`` method say about the call.
+"""Read a call's parameters from the arguments of a ``ProcessGroup`` method.
 
 Each method has overloads: with an options object, as the functions of torch.distributed
 use them, and with plain parameters, for direct callers. A reader takes the fields in the
@@ -6,8 +6,8 @@ order that :func:`ncclscope_patches.probes.recording.record` wants them:
 
     op, shape, dtype, redop, root, peer, numel, sizes, out_shape
 
-Where a call concerns several tensors that cannot be seen as one, there is no shape, and
-``numel`` counts the elements of all.
+If a call has several tensors that do not form one, it has no shape, and ``numel`` counts the
+elements of all of them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _noted: tuple[int, Any] = (0, None)
 
 
 def note_redop(options: Any, redop: Any) -> None:
-    """Remember the reduction that has just been put into an options object.
+    """Remember the reduction that was just assigned to an options object.
 
-    Taking it out again makes two objects in C++, which costs more than the record does.
+    Reading it back creates two objects in C++, which costs more than the record itself.
     """
     global _noted
     _noted = id(options), redop
@@ -98,7 +98,7 @@ def _scatter(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
     given = args[1] if len(args) > 1 else _named(kwargs, "output_tensors", "output_tensor")
     tensor = _one(given)
     root = _root(args, kwargs, 3)
-    # The input exists on the root alone; the output is what all have, and all must agree in.
+    # Only the root has the input; all ranks have the output, and must agree in it.
     return "scatter", tensor.shape, tensor.dtype, None, root, None, None, None, tensor.shape
 
 
@@ -136,7 +136,7 @@ def _all_to_all_single(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
 
 def _all_to_all_list(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
     inputs = args[2] if len(args) > 2 else kwargs["input_tensors"]
-    # Lists may be uneven on one rank and even on the next: always with their sizes.
+    # Lists may be uneven on one rank and even on another, so always record their sizes.
     sizes = tuple(_rows(tensor) for tensor in inputs)
     outputs = args[1] if len(args) > 1 else kwargs["output_tensors"]
     out_sizes = tuple(_rows(tensor) for tensor in outputs)
@@ -177,7 +177,7 @@ def _named(kwargs: Keywords, *names: str) -> Any:
 
 
 def _one(tensors: Any) -> Any:
-    """Return the tensor of a list of one; lists of several are one for each GPU, long gone."""
+    """Return the tensor of a list of one; longer lists, one per GPU, are an obsolete interface."""
     if type(tensors) is list:
         return tensors[0]
     return tensors[0] if isinstance(tensors, tuple) else tensors
@@ -196,7 +196,7 @@ def _redop(args: Arguments, kwargs: Keywords, at: int = 2) -> str:
     given = args[at] if len(args) > at else kwargs.get("opts", kwargs.get("op"))
     if given is None:
         return "sum"
-    # Once only: another object may get the same identity, and keep its default.
+    # Use it once only: a later object with the same id may keep its default reduction.
     global _noted
     (noted, redop), _noted = _noted, (0, None)
     if noted != id(given):
@@ -213,7 +213,13 @@ def _root(args: Arguments, kwargs: Keywords, at: int) -> int:
 
 
 def _splits(given: Any, tensor: Any, others: Any) -> tuple[int, ...]:
-    """Return the splits of one side; where only the other side has any, they are even."""
+    """Return the splits of one side; even splits if only the other side names any.
+
+    Args:
+        given: Splits of this side; None or empty for even ones.
+        tensor: Tensor of this side.
+        others: Splits of the other side.
+    """
     return tuple(given) if given else (_rows(tensor) // len(others),) * len(others)
 
 
@@ -222,7 +228,7 @@ def _rows(tensor: Any) -> int:
 
 
 def _uneven(tensors: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the first dimensions of tensors that are not all of one shape."""
+    """Return the tensors' first dimensions if their shapes differ, else None."""
     if not tensors:
         return None
     shape = tensors[0].shape
@@ -232,7 +238,7 @@ def _uneven(tensors: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _joined(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """Return the shape that the tensors have one behind the other."""
+    """Return the shape of the concatenated tensors."""
     return (sum(_rows(tensor) for tensor in tensors), *tensors[0].shape[1:])
 
 

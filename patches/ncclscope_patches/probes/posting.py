@@ -1,8 +1,8 @@
-"""The path of a traced call: from the method that posts it to its record, in one function.
+"""The hot path of a traced call: from the method that enqueues it to its record, in one function.
 
-Everything here is on the path of every collective of the program. In CPython a function
-call costs as much as a tenth of a record, so what is spread over functions elsewhere
-(:meth:`Patch.guard`, :func:`recording.record`, :func:`callsite.locate`) stands in one here.
+Every collective of the program runs this code. In CPython a function call costs a tenth of a
+record, so this module inlines :meth:`Patch.guard`, :func:`recording.record` and
+:func:`callsite.locate` into one function.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ncclscope_patches.probes.recording import NOBODY, NOWHERE, Handle, Handles
 __all__ = ["After", "Read", "put_posting"]
 
 Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
-"""Takes a call's parameters, in the order of :func:`recording.record`, from its arguments."""
+"""Return a call's parameters, in the order of :func:`recording.record`, from its arguments."""
 
 After = Callable[[Handle, int, tuple[Any, ...], Any], None]
-"""Gets handle, position of the record, arguments and result of a call that has returned."""
+"""Called after a call returned, with handle, position of the record, arguments and result."""
 
 
 def put_posting(
@@ -41,22 +41,22 @@ def put_posting(
     where: Where | None = None,
     returns_none: bool = False,
 ) -> bool:
-    """Has each call of a method recorded before it is made.
+    """Record each call of a method before it runs.
 
     Args:
-        patch: Whose barrier it is: what goes wrong here ends the probe and not the call.
-        owner: The class; its instances are what ``handles`` knows.
-        name: The method. Where it does not exist, or is patched already, nothing happens.
-        read: Takes the parameters from the arguments.
-        handles: Where to find an instance's handle.
-        can_be_off: The instance has an attribute ``disabled``, under which nothing is posted.
-        applies: Says of an instance whether a call would post anything.
+        patch: The patch; an error in recording ends it, but not the call.
+        owner: The class whose instances have handles.
+        name: Name of the method; nothing happens if it does not exist or is already patched.
+        read: Return the call's parameters from its arguments.
+        handles: Handles of the instances.
+        can_be_off: The instance has an attribute ``disabled``, which makes it enqueue nothing.
+        applies: Return whether a call on an instance would enqueue anything.
         after: Called when the method has returned.
-        where: Says on which stream a call runs, for it to be counted on the GPU.
-        returns_none: That is only so where the method returns None.
+        where: Return the stream of a call, to count it on the GPU.
+        returns_none: `where` is right only if the method returns None.
 
     Returns:
-        Whether the method is patched now.
+        Whether the method is now patched.
     """
     function = getattr(owner, name, None)
     if not callable(function) or patch.has_replaced(function):
@@ -108,7 +108,9 @@ def _posting(
                     capturing = recording.is_capturing
                     flags = 0
                     if capturing is not None and not handle.waits and capturing():
-                        flags = layout.FLAG_CAPTURED  # what is on the host alone is carried out
+                        flags = (
+                            layout.FLAG_CAPTURED
+                        )  # calls on host tensors run even during a capture
                     if template[1]:
                         if flags or groups:
                             position = handle.post(

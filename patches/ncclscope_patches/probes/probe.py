@@ -1,9 +1,8 @@
-"""What all patches share: what they replace, and the barrier around what they do.
+"""The base of all patches: replacing functions, and containing errors of the replacement.
 
-A probe runs inside other people's jobs. Whatever goes wrong in it stays in it: every
-function that a patch puts in the place of another comes out of :meth:`Patch.guard`, which
-makes the call exactly once and hands on its result or its exception, whatever happens to
-the probe.
+A probe runs inside other programs, so its errors must stay in it. Every replacement function comes
+from :meth:`Patch.guard`. It calls the original exactly once and passes on its result or exception,
+even if the probe fails.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ncclscope.tracing import callsite, coverage, session
 __all__ = ["After", "Before", "Patch"]
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""Gets the arguments of a call that is about to be made; returns a token or None."""
+"""Called with a call's arguments before it runs; return a token or None."""
 
 After = Callable[[Any, Any], None]
-"""Gets the token and the result of a call that has returned."""
+"""Called with the token and the result after a call returned."""
 
 _MARK = "__ncclscope_patch__"
 
@@ -33,14 +32,14 @@ callsite.add_plumbing(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Patch:
-    """Changes one module of another package, and can take the change back.
+    """Changes one module of another package, and can revert the change.
 
     Attributes:
-        name: How the patch is called in messages.
-        target: The module that it reaches into.
-        supports: Versions that it was written for, in words.
-        records: Whether calls are missing in the ring where it is not at work.
-        active: False makes everything it installed a plain passage.
+        name: Name of the patch in messages.
+        target: The module that it changes.
+        supports: Supported versions as text, such as ``torch 2.6 to 2.15``.
+        records: Whether calls are missing in the ring if it is not active.
+        active: If false, every installed function only calls the original.
     """
 
     name: ClassVar[str] = ""
@@ -54,11 +53,11 @@ class Patch:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self, module: Any) -> None:
-        """Replace functions of the target, which has been imported, by :meth:`replace`."""
+        """Replace functions of the imported target, with :meth:`replace`."""
         raise NotImplementedError
 
     def apply(self) -> None:
-        """Install the patch where its target has been imported; a second time does nothing."""
+        """Install the patch if its target has been imported; later calls do nothing."""
         module: ModuleType | None = sys.modules.get(self.target)
         if module is None or self._applied:
             return
@@ -72,25 +71,25 @@ class Patch:
             self.note_state(coverage.REFUSED, f"{type(error).__name__}: {error}")
 
     def note_state(self, state: str, why: str = "", function: str = "") -> None:
-        """Has the ring say whether this probe records.
+        """Record in the ring whether this probe records calls.
 
         Args:
-            state: One of :mod:`ncclscope.tracing.coverage`.
-            why: What made it so.
-            function: The one function that it is about; nothing for the probe as a whole.
+            state: A state of :mod:`ncclscope.tracing.coverage`.
+            why: The reason.
+            function: The function concerned; empty for the whole probe.
         """
         if self.records:
             with contextlib.suppress(Exception):
                 coverage.probe(f"{self.name}.{function}" if function else self.name, state, why)
 
     def revert(self) -> None:
-        """Put everything back that was replaced, unless someone else has replaced it since."""
+        """Restore all replaced functions, except those that others have replaced since."""
         if self.active:
             self.note_state(coverage.ENDED, "taken back")
         self.active = False
         while self._replaced:
             owner, name, original, own = self._replaced.pop()
-            # By identity: who wraps a function copies its attributes, our mark with them.
+            # By identity: a wrapper copies the attributes of a function, including our mark.
             if vars(owner).get(name) is not own:
                 continue
             if original is None:
@@ -99,12 +98,12 @@ class Patch:
                 setattr(owner, name, original)
 
     def fail(self, error: BaseException) -> None:
-        """End the probe for the rest of the process, and say so once.
+        """Deactivate the probe for the rest of the process, and warn once.
 
-        A rank whose probe has ended looks as if it had stopped; a reader must know.
+        The ring notes it, since a rank whose probe has ended appears to have stopped.
 
         Raises:
-            DivergenceError: The error is one, which the guard means for the program.
+            DivergenceError: The error is one, raised by the guard for the program.
         """
         if isinstance(error, DivergenceError):
             raise error
@@ -124,18 +123,17 @@ class Patch:
     def replace(
         self, owner: Any, name: str, before: Before | None = None, after: After | None = None
     ) -> bool:
-        """Put a guarded function in the place of an attribute of a class or module.
+        """Replace an attribute of a class or module by a guarded function.
 
         Args:
             owner: Class, module or object that has the function.
-            name: The attribute's name.
-            before: Called before the function is.
-            after: Called after it has returned, when ``before`` gave a token; without
-                ``before``, always, with the arguments as the token.
+            name: Name of the attribute.
+            before: Called before the function.
+            after: Called after the function returned, if ``before`` returned a token. Without
+                ``before``, it is always called, with the arguments as the token.
 
         Returns:
-            False where the attribute does not exist, as in another version, or is
-            replaced already.
+            False if the attribute does not exist, as in another version, or is already replaced.
         """
         function = getattr(owner, name, None)
         if not callable(function) or hasattr(function, _MARK):
@@ -143,11 +141,17 @@ class Patch:
         return self.put(owner, name, self.guard(function, before, after))
 
     def has_replaced(self, function: Any) -> bool:
-        """Return whether a function is one that a patch has put there."""
+        """Return whether a function was installed by a patch."""
         return hasattr(function, _MARK)
 
     def put(self, owner: Any, name: str, function: Any) -> bool:
-        """Put a function in the place of an attribute, noting what was there."""
+        """Replace an attribute by a function, keeping the original for :meth:`revert`.
+
+        Args:
+            owner: Class, module or object that has the attribute.
+            name: Name of the attribute.
+            function: The replacement.
+        """
         setattr(function, _MARK, self)
         original = vars(owner).get(name)
         setattr(owner, name, function)
@@ -155,14 +159,20 @@ class Patch:
         return True
 
     def watch_property(self, owner: Any, name: str, note: Callable[[Any, Any], None]) -> bool:
-        """Has something told of each value that is given to a property, once it has it."""
+        """Call `note` after each assignment to a property.
+
+        Args:
+            owner: The class with the property.
+            name: Name of the property.
+            note: Called with the object and the assigned value.
+        """
         found = vars(owner).get(name)
         if not isinstance(found, property) or found.fset is None or hasattr(found.fset, _MARK):
             return False
 
         set_value = found.fset
 
-        # As lean as can be: a program assigns once for each call that it posts.
+        # Kept minimal: a program assigns once for each call that it enqueues.
         def assign(owned: Any, value: Any) -> None:
             set_value(owned, value)
             if self.active:
@@ -183,14 +193,19 @@ class Patch:
         before: Before | None = None,
         after: After | None = None,
     ) -> Callable[..., Any]:
-        """Return the function with something done before it and after it.
+        """Return a function that calls hooks before and after the original.
 
-        This is the one place through which a probe's faults would reach the program.
+        No error of a probe may get past this function.
+
+        Args:
+            function: The original.
+            before: Called before it.
+            after: Called after it; see :meth:`replace`.
         """
         patch = self
         prepare = before or _arguments
 
-        # Not in a loop, not through helpers: this is on the path of every traced call.
+        # Without loops and helpers, as this is on the path of every traced call.
         if after is None:
 
             def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -224,10 +239,15 @@ class Patch:
     def guard_scope(
         self, function: Callable[..., Any], enter: Before, leave: Callable[[Any], None]
     ) -> Callable[..., Any]:
-        """Return the function with something entered before and left after it.
+        """Return a function that calls `enter` before the original and `leave` after it.
 
-        ``leave`` gets what ``enter`` returned, and is called even when the function raises,
-        but not when ``enter`` returned None.
+        ``leave`` gets the result of ``enter``. It is called even if the original raises, but not
+        if ``enter`` returned None.
+
+        Args:
+            function: The original.
+            enter: Called with the call's arguments; return a token or None.
+            leave: Called with the token.
         """
         patch = self
 

@@ -1,8 +1,8 @@
-"""Which communicator a torch process group is.
+"""Map torch process groups to communicators.
 
-Its key is made of what its members share: the backend, the name that torch gives it in the
-same order on every rank, the members' global ranks, and the port of their store, since the
-replicas of a dense model are jobs of their own with the same names and the same ranks.
+A communicator's key is made of what its members share: the backend, the group's name, which torch
+assigns in the same order on every rank, the members' global ranks, and the port of their store.
+The port separates replicas of a dense model: they are separate jobs with equal names and ranks.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_ca
 __all__ = ["CPU_SUFFIX", "DEVICE_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]
 
 CPU_SUFFIX = "/cpu"
-"""Added to a label where one set of ranks has a second communicator, for host memory."""
+"""Added to the label of a group's second communicator, which is for host memory."""
 
 DEVICE_SUFFIX = "/device"
-"""Added to the label of torch's own, where another carries the traffic between devices."""
+"""Added to the label of torch's communicator if another one carries the device traffic."""
 
 _WAITING = frozenset({"gloo", "mpi", "ucc"})
 """Backends whose ``wait()`` returns when the call has completed."""
 _QUEUEING = frozenset({"hccl", "nccl", "rccl", "xccl"})
-"""Backends whose ``wait()`` puts the current stream behind the call and returns."""
+"""Backends whose ``wait()`` makes the current stream wait for the call, and returns."""
 _ON_CUDA = frozenset({"nccl", "rccl"})
 
 
 def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
-    """Make a group known in the ring that has just been made, before anything is posted.
+    """Record a new group in the ring, before its first call.
 
     Args:
         group: The process group.
         ranks: Global ranks of its members.
-        created_at: The line of the program that made it.
+        created_at: Line of the program that created it.
     """
     handle = handles.known.get(id(group))
     if handle is not None:
@@ -45,11 +45,11 @@ def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
 
 
 def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
-    """Give a group's communicator the name that its program has for it.
+    """Label a group's communicator with the program's name for it.
 
     Args:
         group: The process group.
-        label: Such as ``tp:0``.
+        label: The label, such as ``tp:0``.
         ranks: Global ranks of its members, for groups that torch does not know.
     """
     handle = handles.of(group)
@@ -58,7 +58,7 @@ def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
 
 
 def label_of(group: Any) -> str:
-    """Return the label of a process group's communicator; empty where there is none."""
+    """Return the label of a process group's communicator; empty if there is none."""
     if not isinstance(group, _torch().ProcessGroup):
         return ""
     comm = handles.of(group).comm
@@ -66,7 +66,7 @@ def label_of(group: Any) -> str:
 
 
 def global_ranks(group: Any) -> list[int]:
-    """Return the members' global ranks in the group's order; empty when torch has none."""
+    """Return the members' global ranks in the group's order; empty if torch does not know them."""
     try:
         ranks: dict[int, int] = _torch()._world.pg_group_ranks.get(group, {})
     except TypeError:  # unhashable, so no process group
@@ -82,7 +82,7 @@ handles = Handles(_open)
 
 
 def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
-    if group.size() < 2:  # waits for nobody
+    if group.size() < 2:  # a single rank waits for no peer
         return NOBODY
     tracer = session.current()
     if tracer is None:
@@ -106,7 +106,7 @@ def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
 
 
 def _backends(group: Any) -> frozenset[str]:
-    """Return the backends behind a group, of which there may be one for each device."""
+    """Return the backends of a group, which may have one for each device type."""
     config = _torch()._world.pg_backend_config.get(group)
     if not config:
         return frozenset({group.name()})
@@ -120,12 +120,12 @@ def _label(group: Any) -> str:
     if group.group_desc not in ("", "undefined"):
         return str(group.group_desc)
     number = group.group_name
-    # No colon: what stands before one is taken for a kind of group, and these have none.
+    # No colon: the text before a colon means the kind of a group, which is unknown here.
     return f"pg{number}" if number.isdecimal() else f"pg-{number[:8]}" if number else ""
 
 
 def _port(group: Any) -> int:
-    """Return the port that all members met at; 0 where they met otherwise."""
+    """Return the port of the members' store; 0 if they have no TCP store."""
     if hasattr(group, "get_group_store"):
         try:
             store = group.get_group_store()

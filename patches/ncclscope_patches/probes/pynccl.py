@@ -1,8 +1,8 @@
-"""Records what vLLM posts through its own NCCL binding.
+"""Record vLLM's calls through its own NCCL binding.
 
-vLLM's workers hand tensors to NCCL by ctypes, past torch.distributed: neither torch's
-Flight Recorder nor a probe of c10d sees these calls. ``PyNcclCommunicator`` is the one
-place they all pass, and it runs inside opaque custom ops, where Dynamo does not look.
+vLLM's workers pass tensors to NCCL through ctypes, bypassing torch.distributed. Neither torch's
+Flight Recorder nor the c10d probe sees these calls. All of them go through
+``PyNcclCommunicator``, which runs inside opaque custom ops that Dynamo does not trace.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CALLER = 2
 
 
 class PyNcclProbe(Patch):
-    """Records every method of ``PyNcclCommunicator`` that posts work, before it is posted.
+    """Records every method of ``PyNcclCommunicator`` that enqueues work, before it does.
 
-    A v-collective is one record, though NCCL gets a group of broadcasts or reductions.
-    Calls on a communicator that is switched off are not recorded: nothing is posted.
+    A v-collective is one record, although NCCL gets a group of broadcasts or reductions.
+    Calls on a disabled communicator are not recorded, since they enqueue nothing.
     """
 
     name = "pynccl"
@@ -43,7 +43,7 @@ class PyNcclProbe(Patch):
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[Patch] = []
-        """What answers for single methods."""
+        """Patches of single methods."""
 
     def revert(self) -> None:
         while self.parts:
@@ -60,7 +60,7 @@ class PyNcclProbe(Patch):
                 put_posting(patch, cls, name, read, handles, can_be_off=True, where=where)
         found = self._reader_for(cls, "scatter", read_scatter)
         if found is not None:
-            # The sends and receives it is made of are no calls of the program.
+            # The sends and receives inside are not calls of the program.
             patch, read = found
             enter = _entering_fold(read)
             patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, _leave_fold))
@@ -75,9 +75,9 @@ class PyNcclProbe(Patch):
     def _reader_for(
         self, cls: Any, name: str, make: Callable[[Signature], Read]
     ) -> tuple[Patch, Read] | None:
-        """Return what reads a method's parameters, and the patch that answers for it.
+        """Return a method's patch and the function that reads its parameters.
 
-        None where the method does not exist, or takes something else by now.
+        None if the method does not exist or its parameters have changed.
         """
         function = getattr(cls, name, None)
         if function is None:
@@ -89,7 +89,7 @@ class PyNcclProbe(Patch):
             session.warn_once(f"pynccl {name}", f"{name} of pynccl is not recorded: {error}")
             self.note_state(coverage.REFUSED, str(error), name)
             return None
-        # A wrapper that takes anything may hand on something else: that must end no other method.
+        # A wrapper may pass on other arguments; an error there must not end the other methods.
         return (_Wrapped(self, name) if signature.is_assumed else self), read
 
     def _number_groups(self, cls: Any) -> None:
@@ -113,7 +113,7 @@ class PyNcclProbe(Patch):
             self.put(cls, "batch_isend_irecv", batch)
 
     def _declare_before_init(self, cls: Any, library: Any) -> None:
-        """Make the communicator known before NCCL connects, where a rank may hang."""
+        """Record the communicator before NCCL connects, where a rank may hang."""
 
         def declare(args: tuple[Any, ...], _kwargs: Any) -> None:
             handles.of(args[0])
@@ -121,7 +121,7 @@ class PyNcclProbe(Patch):
         if self.replace(cls, "_init_comm", declare):
             return
 
-        # Before 0.32 that happened in the middle of __init__, which alone knows the group.
+        # Before 0.32, NCCL connects inside __init__, and only __init__ knows the group.
         initialising: dict[int, Any] = {}
 
         def enter(args: tuple[Any, ...], _kwargs: Any) -> int:
@@ -145,7 +145,7 @@ def _open(comm: Any) -> Handle:
     unique_id = getattr(comm, "unique_id", None)
     if tracer is None or unique_id is None:
         return NOBODY
-    # Made by rank 0 and sent to all members: what they share and nobody else has.
+    # The unique id, created by rank 0 and sent to all members, identifies the communicator.
     digest = blake2b(bytes(memoryview(unique_id.internal)), digest_size=16).hexdigest()
     group = comm.group
     label = process_groups.label_of(group).removesuffix(process_groups.CPU_SUFFIX)
@@ -166,11 +166,11 @@ handles = Handles(_open)
 
 
 class _Wrapped(Patch):
-    """Records one method behind a wrapper of which it is not known what it takes.
+    """Records one method behind a wrapper with unknown parameters.
 
     Args:
-        whole: The probe of all methods, which takes this back with the others.
-        method: Its name.
+        whole: The probe of all methods, which also reverts this one.
+        method: Name of the method.
     """
 
     target = PyNcclProbe.target
@@ -183,7 +183,7 @@ class _Wrapped(Patch):
 
 
 def _where(cls: Any, name: str, module: Any) -> Where:
-    """Return what finds the stream of a call: the one it is given, or vLLM's current one."""
+    """Return a function that finds a call's stream: the given one, or vLLM's current one."""
     function = getattr(cls, name, None)
     names = Signature(function, name).names if callable(function) else []
     at = names.index("stream") if "stream" in names else len(names)
@@ -204,13 +204,13 @@ def _where(cls: Any, name: str, module: Any) -> Where:
 
 
 def _plain(op: str) -> Read:
-    """Return a call without parameters."""
+    """Return a reader for a call without parameters."""
     parameters = (op,)
     return lambda args, kwargs: parameters
 
 
 def _entering_fold(read: Read) -> Before:
-    """Record a call, and fold those that it is made of into it."""
+    """Return a hook that records a call and suppresses the calls inside it."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         comm = args[0]

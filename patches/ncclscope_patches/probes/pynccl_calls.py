@@ -1,6 +1,6 @@
-"""What the arguments of a ``PyNcclCommunicator`` method say about the call.
+"""Read a call's parameters from the arguments of a ``PyNcclCommunicator`` method.
 
-Methods take their parameters by name or by position, and both have moved between versions of vLLM.
+Names and positions of the parameters differ between versions of vLLM.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["READERS", "Signature", "read_scatter"]
 
 
 class Signature:
-    """Where a method takes its parameters, by name; they have moved between versions.
+    """Positions of a method's parameters by name.
 
-    Another plugin may have wrapped the method. What ``functools.wraps`` made is seen through;
-    a wrapper that takes any arguments without saying so is assumed to hand them on.
+    Another plugin may have wrapped the method. Wrappers made with ``functools.wraps`` are resolved;
+    a wrapper with arbitrary arguments is assumed to pass them on.
 
     Attributes:
-        names: Those of the parameters, ``self`` first.
-        is_assumed: Whether they are those that the method has usually.
+        names: Names of the parameters, ``self`` first.
+        is_assumed: Whether they are assumed to be those of vLLM's own method.
     """
 
     def __init__(self, function: Callable[..., Any], method: str) -> None:
@@ -53,10 +53,10 @@ _USUAL = {
     "scatter": (*_OUT_IN, "sizes", "root", "stream"),
     "send": ("tensor", "dst", "stream"),
 }
-"""Parameters of vLLM's methods, in all versions that this was written for."""
+"""Parameters of vLLM's methods in all supported versions."""
 
 
-# Arguments are taken by hand below: a call a parameter would cost as much as the record.
+# Arguments are read inline below: one function call per parameter would cost as much as the record.
 
 
 def _all_reduce(signature: Signature) -> Read:
@@ -160,7 +160,7 @@ def _recv(signature: Signature) -> Read:
 
 
 def read_scatter(signature: Signature) -> Read:
-    """Return what takes the parameters of ``scatter`` from its arguments."""
+    """Return a function that reads the parameters of ``scatter`` from its arguments."""
     out_at, at = signature["output_tensor"], signature["input_tensor"]
     sizes_at, root_at = signature["sizes"], signature["root"]
 
@@ -169,7 +169,7 @@ def read_scatter(signature: Signature) -> Read:
         given = args[at] if len(args) > at else kwargs["input_tensor"]
         sizes = args[sizes_at] if len(args) > sizes_at else kwargs["sizes"]
         root = args[root_at] if len(args) > root_at else kwargs.get("root", 0)
-        # The input is the root's alone; rows are as wide in what the others get.
+        # Only the root has the input; its rows are as wide as the others' output.
         shape = given.shape if args[0].rank == root else output.shape
         return "scatterv", shape, output.dtype, None, root, None, None, tuple(sizes), output.shape
 
@@ -197,7 +197,7 @@ def _register_window_raw(signature: Signature) -> Read:
     return read
 
 
-# Taking a window back is each rank's own business in NCCL, hence no part of the sequence.
+# Deregistering a window is local in NCCL, hence not part of the sequence.
 READERS: dict[str, Callable[[Signature], Read]] = {
     "all_gather": _all_gather,
     "all_gatherv": _all_gatherv,

@@ -1,4 +1,4 @@
-"""From an object of the program - a process group, a communicator - to records in the ring."""
+"""Record calls on an object of the program, such as a process group or a communicator."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ _FIELDS = (
     "out_shape",
     "out_sizes",
 )
-"""What a call's parameters mean, by position. Calls give as many as they have."""
+"""Names of a call's parameters by position; a call may give fewer."""
 
 NOWHERE = (0, 0, None)
-"""Stands for the call site where there is none."""
+"""Call site of a call without one."""
 
 _locate = callsite.locate
 _groups = scope.groups
 
 COMPLETED = 2
 _NO_MARKER = 12
-"""In layout.LOST: what is recorded here may run on any stream."""
+"""Index into layout.LOST: calls recorded here may run on any stream."""
 _TEMPLATES_KEPT = 4096
 
 is_capturing: Callable[[], bool] | None = None
-"""Whether a graph is being captured. Not asked where there is no communicator for GPUs."""
+"""Return whether a graph is being captured; None without a communicator on GPUs."""
 
 
 class Handle:
-    """A communicator as the probes record on it.
+    """A communicator as the probes use it.
 
     Attributes:
-        comm: The communicator; None on :data:`NOBODY`.
-        post: The tracer's way in.
-        templates: Parameters and call site -> what the ring takes for them, and whether
-            that refers to a sizes list, which is not kept for ever.
-        waits: Whether a returned ``wait()`` means that the call has completed; None where
-            that depends on the tensor's device.
-        about: What it stands for, weakly, so that it ends with it.
-        marks: What counts its calls on the GPU; None where nothing does.
+        comm: The communicator; None for :data:`NOBODY`.
+        post: The tracer's method that records a collective.
+        templates: By parameters and call site: the packed parameters, the signature, and whether
+            they refer to a sizes list, which expires.
+        waits: Whether the return of ``wait()`` means that the call has completed; None if that
+            depends on the tensor's device.
+        about: Weak reference to the object of the program.
+        marks: The markers that count its calls on the GPU; None if they are not counted.
     """
 
     __slots__ = (
@@ -98,11 +98,11 @@ class Handle:
             self.marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
 
     def complete(self, position: int) -> None:
-        """Note that a call has completed."""
+        """Record that the call at a position has completed."""
         self.ring.advance(position, COMPLETED)
 
     def rename(self, label: str, ranks: Sequence[int] = ()) -> None:
-        """Note the communicator's name, and its members where they were not known."""
+        """Record the communicator's label, and its members if they were unknown."""
         assert self.comm is not None
         self.tracer.relabel(self.comm, label)
         if ranks and not self.comm.ranks:
@@ -111,7 +111,7 @@ class Handle:
 
 
 class _Nobody(Handle):
-    """Stands for communicators whose calls are not recorded."""
+    """The handle of objects whose calls are not recorded."""
 
     def __init__(self) -> None:
         self.comm = None
@@ -123,33 +123,33 @@ NOBODY: Handle = _Nobody()
 
 
 class Handles:
-    """The handles of a kind of objects, by identity, for as long as these objects live.
+    """The handles of one kind of objects, by identity, during the objects' lifetime.
 
-    A forked child begins with none: its tracer is another one.
+    A forked child starts without handles, since it has another tracer.
 
     Args:
-        open: Makes a handle for an object, or returns :data:`NOBODY`.
+        open: Create a handle for an object, or return :data:`NOBODY`.
     """
 
     def __init__(self, open: Callable[[Any], Handle]) -> None:
         self._open = open
         self.known: dict[int, Handle] = {}
-        """By ``id()``: for the path of a call, to which a function call is a cost."""
+        """Handles by ``id()``; read directly on the hot path, where a function call is costly."""
         session.on_reset(self.known.clear)
 
     def of(self, thing: Any) -> Handle:
-        """Return the object's handle, making it at the first time."""
+        """Return the object's handle, creating it on first use."""
         handle = self.known.get(id(thing))
         return self.remember(thing, self._open(thing)) if handle is None else handle
 
     def remember(self, thing: Any, handle: Handle) -> Handle:
-        """Make this the handle of an object until the object is gone."""
+        """Use this handle for an object during the object's lifetime."""
         number = id(thing)
-        # Held here, since modules are emptied before the last objects go.
+        # Local names, since modules are cleared before the last objects are freed.
         known, references = self.known, _references
 
-        # An id is given out again, so an entry must not outlive its object. The reference
-        # has to be kept for its callback to be called: in the handle, or for NOBODY here.
+        # Ids are reused, so an entry must not outlive its object. The weak reference must stay
+        # alive for its callback: in the handle, or here for NOBODY.
         def forget(_reference: weakref.ref[Any]) -> None:
             known.pop(number, None)
             references.pop(number, None)
@@ -170,13 +170,13 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
     """Record one call.
 
     Args:
-        handle: Where; not :data:`NOBODY`.
-        parameters: Its parameters in the order of ``_FIELDS``, hashable. ``dtype`` may be
-            torch's own: naming it is left for the first call of its kind.
-        frame: Where to begin to look for the line of the program that made the call.
+        handle: Handle of the communicator; not :data:`NOBODY`.
+        parameters: Its parameters in the order of ``_FIELDS``, hashable. ``dtype`` may be a
+            ``torch.dtype``; it is converted to text only for the first call of its kind.
+        frame: Frame from which to search for the call site.
 
     Returns:
-        The position of the record; -1 for a call that became a part of a CUDA graph.
+        The position of the record; -1 for a call that became part of a CUDA graph.
     """
     found = _locate(frame) or NOWHERE
     key = (parameters, found[0], found[1])
@@ -196,7 +196,13 @@ def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int
 
 
 def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, bool]:
-    """Make the template for a kind of call that has not been seen before."""
+    """Create and cache the template for a new kind of call.
+
+    Args:
+        handle: Handle of the communicator.
+        key: Parameters, id of the site's code, and instruction.
+        code: Code of the call site; None if there is none.
+    """
     parameters, _, instruction = key
     fields = dict(zip(_FIELDS, parameters, strict=False))
     op = fields.pop("op")
@@ -219,7 +225,7 @@ def learn(handle: Handle, key: tuple[Any, ...], code: Any) -> tuple[bytes, int, 
 
 
 def watch_captures() -> None:
-    """Has records say from now on whether a CUDA graph is being captured."""
+    """From now on, mark records of calls that a CUDA graph captures."""
     global is_capturing
     version = sys.modules["torch"].version
     if is_capturing is None and (version.cuda or version.hip):
@@ -229,7 +235,7 @@ def watch_captures() -> None:
 def _ask_when_initialised() -> bool:
     global is_capturing
     torch: Any = sys.modules["torch"]
-    # Asking the driver before the program has used CUDA would make a context on GPU 0.
+    # Before the program uses CUDA, asking the driver would create a context on GPU 0.
     if not torch.cuda.is_initialized():
         return False
     asked = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
@@ -238,7 +244,7 @@ def _ask_when_initialised() -> bool:
 
 
 def _stop_watching() -> None:
-    """CUDA does not survive a fork; what the child asks of it would be an error."""
+    """Stop asking CUDA, which a forked child cannot use."""
     global is_capturing
     is_capturing = None
 
@@ -246,7 +252,7 @@ def _stop_watching() -> None:
 session.on_reset(_stop_watching)
 
 _redops: dict[int, tuple[Any, str]] = {}
-"""By identity: hashing torch's own is slow. The object is kept, so that the id stays its own."""
+"""Names by id, since hashing torch's objects is slow; keeping the object keeps its id unique."""
 _redop_numbers: dict[int, str] = {}
 
 
@@ -263,7 +269,7 @@ def redop_name(redop: Any) -> str:
         return redop.lower()
     if not _redop_numbers:
         _learn_redops()
-    # A ReduceOp is made anew whenever it is taken out of an options object.
+    # Reading a ReduceOp from an options object creates a new object each time.
     return _redop_numbers.get(int(getattr(redop, "op", redop)), "unknown")
 
 

@@ -1,8 +1,8 @@
-"""All-gather and reduce-scatter with a number of rows of its own for each rank.
+"""All-gather and reduce-scatter with a different number of rows per rank.
 
-For backends that have neither, such as gloo. They are made of one broadcast or reduction for
-each rank that has rows, as NCCL bindings make them, so every member has to pass the same sizes.
-Where calls are recorded, each is one record, with its sizes, and not the calls it is made of.
+They are for backends without them, such as gloo. Like NCCL bindings, they use one broadcast or
+reduction for each rank that has rows, so every member must pass the same sizes. Tracing records
+each as one call with its sizes, not the calls inside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def all_gatherv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[i
         sizes: Rows of each member, the same on all of them.
 
     Raises:
-        ValueError: The rows are not as many as ``sizes`` says, or it has not one size a member.
+        ValueError: ``sizes`` does not match the rows or the number of members.
     """
     import torch.distributed as dist
 
@@ -50,23 +50,23 @@ def all_gatherv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[i
 
 
 def reduce_scatterv(group: Any, ranks: Sequence[int], tensor: Any, sizes: Sequence[int]) -> Any:
-    """Return the sum over all members of the rows that are this member's.
+    """Return this member's rows, summed over all members.
 
     Args:
         group: The torch process group.
         ranks: Global ranks of its members, in the group's order.
-        tensor: Rows for all members, ``[sum(sizes), ...]``; left as it is.
+        tensor: Rows for all members, ``[sum(sizes), ...]``; not modified.
         sizes: Rows of each member, the same on all of them.
 
     Raises:
-        ValueError: The rows are not as many as ``sizes`` says, or it has not one size a member.
+        ValueError: ``sizes`` does not match the rows or the number of members.
     """
     import torch.distributed as dist
 
     own = dist.get_rank(group)
     _require(len(sizes) == len(ranks), f"{len(sizes)} sizes for {len(ranks)} ranks")
     _require(tensor.shape[0] == sum(sizes), f"{tensor.shape[0]} rows, not {sum(sizes)}")
-    # gloo leaves partial sums in the input of those that are not the root.
+    # gloo leaves partial sums in the input of ranks other than the root.
     parts = _parts(tensor.clone(), sizes)
     for root, part in enumerate(parts):
         if sizes[root]:
@@ -85,7 +85,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 class UnevenProbe(Patch):
-    """Records the two as the one call that each of them is."""
+    """Records each of the two functions as one call."""
 
     name = "uneven"
     target = "ncclscope_patches.probes.uneven"

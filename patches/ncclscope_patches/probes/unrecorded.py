@@ -1,7 +1,7 @@
-"""Notes what a process posts past everything that the probes record.
+"""Note communication that no probe can record.
 
-Nothing of it can be recorded from here: it is posted by C++ or by other libraries. Where its use
-begins can be seen, so that the ring says of which communicators it does not hold all.
+C++ code or other libraries enqueue it. But Python sees where such use begins, so the ring can name
+the communicators whose records are incomplete.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""
 
 _RECORDED_USERS = "vllm.distributed.device_communicators."
-"""What these do with symmetric memory is recorded, see :mod:`ncclscope_patches.vllm.kernels`."""
+"""Modules whose use of symmetric memory is recorded by :mod:`ncclscope_patches.vllm.kernels`."""
 
 
 class _Note(Patch):
-    """Notes the first use of a thing.
+    """Notes the first use of a communication path.
 
     Attributes:
-        kind: As what it is noted.
-        text: What it is, for a person.
-        functions: Those that its use begins with; ``Class.method`` for methods.
+        kind: Identifier of the use.
+        text: Description for the user.
+        functions: Functions with which the use begins; ``Class.method`` for methods.
     """
 
     records = False
@@ -58,12 +58,12 @@ class _Note(Patch):
             self.replace(owner, name, self.begin)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that the use begins; gets the arguments of that function."""
+        """Note the use; called with the arguments of one of `functions`."""
         coverage.unseen(self.kind, self.text)
 
 
 class CoalescedNote(_Note):
-    """Buckets of parameters and buffers, which C++ makes and broadcasts."""
+    """Parameters and buffers that C++ broadcasts in buckets."""
 
     name = "broadcast_coalesced"
     target = "torch.distributed"
@@ -85,13 +85,13 @@ class CoalescedNote(_Note):
 
 
 class CompiledNote(_Note):
-    """Compiled graphs whose wrapper is C++: their functional collectives never pass Python."""
+    """Compiled graphs with a C++ wrapper: their functional collectives bypass Python."""
 
     name = "compiled"
     target = "torch._inductor.codecache"
     supports = "torch 2.6 to 2.15"
     kind = "compiled"
-    text = "collectives of graphs that are compiled with a C++ wrapper are posted by C++"
+    text = "graphs compiled with a C++ wrapper enqueue their collectives from C++"
     functions = ("CppWrapperCodeCache.load_pybinding_async", "CppWrapperCodeCache.load_pybinding")
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class CupyNote(_Note):
     target = "cupyx.distributed._nccl_comm"
     supports = "cupy 12 to 14"
     kind = "nccl"
-    text = "NCCL is used past torch"
+    text = "NCCL is used without torch"
     functions = ("NCCLBackend.__init__",)
 
 
@@ -162,7 +162,7 @@ class RayNcclNote(CupyNote):
 
 
 class MpiNote(_Note):
-    """MPI beside torch, in a job of several processes."""
+    """MPI next to torch, in a job of several processes."""
 
     name = "mpi4py"
     target = "mpi4py.MPI"

@@ -1,7 +1,7 @@
-"""Which record a ``Work`` belongs to, so that waiting for it tells that the call completed.
+"""Map each ``Work`` to its record, so that a wait for it marks the call as completed.
 
-Functional collectives have no ``Work`` in Python: there it is the result tensor that
-somebody waits for, which is kept in the same way.
+Functional collectives have no ``Work`` in Python. The program waits for their result tensor
+instead, which is mapped in the same way.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ncclscope_patches.probes.recording import Handle
 __all__ = ["LIMIT", "Posted", "expect", "find", "pending", "settle"]
 
 LIMIT = 4096
-"""Works that nobody ever waits for must not pile up."""
+"""Most works to keep: a program may never wait for some of them."""
 
 
 Posted = tuple[Handle, int, bool]
-"""A call that has been posted: where it was recorded, the position of its record, and
-whether the return of ``wait()`` means that it has completed."""
+"""An enqueued call: its handle, the position of its record, and whether the return of ``wait()``
+means that it has completed."""
 
 pending: dict[int, tuple[weakref.ref[Any], Posted]] = {}
-"""By identity of the work, for as long as nobody has waited for it."""
+"""Enqueued calls by identity of their work, until the program waits for it."""
 session.on_reset(pending.clear)
 
 
 def expect(posted: Posted, work: Any) -> None:
-    """Note what a call returned. None means that it was waited for on the way."""
+    """Note what a call returned; None means that it was synchronous."""
     if work is None:
         handle, position, waits = posted
         if waits:
@@ -42,12 +42,12 @@ def expect(posted: Posted, work: Any) -> None:
 def find(work: Any) -> Posted | None:
     """Return the call that a work or a result belongs to."""
     entry = pending.get(id(work))
-    # The identity may have been given to something new.
+    # A new object may have the same id.
     return None if entry is None or entry[0]() is not work else entry[1]
 
 
 def settle(posted: Posted, work: Any) -> None:
-    """Note that a call has completed."""
+    """Record that a call has completed."""
     handle, position, _ = posted
     handle.complete(position)
     pending.pop(id(work), None)

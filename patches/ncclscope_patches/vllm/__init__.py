@@ -1,1 +1,1 @@
-"""vLLM: names, steps, kernels, queues, dispatch and routed experts."""
+"""Patches for vLLM: names, steps, kernels, queues, dispatch and routed experts."""

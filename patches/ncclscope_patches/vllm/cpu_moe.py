@@ -1,11 +1,11 @@
 """Expert and data parallelism for mixtures of experts on vLLM's CPU build, for tests.
 
-Two things are missing there: the experts take the numbers of all experts for those of their
-own and read past the end of their weights, and the communicator can neither gather nor
-scatter rows. With both, the dispatcher that runs on GPUs runs on gloo, with the same
-branches, and a server with tensor, data and expert parallelism fits two cores.
+Two things are missing there. The experts treat global expert ids as local ones and read past the
+end of their weights. And the communicator can neither gather nor scatter rows. With both added, the
+GPU's dispatcher runs on gloo with the same branches, and a server with tensor, data and expert
+parallelism fits on two cores.
 
-Never active by default: ``NCCLSCOPE_VLLM_CPU_MOE=1`` asks for it, in every process of the server.
+It is off by default; set ``NCCLSCOPE_VLLM_CPU_MOE=1`` in every process of the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["VARIABLE", "install", "wanted"]
 VARIABLE = "NCCLSCOPE_VLLM_CPU_MOE"
 
 VERSIONS = ("0.30.", "0.32.")
-"""What 0.26 has for its place is made of other classes."""
+"""Supported versions of vLLM; 0.26 uses other classes."""
 
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
@@ -35,12 +35,12 @@ _hook = ImportHook()
 
 
 def wanted() -> bool:
-    """Return whether the environment asks for it."""
+    """Return whether the environment enables it."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def install() -> None:
-    """Add what is missing as soon as vLLM has imported it; a second time does nothing."""
+    """Add the missing parts when vLLM imports their modules; later calls do nothing."""
     _hook.after(_COMMUNICATOR, functools.partial(_extend, _add_rows, _COMMUNICATOR))
     _hook.after(_EXPERTS, functools.partial(_extend, _map_experts, _EXPERTS))
 
@@ -49,7 +49,7 @@ def _extend(add: Any, name: str) -> None:
     try:
         version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
         if not version.startswith(VERSIONS):
-            raise NotImplementedError(f"vLLM {version} is not one of those it was written for")
+            raise NotImplementedError(f"vLLM {version} is not a supported version")
         add(sys.modules[name])
     except Exception as error:
         session.warn_once(VARIABLE, f"{VARIABLE} has no effect in this process: {error}")
@@ -58,7 +58,7 @@ def _extend(add: Any, name: str) -> None:
 def _add_rows(module: Any) -> None:
     communicator = module.CpuCommunicator
     for name, method in (("all_gatherv", _all_gatherv), ("reduce_scatterv", _reduce_scatterv)):
-        if name not in vars(communicator):  # a later version may have its own
+        if name not in vars(communicator):  # a later version may define it
             setattr(communicator, name, method)
 
 
@@ -69,7 +69,7 @@ def _are_equal(sizes: Sequence[int]) -> bool:
 def _all_gatherv(
     self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None
 ) -> Any | list[Any]:
-    """Gather rows, by the branches that vLLM has on GPUs: an all_gather where all are equal."""
+    """Gather rows with vLLM's GPU branches: an all_gather if all sizes are equal."""
     if dim != 0:
         raise NotImplementedError("only rows can be gathered")
     tensors = input_ if isinstance(input_, list) else [input_]
@@ -84,7 +84,7 @@ def _all_gatherv(
 
 
 def _reduce_scatterv(self: Any, input_: Any, dim: int = -1, sizes: list[int] | None = None) -> Any:
-    """Sum and scatters, by the branches that vLLM has on GPUs."""
+    """Sum and scatter rows with vLLM's GPU branches."""
     if sizes is None or _are_equal(sizes):
         return self.reduce_scatter(input_, dim)
     dim %= input_.dim()
@@ -113,7 +113,7 @@ def _map_experts(module: Any) -> None:
         given["topk_ids"] = local.masked_fill(foreign, 0)
         given["topk_weights"] = given["topk_weights"].masked_fill(foreign, 0)
         usual(self, **given)
-        if given["apply_router_weight_on_input"]:  # there is one expert a token, not weighted
+        if given["apply_router_weight_on_input"]:  # one expert per token, unweighted
             given["output"].masked_fill_(foreign, 0)
 
     setattr(apply, _MARK, True)
@@ -127,5 +127,5 @@ def _parameters(function: Any) -> list[str]:
     names = list(inspect.signature(function).parameters)[1:]
     missing = {"expert_map", "topk_ids", "topk_weights", "output"} - set(names)
     if missing:
-        raise NotImplementedError(f"the experts of this version take no {sorted(missing)}")
+        raise NotImplementedError(f"this version's experts lack the parameters {sorted(missing)}")
     return names

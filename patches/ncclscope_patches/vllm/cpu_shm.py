@@ -1,9 +1,9 @@
-"""Records what vLLM's CPU workers post through shared memory.
+"""Record the calls of vLLM's CPU workers through shared memory.
 
-Between the workers of one host, ``CpuCommunicator`` uses operators of its own instead of
-torch.distributed. They return when the call has completed, and spin without a time-out
-when it does not. Dynamo traces into the class, so that the operators are guarded, not its
-methods; see :mod:`ncclscope_patches.probes.operators`.
+Between the workers of one host, ``CpuCommunicator`` uses its own operators instead of
+torch.distributed. They return when the call has completed, and otherwise spin without a timeout.
+Dynamo traces into the class, so the probe guards the operators, not the methods; see
+:mod:`ncclscope_patches.probes.operators`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _getframe = sys._getframe
 _CALLER = 2
 
 _handles: dict[int, Handle] = {}
-"""By the number that the operators know a communicator by."""
+"""Handles by the operators' number of the communicator."""
 session.on_reset(_handles.clear)
 
 
@@ -43,7 +43,7 @@ class CpuShmProbe(Patch):
 
         def made(token: Any, _result: Any) -> None:
             _declare(token[0][0])
-            # Only now is it sure that the library with the operators has been loaded.
+            # The library with the operators is certainly loaded only now.
             for name, before in _OPERATORS.items():
                 if hasattr(operators, name):
                     guard_operator(self, getattr(operators, name), before, _returned)
@@ -52,7 +52,7 @@ class CpuShmProbe(Patch):
 
 
 def handle_of(number: int) -> Handle:
-    """Return the handle of a communicator by the number that the operators know it by."""
+    """Return the handle of a communicator by the operators' number of it."""
     return _handles.get(number, NOBODY)
 
 
@@ -61,7 +61,7 @@ def _declare(shm: Any) -> None:
     communicator = shm.communicator
     if tracer is None or communicator.world_size < 2:
         return
-    # vLLM makes sure that all members have the same name, the instance's identity in it.
+    # vLLM gives all members the same name, which includes the instance's identity.
     digest = blake2b(shm.group_name.encode(), digest_size=16).hexdigest()
     comm = tracer.communicator(
         key=f"shm:{digest}",

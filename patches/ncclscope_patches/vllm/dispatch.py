@@ -1,15 +1,15 @@
-"""A dispatcher for vLLM's mixtures of experts that takes no branch a rank could take alone.
+"""A dispatcher for vLLM's mixture-of-experts layers without rank-dependent branches.
 
-vLLM's own posts an all_gather where all ranks have the same number of rows and an all_gatherv
-where they have not, and what replaces NCCL below it is chosen by the number of rows as well.
-One rank with another idea of the sizes then posts another call than its peers, and all hang.
-Here rows are padded to the most that a rank has, so that every step posts the same calls with
-the same shapes; the padding is cut off behind.
+vLLM's own dispatcher enqueues an all_gather if all ranks have the same number of rows, and an
+all_gatherv otherwise. The number of rows also selects the kernel below. If one rank has other
+sizes than its peers, it enqueues another call, and all ranks hang. This dispatcher pads rows to the
+largest number of any rank. So every step enqueues the same calls with the same shapes, and the
+padding is removed afterwards.
 
-``NCCLSCOPE_VLLM_DISPATCH=fixed`` asks for it, ``checked`` in addition has the ranks compare, on
-the host and before anything is posted, what each is about to do. Where they differ all of them
-raise, with what each rank had, in place of a hang. The check is one small gloo call for each
-dispatch and combine. It happens on the host, thus once for a call that a CUDA graph replays.
+``NCCLSCOPE_VLLM_DISPATCH=fixed`` enables it. With ``checked``, the ranks also compare on the host
+what each is about to do, before they enqueue it. If they differ, all of them raise an error that
+shows every rank's sizes, instead of hanging. The check is one small gloo call per dispatch and
+combine. It runs on the host, so only once for a call that a CUDA graph replays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["VARIABLE", "VERSIONS", "agree", "install", "make_manager"]
 VARIABLE = "NCCLSCOPE_VLLM_DISPATCH"
 
 VERSIONS = ("0.26.0", "0.30.0", "0.32.0")
-"""Those whose dispatcher has been read; another may have branches of its own."""
+"""Supported versions of vLLM; another version's dispatcher may have other branches."""
 
 _MODULE = "vllm.distributed.device_communicators.all2all"
 _STOCK = "AgRsAll2AllManager"
@@ -42,7 +42,7 @@ _waiting = False
 
 
 def install() -> None:
-    """Put the dispatcher in the place of vLLM's as soon as that is imported."""
+    """Replace vLLM's dispatcher as soon as it is imported."""
     global _waiting
     if not _waiting:
         _waiting = True
@@ -70,15 +70,15 @@ def _replace() -> None:
 
 
 def make_manager(stock: Any, *, check: bool) -> Any:
-    """Return a class to take the place of vLLM's ``AgRsAll2AllManager``.
+    """Return a class that replaces vLLM's ``AgRsAll2AllManager``.
 
     Args:
-        stock: That class. Who the peers are and how many rows they have is asked of it.
+        stock: That class, which provides the peers and their numbers of rows.
         check: Whether ranks compare what they are about to do.
     """
 
     class PaddedAll2AllManager(stock):  # type: ignore[misc]
-        """Dispatch is an all_gather, combine a reduce_scatter, whatever the sizes are."""
+        """Dispatches with an all_gather and combines with a reduce_scatter, for any sizes."""
 
         def dispatch_router_logits(
             self,
@@ -138,7 +138,7 @@ def make_manager(stock: Any, *, check: bool) -> Any:
         def _examine(
             self, group: Any, name: str, tensors: list[Any], sizes: list[int], rows: int
         ) -> None:
-            """Raise where the sizes do not fit; with the check, on all ranks or on none."""
+            """Raise if the sizes do not match; with the check, on all ranks or on none."""
             own = group.rank_in_group
             right = len(sizes) == group.world_size and rows == (
                 sum(sizes) if name == "combine" else sizes[own]
@@ -156,16 +156,16 @@ def make_manager(stock: Any, *, check: bool) -> Any:
 
 
 def agree(group: Any, same: str, text: str, right: bool = True) -> None:
-    """Return on all members of a group when all are about to do the same, else raises on all.
+    """Compare what all members of a group are about to do; raise on all of them if it differs.
 
     Args:
-        group: One of vLLM's coordinators. What is exchanged goes through its group for the host.
-        same: What has to be equal; exchanged as a digest of 63 bits.
-        text: The same for a person; exchanged only where ranks differ.
-        right: Whether this rank can do it. Where one cannot, all raise.
+        group: One of vLLM's coordinators, whose CPU group carries the exchange.
+        same: Text that must be equal; exchanged as a digest of 63 bits.
+        text: Description for the error; exchanged only if ranks differ.
+        right: Whether this rank can do it; if one cannot, all raise.
 
     Raises:
-        DivergenceError: Members differ. It says what each of them had.
+        DivergenceError: Members differ; the message shows each member's text.
     """
     digest = int.from_bytes(blake2b(same.encode(), digest_size=8).digest(), "big") >> 1
     torch: Any = sys.modules["torch"]
@@ -173,7 +173,7 @@ def agree(group: Any, same: str, text: str, right: bool = True) -> None:
     found = [(int(one), bool(fits)) for one, fits in _all_gather(group, mine)]
     if len(set(found)) == 1 and right:
         return
-    # Every member is here: each has seen the same digests.
+    # Every member reaches this line, since all have seen the same digests.
     encoded = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
     mine = torch.tensor(list(encoded), dtype=torch.uint8)
     texts = [
@@ -200,7 +200,7 @@ def _all_gather(group: Any, tensor: Any) -> list[Any]:
 
 
 def _padded(tensor: Any, most: int) -> Any:
-    """Return the tensor with rows added up to ``most``; what is in those never matters."""
+    """Pad a tensor to ``most`` rows with arbitrary values."""
     if tensor.shape[0] == most:
         return tensor
     padded = tensor.new_empty((most, *tensor.shape[1:]))
@@ -229,7 +229,7 @@ def _with_padding(tensor: Any, sizes: Sequence[int]) -> Any:
 
 
 def _like_stock(gathered: list[Any], count: int, extra_tensors: list[Any] | None) -> Any:
-    """Return what the stock method does: the rest as a list, where there was one to begin with."""
+    """Return the stock method's result: the extra tensors as a list, if there were any."""
     if extra_tensors is None:
         return tuple(gathered[:count])
     return (*gathered[:count], gathered[count:])

@@ -1,9 +1,8 @@
-"""Gives communicators and processes the names that vLLM has for them.
+"""Label communicators and processes with vLLM's names.
 
-vLLM counts names in each process, so every replica calls its own group ``tp:0``. That is
-what a person wants to read; who is meant is told by the members. Where a group has several
-communicators, the one that carries the model's traffic has the plain name, and the others
-``tp:0/device`` and ``tp:0/cpu``.
+vLLM counts names in each process, so every replica has a group ``tp:0``; the members tell them
+apart. If a group has several communicators, the one with the model's traffic gets the plain name,
+and the others ``tp:0/device`` and ``tp:0/cpu``.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
 
 
 class VllmCommunicatorNames(Patch):
-    """Names a group's communicators before its device communicator connects.
+    """Labels a group's communicators before its device communicator connects.
 
-    That is where a rank may hang, and until then nobody has named anything.
+    A rank may hang while connecting, and the labels should be in the ring by then.
     """
 
     name = "vllm_communicators"
@@ -42,7 +41,7 @@ class VllmCommunicatorNames(Patch):
 
 
 class VllmGroupNames(Patch):
-    """Names a group's communicators when all are there, and says which worker this is."""
+    """Labels a group's communicators once all exist, and describes the worker."""
 
     name = "vllm_groups"
     target = "vllm.distributed.parallel_state"
@@ -56,16 +55,16 @@ class VllmGroupNames(Patch):
         def all_made(_token: Any, _result: Any) -> None:
             _describe_worker(module)
 
-        # A stateless coordinator is made without its parent's __init__: it is named last.
+        # A stateless coordinator does not call its parent's __init__, so it is labelled last.
         self.replace(module.GroupCoordinator, "__init__", after=made)
         self.replace(module, "initialize_model_parallel", after=all_made)
 
 
 class VllmEngineNames(Patch):
-    """Says that a process is an engine core, and names the group of engines.
+    """Marks a process as an engine core, and labels the group of engines.
 
-    Only the engines of one data-parallel deployment have such a group. They are no ranks, unless
-    one is its only worker itself.
+    Only the engines of a data-parallel deployment have such a group. They are not ranks, unless an
+    engine is its own only worker.
     """
 
     name = "vllm_engines"
@@ -80,7 +79,7 @@ class VllmEngineNames(Patch):
                 return
             engine = args[0]
             group = getattr(engine, "dp_group", None)
-            if tracer.rank < 0:  # else it is its own worker, and has described itself
+            if tracer.rank < 0:  # otherwise it is its own worker and already described
                 tracer.describe(role="engine", labels={"engine": _engine_number(engine)})
             if group is not None and group.size() > 1:
                 process_groups.name(group, "engines")
@@ -99,7 +98,14 @@ def _engine_number(engine: Any) -> str:
 
 
 def _name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:
-    """Names the process groups of a coordinator or of its device communicator."""
+    """Label the process groups of a coordinator or of its device communicator.
+
+    Args:
+        owner: The coordinator or its device communicator.
+        name: The group's name.
+        ranks: Global ranks of its members.
+        device_suffix: Added to the label of the device group.
+    """
     if not name or len(ranks) < 2:
         return
     if owner.device_group is not None:
@@ -117,7 +123,7 @@ def _name_coordinator(coordinator: Any) -> None:
 
 
 def _fast_communicator(device_communicator: Any) -> Handle:
-    """Return what vLLM uses in the place of torch.distributed, where it does."""
+    """Return the communicator that vLLM uses instead of torch.distributed, if there is one."""
     from ncclscope_patches.probes import pynccl
     from ncclscope_patches.vllm import cpu_shm
 
@@ -148,7 +154,7 @@ def _describe_worker(module: Any) -> None:
 
 
 def _engine_index() -> int | None:
-    """Report the replicas of a dense model apart, whose ranks all count from 0."""
+    """Return the replica's index; the ranks of each replica of a dense model count from 0."""
     config = sys.modules.get("vllm.config")
     current = getattr(config, "get_current_vllm_config_or_none", lambda: None)()
     if current is None:

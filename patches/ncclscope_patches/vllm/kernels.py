@@ -1,13 +1,12 @@
-"""Records the collectives that vLLM's own kernels do in the place of NCCL.
+"""Record the collectives that vLLM's own kernels perform instead of NCCL.
 
-Between GPUs of one host ``CudaCommunicator`` sends most tensor-parallel all-reduces through
-kernels that write into each other's memory, chosen by the size of the tensor. Each of them
-waits for the flags of its peers as NCCL does, and hangs as NCCL does. They have sequences of
-their own, named after the group: ``tp:0/custom`` beside ``tp:0``.
+Between GPUs of one host, ``CudaCommunicator`` runs most tensor-parallel all-reduces with kernels
+that write to each other's memory, selected by the tensor's size. Like NCCL, they wait for their
+peers, and can hang. They have their own sequences, named after the group: ``tp:0/custom`` next to
+``tp:0``.
 
-Like ``PyNcclCommunicator`` they are called inside opaque custom ops, where Dynamo does not look.
-What is fused with other work into one kernel does not pass here: a compiler pass puts it in, and
-all that can be recorded is that it did.
+Like ``PyNcclCommunicator`` they run inside opaque custom ops that Dynamo does not trace. Kernels
+that a compiler pass fuses with other work cannot be recorded; only the pass itself is noted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PACKAGE = "vllm.distributed.device_communicators"
 
 
 def _handles(backend: str) -> Handles:
-    """Make communicators of objects that have their process group as ``group``."""
+    """Return handles for objects whose attribute ``group`` is their process group."""
 
     def open_(kernels: Any) -> Handle:
         tracer = session.current()
@@ -67,8 +66,8 @@ class _KernelProbe(Patch):
 
     Attributes:
         owner: The class.
-        backend: How it is called in records.
-        methods: By name, what they do and what their parameter is called.
+        backend: Its name in records.
+        methods: Operation and parameter name of each method, by the method's name.
     """
 
     supports = "vllm 0.26 to 0.32"
@@ -88,7 +87,14 @@ class _KernelProbe(Patch):
             self.put_recorded(cls, name, _reader(op, parameter, "sum"), parameter)
 
     def put_recorded(self, owner: Any, name: str, read: Read, parameter: str) -> bool:
-        """Has each call of a method recorded, where there is one."""
+        """Record each call of a method, if it exists.
+
+        Args:
+            owner: The class.
+            name: Name of the method.
+            read: Return the call's parameters from its arguments.
+            parameter: Name of the method's tensor parameter.
+        """
 
         def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
             return of_tensor(args[1] if len(args) > 1 else kwargs[parameter])
@@ -99,8 +105,8 @@ class _KernelProbe(Patch):
 class CustomProbe(_KernelProbe):
     """vLLM's custom kernels over NVLink or PCIe.
 
-    Below ``custom_all_reduce``, which in warm-up only allocates. The other two decline what
-    does not suit them, without a kernel, so that what they will do is asked first.
+    The probe is below ``custom_all_reduce``, which only allocates during warm-up. The other two
+    methods decline unsuitable tensors without a kernel, so the probe checks that first.
     """
 
     name = "custom_all_reduce"
@@ -159,7 +165,7 @@ class SymmMemProbe(_KernelProbe):
 
 
 class FlashInferProbe(_KernelProbe):
-    """FlashInfer's all-reduces, those that are fused with nothing."""
+    """FlashInfer's all-reduces that are not fused with other work."""
 
     name = "flashinfer_all_reduce"
     target = f"{_PACKAGE}.flashinfer_all_reduce"
@@ -171,8 +177,8 @@ class FlashInferProbe(_KernelProbe):
 class FusionNote(Patch):
     """Notes that a compiler pass may have fused all-reduces with what follows them.
 
-    Such a kernel is called from compiled code, through no method of a communicator. That there
-    is a pass is known, not how much it has fused: what was compiled before comes from a cache.
+    Compiled code calls such a kernel without a method of a communicator. The pass is visible, but
+    not what it fused: earlier compilations come from a cache.
     """
 
     name = "fused_all_reduce"

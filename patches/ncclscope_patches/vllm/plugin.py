@@ -1,6 +1,6 @@
-"""What vLLM calls in each of its processes, through the group ``vllm.general_plugins``.
+"""The vLLM plugin: vLLM calls it in each process, through ``vllm.general_plugins``.
 
-Each part is asked for by a variable of its own, and without one nothing is imported.
+Each part has its own environment variable; without one, nothing is imported.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Install what the environment asks for; else does nothing.
+    """Install the parts that the environment enables.
 
-    ``NCCLSCOPE_DIR`` asks for the probes, ``NCCLSCOPE_VLLM_DISPATCH`` for another dispatcher of
-    mixtures of experts, ``NCCLSCOPE_VLLM_CPU_MOE`` for what CPU workers need to have any,
-    ``NCCLSCOPE_VLLM_ROUTED_EXPERTS`` for the routing of requests that ask for it.
+    ``NCCLSCOPE_DIR`` enables the probes, ``NCCLSCOPE_VLLM_DISPATCH`` another dispatcher for
+    mixture-of-experts layers, ``NCCLSCOPE_VLLM_CPU_MOE`` such layers on CPU workers, and
+    ``NCCLSCOPE_VLLM_ROUTED_EXPERTS`` the routing of requests that opt in.
 
-    vLLM does not guard the call: an exception here would end the process.
+    vLLM does not catch exceptions of plugins, so one here would end the process.
     """
     _attempt(_trace, "tracing is off in this process")
     if os.environ.get("NCCLSCOPE_VLLM_DISPATCH"):

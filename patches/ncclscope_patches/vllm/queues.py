@@ -1,8 +1,8 @@
-"""Notes what passes between an engine and its workers, and who waits for it.
+"""Record the message queues between an engine and its workers.
 
-A worker that has nothing to do stands in ``MessageQueue.dequeue``, and so does an engine whose
-workers have not answered. In a hang this tells a rank that waits for its peers from one that
-nobody has asked for anything. Only the newest of each is kept.
+An idle worker waits in ``MessageQueue.dequeue``, and so does an engine whose workers have not
+answered. In a hang, this separates ranks that wait for their peers from ranks without work. Only
+the newest activity of each kind is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOR_WORK = (WORK, 0)
 
 
 class VllmQueues(Patch):
-    """Notes when a process begins and ends to send to a queue, and to wait for one."""
+    """Records when a process sends to a queue or waits for one."""
 
     name = "vllm_queues"
     target = "vllm.distributed.device_communicators.shm_broadcast"
@@ -37,7 +37,7 @@ class VllmQueues(Patch):
 
 
 def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
-    """Note what an engine asks its workers to do, where it is a method that has a name."""
+    """Return the method that an engine calls on its workers, if it is called by name."""
     message = args[1] if len(args) > 1 else kwargs.get("obj")
     if type(message) is tuple and len(message) == 4 and type(message[0]) is str:
         name: str = message[0]

@@ -1,9 +1,9 @@
-"""Notes which step of the engine a worker's calls belong to.
+"""Record the engine step that a worker's calls belong to.
 
-A step is one forward pass, of scheduled tokens or of a dummy batch that an idle replica runs
-because its peers need its experts. The steps of workers that share experts are therefore the same
-in number, and two that are in different ones are not where they should be. What sampling
-posts belongs to the step whose tokens it samples.
+A step is one forward pass, of scheduled tokens or of a dummy batch. An idle replica runs dummy
+batches because its peers need its experts. So workers that share experts make the same number of
+steps, and two in different steps have diverged. Calls during sampling belong to the step whose
+tokens are sampled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["VllmSteps"]
 
 
 class VllmSteps(Patch):
-    """Numbers the forward passes of a worker, from 1, and notes which of its methods runs."""
+    """Numbers the forward passes of a worker, from 1, and records which of its methods runs."""
 
     name = "vllm_steps"
     target = "vllm.v1.worker.gpu_worker"
@@ -40,7 +40,7 @@ class VllmSteps(Patch):
     def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int] | None:
         output = args[1] if len(args) > 1 else kwargs["scheduler_output"]
         tokens = int(output.total_num_scheduled_tokens)
-        # Without tokens there is no pass; the engine runs a dummy batch where one is needed.
+        # Without tokens there is no forward pass; the engine runs a dummy batch if needed.
         if not tokens:
             return None
         post = self._post or self._open()

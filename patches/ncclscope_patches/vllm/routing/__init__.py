@@ -1,10 +1,10 @@
-"""Routed experts out of vLLM, request by request, with the parts of :mod:`..routed_experts`.
+"""Return routed experts from vLLM, per request, with the parts of :mod:`..routed_experts`.
 
-``NCCLSCOPE_VLLM_ROUTED_EXPERTS=1``, in every process of the server, makes the buffers. Requests
-that opt in get the routing of their tokens, and all others cost what they did before:
+``NCCLSCOPE_VLLM_ROUTED_EXPERTS=1``, in every process of the server, allocates the buffers. Requests
+that opt in get the routing of their tokens; other requests have no extra cost:
 
 ====================  ==========================================================================
-process               what is added to it
+process               addition
 ====================  ==========================================================================
 worker                routers write into a buffer; rows of requests that opted in go along with
                       the model runner's output (:mod:`.runner`)
@@ -14,8 +14,8 @@ server, or ``LLM``    each ``CompletionOutput`` gets ``routed_experts_result``, 
                       HTTP their fields (:mod:`.outputs`, :mod:`.http_answers`)
 ====================  ==========================================================================
 
-vLLM's own ``enable_return_routed_experts`` stays off. Nothing of vLLM's is replaced: methods are
-called as before, and what is done around them never raises into them.
+vLLM's own ``enable_return_routed_experts`` stays off. vLLM's methods are wrapped, not replaced, and
+errors of the wrappers do not reach them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["VARIABLE", "VERSIONS", "install", "wanted"]
 VARIABLE = "NCCLSCOPE_VLLM_ROUTED_EXPERTS"
 
 VERSIONS = ("0.26.0", "0.30.0", "0.32.0")
-"""Those whose runner, scheduler and answers have been read."""
+"""Supported versions of vLLM."""
 
 _hook = ImportHook()
 _waiting = False
 
 
 def wanted() -> bool:
-    """Return whether the environment asks for it."""
+    """Return whether the environment enables it."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def install() -> None:
-    """Add each part as soon as vLLM has imported what it belongs to; once."""
+    """Add each part when vLLM imports its module; later calls do nothing."""
     global _waiting
     if _waiting:
         return
@@ -62,7 +62,7 @@ def _extend(module: str, part: str, extend: str) -> None:
             raise NotImplementedError(
                 f"vLLM {version} is not among {', '.join(VERSIONS)}, for which it was written"
             )
-        # Only now: the parts import torch and numpy, which a process may never need.
+        # Import late: the parts import torch and numpy, which a process may never need.
         function: Callable[[Any], None] = getattr(
             __import__(f"{__name__}.{part}", fromlist=[extend]), extend
         )

@@ -1,4 +1,4 @@
-"""Whether a deployment of vLLM can tell the routing of its tokens, and what shape it has."""
+"""Check whether a vLLM deployment can return its tokens' routing, and find the routing's shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["deployment_of", "extend_arguments", "places"]
 
 
 def extend_arguments(module: Any) -> None:
-    """Refuse what cannot work where the user's arguments become a configuration."""
+    """Reject unsupported deployments when the user's arguments become a configuration."""
     wrap(module.EngineArgs, "create_engine_config", _create_engine_config)
 
 
@@ -23,10 +23,10 @@ def _create_engine_config(usual: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def deployment_of(config: Any) -> Deployment:
-    """Return what is to be known about a ``VllmConfig`` before anything is started.
+    """Return the deployment that a ``VllmConfig`` describes, before it starts.
 
     Raises:
-        UsageError: Two features want the same field of the answer.
+        UsageError: Two features use the same field of the answer.
     """
     model, parallel = config.model_config, config.parallel_config
     own = getattr(model, "enable_return_routed_experts", False) or getattr(
@@ -52,5 +52,5 @@ def deployment_of(config: Any) -> Deployment:
 
 
 def places(config: Any) -> int:
-    """Return how many steps may be in flight on a worker."""
+    """Return the maximum number of steps in flight on a worker."""
     return 3 if config.scheduler_config.async_scheduling else 2

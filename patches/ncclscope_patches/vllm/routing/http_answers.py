@@ -1,4 +1,4 @@
-"""Fields of an answer over HTTP, whole or in a stream: see :mod:`..routed_experts.serving`."""
+"""Add fields to HTTP answers, whole or streamed; see :mod:`..routed_experts.serving`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def extend_chat(module: Any) -> None:
 
 
 class Pending:
-    """Parts that have not been written yet, by the number of their choice."""
+    """Parts that have not been written yet, by index of their choice."""
 
     def __init__(self) -> None:
         self._parts: dict[int, RoutedExperts] = {}
@@ -41,7 +41,7 @@ class Pending:
         return bool(self._parts)
 
     def note(self, outputs: Iterable[Any], first_choice: int = 0) -> None:
-        """Take the parts of some outputs, and vLLM's own field away, which would go along."""
+        """Add the parts of some outputs, and remove vLLM's own field from them."""
         for output in outputs:
             part = getattr(output, RESULT, None)
             if part is not None:
@@ -53,12 +53,12 @@ class Pending:
                 self._parts[number] = whole
 
     def replace(self, outputs: Iterable[Any]) -> None:
-        """Take the parts of outputs that stand for all that came before."""
+        """Replace all earlier parts by those of cumulative outputs."""
         self._parts.clear()
         self.note(outputs)
 
     def take(self, choice: int) -> RoutedExperts | None:
-        """Return a choice's part, once."""
+        """Return and remove a choice's part; None if there is none."""
         return self._parts.pop(choice, None)
 
     def choices(self) -> list[int]:
@@ -67,12 +67,12 @@ class Pending:
 
 
 def _may_ask(request: Any) -> bool:
-    """Return whether a request can have opted in; the streams of all others stay as they are."""
+    """Return whether a request may have opted in; other streams pass unchanged."""
     return bool(getattr(request, "vllm_xargs", None))
 
 
 def _encoding(request: Any) -> str:
-    # Asked of requests that were answered: the words of others are refused where they are checked.
+    # Only answered requests get here, whose arguments have been validated before.
     return RoutingRequest.parse(getattr(request, "vllm_xargs", None)).encoding
 
 
@@ -89,7 +89,7 @@ def _completion_response(
     pending, first = Pending(), 0
     for result in final_res_batch:
         for place, output in enumerate(result.outputs):
-            # Choices are numbered as they come, whatever the outputs are called.
+            # Choices are numbered in order, whatever the outputs' own indices are.
             pending.note([output], first + place - output.index)
         first += len(result.outputs)
     response = usual(self, final_res_batch, request, *args, **kwargs)
@@ -155,12 +155,12 @@ async def _with_fields(
 
 
 def _remaining(pattern: dict[str, Any], pending: Pending, encoding: str) -> Iterable[str]:
-    """Return chunks of their own for parts whose output had nothing else to say.
+    """Return extra chunks for parts whose output had no other content.
 
     Args:
         pattern: The first chunk, which has a choice.
         pending: The parts.
-        encoding: Of them.
+        encoding: Encoding of the parts.
     """
     empty: dict[str, Any] = {"text": ""} if "text" in pattern["choices"][0] else {"delta": {}}
     for number in pending.choices():

@@ -170,7 +170,7 @@ class SchedulerRouting:
             self.collector.store.clear()
 
     def _is_dropped(self, name: str) -> bool:
-        """Return whether the step in flight belongs to a request whose tokens will not count."""
+        """Return whether the in-flight step's tokens of a request will be discarded."""
         request = self._requests.get(name)
         if request is None:
             return False  # it ended; its blocks may be shared, and what they held was computed
@@ -180,7 +180,7 @@ class SchedulerRouting:
         )
 
     def _attach(self, output: Any, new: list[Any]) -> None:
-        """Report blocks to the collector, computed ones first: others may share them."""
+        """Attach blocks in the collector: computed ones first, as later requests may share them."""
         size = self.collector.block_size
         store = self.collector.store
         if store is None:

@@ -1,1 +1,1 @@
-"""Compares each call with those of peers on this host before it is made."""
+"""Compare each call with those of peers on this host before it is made."""

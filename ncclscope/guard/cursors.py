@@ -1,23 +1,22 @@
-"""The words of the guard: the last running hashes of a process, where its peers can see them.
+"""The cursor files of the guard: a process's newest running hashes, readable by its peers.
 
-A ring is laid out to be read afterwards; to find one call in it takes a search. What a peer
-needs while it posts stands in shared memory, at a place that follows from the number of the
-call:
+A ring is laid out to be read afterwards; finding one call in it takes a search. The hashes that a
+peer needs while it posts are in shared memory, at an offset computed from the call's number:
 
 ======== ==================== ==========================================================
 offset   size                 contents
 ======== ==================== ==========================================================
 0        ``SLOTS`` x 32       one slot a communicator: see SLOT
-4096     ``SLOTS`` x 8192     its words: running hash after call n at n % ``DEPTH``
+4096     ``SLOTS`` x 8192     its hashes: running hash after call n at n % ``DEPTH``
 ======== ==================== ==========================================================
 
-A file that is mapped and cut short kills whoever touches the map (SIGBUS). So the words are in
-an unnamed file (memfd) whose size is sealed: nobody can shorten it. A note beside the ring,
-``NAME.words`` beside ``NAME.ring``, says where peers find it: see HEADER. Only notes, words and
-rings of the same user are believed.
+Truncating a mapped file kills every process that touches the map (SIGBUS). So the hashes are in
+an unnamed file (memfd) with a sealed size, which no process can truncate. A note beside the ring,
+``NAME.words`` beside ``NAME.ring``, tells peers where to find it: see HEADER. Only notes, memory
+and rings of the same user are trusted.
 
-A word is one aligned store of eight bytes. It is believed where it says that all is well;
-where it does not, the records in the rings decide.
+A hash is one aligned store of eight bytes. Equal hashes are trusted; where hashes differ, the
+records in the rings decide.
 """
 
 from __future__ import annotations
@@ -41,44 +40,44 @@ SUFFIX = ".words"
 MAGIC = b"ncclword"
 VERSION = 2
 SLOTS = 128
-"""Communicators that are guarded; later ones of a process are not."""
+"""Maximum number of guarded communicators; later ones of a process are not guarded."""
 DEPTH = 1024
-"""Hashes of a communicator, a power of two: how far ahead a peer's call is found at once."""
+"""Hashes kept for each communicator, a power of two: the lead at which a peer is still found."""
 
 HEADER = struct.Struct("<8sIIIIQQQ40sQQQQ")
 """Magic, version, slots, depth, pid, start ticks, pid namespace, started (ns), boot id;
-descriptor of the words in that process, and their inode; device and inode of the ring."""
+descriptor of the memory in that process, and its inode; device and inode of the ring."""
 SLOT = struct.Struct("<16siIQ")
 """digest, rank, number in the ring, last seq"""
 _WORDS_AT = SLOTS * SLOT.size
 _SIZE = _WORDS_AT + SLOTS * DEPTH * 8
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NO_EXEC = 8
-"""MFD_NOEXEC_SEAL, which some systems demand (vm.memfd_noexec=2) and old ones do not know."""
+"""MFD_NOEXEC_SEAL, which some systems require (vm.memfd_noexec=2) and old kernels do not know."""
 _SEQ = 3
-"""Place of the last seq among the eight-byte numbers of a slot."""
+"""Index of the last seq among the eight-byte numbers of a slot."""
 
 Hashes = memoryview
-"""Of eight-byte numbers."""
+"""A view of unsigned 64-bit numbers."""
 
 
 def digest_of(key: str) -> bytes:
-    """Returns what a slot knows a communicator by."""
+    """Return the 16-byte digest of a communicator's key that identifies its slot."""
     return blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
 
 
 class CursorFile:
-    """The words that this process writes.
+    """The cursor file that this process writes.
 
     Args:
-        ring: Its ring, beside which the note is made.
+        ring: The process's ring, beside which the note is written.
 
     Attributes:
         path: The note.
-        inode: Device and number of the ring's file.
+        inode: Device and inode of the ring's file.
 
     Raises:
-        OSError: There is no memory for the words, or no room for the note.
+        OSError: There is no memory for the hashes, or no space for the note.
     """
 
     def __init__(self, ring: Path) -> None:
@@ -86,7 +85,7 @@ class CursorFile:
         self._used = 0
         self._descriptor = _new_memory()
         try:
-            # Reserved now: a store that finds no memory left is a SIGBUS, too.
+            # Reserve memory now: a store without memory left also raises SIGBUS.
             os.posix_fallocate(self._descriptor, 0, _SIZE)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self._descriptor, _SIZE)
@@ -117,37 +116,42 @@ class CursorFile:
             os.close(note)
 
     def add(self, key: str, rank: int, number: int) -> tuple[Hashes, Hashes] | None:
-        """Makes a communicator known.
+        """Add a communicator.
+
+        Args:
+            key: The communicator's key.
+            rank: Global rank of this process.
+            number: The communicator's number in the ring.
 
         Returns:
-            Its words, and its last seq as a view of one number; None when all slots are taken.
+            Its hashes ``[DEPTH]``, and its last seq ``[1]``; None when all slots are taken.
         """
         if self._used >= SLOTS:
             return None
         slot = self._used
         self._used += 1
         offset = slot * SLOT.size
-        # The digest comes last: who finds it finds the rest.
+        # Write the digest last: a peer that finds it also finds the rest.
         SLOT.pack_into(self._map, offset, b"", rank, number, 0)
         self._map[offset : offset + 16] = digest_of(key)
         return _views(self._numbers, slot)
 
 
 class PeerCursor:
-    """The words of another process of this user and host, opened for reading.
+    """The cursor file of another process of this user and host, opened for reading.
 
     Args:
-        path: Its note.
+        path: The note of that process.
 
     Attributes:
-        pid: Whose they are.
-        started_ns: When that process began to record.
-        inode: Device and number of its ring's file.
+        pid: Process id.
+        started_ns: When that process began to record, nanoseconds since 1970.
+        inode: Device and inode of its ring's file.
 
     Raises:
-        DamagedFileError: The note, or the words, could be another user's.
-        ValueError: They are not those of a process that runs on this host now.
-        OSError: They cannot be read.
+        DamagedFileError: The note, or the memory, could be another user's.
+        ValueError: The process does not run on this host, or the file is not of this version.
+        OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -161,7 +165,7 @@ class PeerCursor:
         self.path = path
         magic, version, slots, depth, *who = HEADER.unpack(data)
         if (magic, version, slots, depth) != (MAGIC, VERSION, SLOTS, DEPTH):
-            raise ValueError(f"{path} has no words of this version")
+            raise ValueError(f"{path} is not a cursor file of this version")
         self.pid: int = who[0]
         self.started_ns: int = who[3]
         self.inode: tuple[int, int] = who[7], who[8]
@@ -169,20 +173,20 @@ class PeerCursor:
         self._namespace: int = who[2]
         self._boot: bytes = who[4]
         if not self.alive:
-            raise ValueError(f"{path} is of a process that does not run here")
+            raise ValueError(f"{path} belongs to a process that does not run here")
         self._map = _map_memory(self.pid, who[5], who[6])
         self._numbers = memoryview(self._map).cast("Q")
 
     @property
     def alive(self) -> bool:
-        """Whether the process that writes them runs, on this host."""
+        """Whether the process that writes the file runs on this host."""
         own = procfs.boot_id().encode(), procfs.pid_namespace()
         if (self._boot.rstrip(b"\0"), self._namespace) != own:
             return False
         return bool(self._ticks) and self._ticks == procfs.start_ticks(self.pid)
 
     def find(self, digest: bytes) -> tuple[int, int, Hashes, Hashes] | None:
-        """Returns rank, number in the ring, words and last seq of a communicator it knows."""
+        """Return rank, number in the ring, hashes and last seq of a communicator, if known."""
         offset = self._map.find(digest, 0, _WORDS_AT)
         if offset < 0 or offset % SLOT.size:
             return None
@@ -205,17 +209,17 @@ def _new_memory() -> int:
 
 
 def _map_memory(pid: int, number: int, inode: int) -> mmap.mmap:
-    """Maps the words of another process, if they are what its note says and cannot shrink."""
-    # The kernel lets only its user, and root, open what a process has open.
+    """Map the memory of another process, if it matches the note and cannot be truncated."""
+    # The kernel lets only the process's user, and root, open its descriptors.
     path = f"/proc/{pid}/fd/{number}"
-    # A program may have closed it, and opened something else since that must not be opened twice.
+    # The program may have closed it and reused its number for a file that must not be reopened.
     _check_memory(path, os.stat(path), inode)
     descriptor = open_regular(path)
     try:
         _check_memory(path, os.fstat(descriptor), inode)
         # No other kind of file has seals: EINVAL.
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError(f"{path} could be cut short")
+            raise ValueError(f"{path} could be truncated")
         return mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
@@ -223,4 +227,4 @@ def _map_memory(pid: int, number: int, inode: int) -> mmap.mmap:
 
 def _check_memory(path: str, found: os.stat_result, inode: int) -> None:
     if (found.st_uid, found.st_ino) != (os.geteuid(), inode) or found.st_size < _SIZE:
-        raise ValueError(f"{path} has no words")
+        raise ValueError(f"{path} is not the memory of a cursor file")

@@ -1,17 +1,17 @@
-"""Compares each call with those that peers on this host have posted, before it is made.
+"""Compare each call with those that peers on this host have posted, before it is made.
 
-``NCCLSCOPE_GUARD=warn`` says once where the sequences of a communicator diverge,
-``raise`` raises :class:`~ncclscope.errors.DivergenceError` in place of the call that can never
-complete. Without the variable nothing of this exists.
+``NCCLSCOPE_GUARD=warn`` warns once about the first divergence of a communicator's sequences.
+``raise`` raises :class:`~ncclscope.errors.DivergenceError` instead of posting a call that can
+never complete. Without the variable, no guard is loaded.
 
-Each process leaves the running hash of its last calls where its peers can read it (see
-:mod:`ncclscope.guard.cursors`), and looks at theirs under the same number: the same
-hash, and all is well; the one that stood there a round before, and the peer has not come as
-far. Anything else is looked into, in the records. Nothing is sent, nobody is waited for. The
-last rank to post a call always sees it; those before it had nothing to see.
+Each process publishes the running hashes of its newest calls (see
+:mod:`ncclscope.guard.cursors`), and reads its peers' hashes of the same call number. An equal hash
+means that the calls agree. The hash of ``DEPTH`` calls before means that the peer has not posted
+the call yet. Any other hash is checked against the records. Ranks neither send messages nor wait
+for each other. The last rank to post a call always detects the divergence.
 
-Left out are calls inside an NCCL group, whose order does not count until the next call
-outside of one, and point-to-point calls, which have no common order.
+Calls inside an NCCL group are skipped: their order does not matter until the next call outside of
+it. Point-to-point calls are skipped, too: they have no common order.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ __all__ = ["Guard", "open_guard"]
 MODES = ("warn", "raise")
 _MASK = guard_words.DEPTH - 1
 _EAGER = 16
-"""First calls on a communicator before each of which missing peers are looked for."""
+"""First calls on a communicator, before each of which the guard searches for missing peers."""
 _RARE = 1024
-"""Calls between two searches later on."""
+"""Calls between two later searches."""
 _AWAY = 256
-"""Calls after which a peer is looked at again that was too far ahead or behind."""
+"""Calls after which a peer that was too far ahead or behind is read again."""
 
 
 def open_guard(tracer: Tracer, mode: str) -> Guard | None:
-    """Returns a guard for a tracer; None, said once, when there can be none."""
+    """Return a guard for a tracer; None, with one warning, when it cannot be created."""
     if mode not in MODES:
         if mode not in ("0", "off"):
-            said = f"NCCLSCOPE_GUARD={mode!r} is neither warn nor raise; nothing is guarded"
-            warn_once("guard", said)
+            warning = f"NCCLSCOPE_GUARD={mode!r} is neither warn nor raise; the guard is off"
+            warn_once("guard", warning)
         return None
     try:
         return Guard(tracer, mode)
@@ -70,15 +70,15 @@ class _Peer:
     number: int
     words: Hashes
     last: Hashes
-    look_again: int = 0
-    """From which call on; only for one that is not compared at each call."""
+    read_again_at: int = 0
+    """Call number from which on it is read again; only for a peer that was set aside."""
     ahead: dict[int, int] = field(default_factory=dict)
-    """Running hashes that were read from its ring, where it is farther ahead than its words."""
+    """Running hashes read from its ring, where it is further ahead than its cursor file reaches."""
 
 
 @dataclass
 class _Watched:
-    """A communicator as the guard knows it."""
+    """A guarded communicator."""
 
     comm: Comm
     digest: bytes
@@ -86,30 +86,30 @@ class _Watched:
     last: Hashes
     peers: list[_Peer] = field(default_factory=list)
     views: list[Hashes] = field(default_factory=list)
-    """The words of the peers that are compared at each call."""
+    """The hashes of the peers that are compared at each call."""
     away: list[_Peer] = field(default_factory=list)
     loose: set[Path] = field(default_factory=set)
-    """Files of peers that posted the same calls of a group in another order."""
+    """Notes of peers that posted the same calls of an NCCL group in another order."""
     search_at: int = 0
 
 
 class Guard:
-    """Stands between a tracer and its ring.
+    """Compares a tracer's calls between the tracer and its ring.
 
     Args:
-        tracer: Whose calls are compared.
+        tracer: The tracer whose calls are compared.
         mode: ``warn`` or ``raise``.
 
     Attributes:
-        post: Takes the place of :meth:`RingWriter.post`.
-        active: False once the guard has ended, be it that it has said what it had to say.
+        post: Replaces :meth:`RingWriter.post`.
+        active: False once the guard has ended, by an error or after its warning.
 
     Raises:
-        RingError, OSError, ImportError: There can be no guard here.
+        RingError, OSError, ImportError: The guard cannot be created.
     """
 
     def __init__(self, tracer: Tracer, mode: str) -> None:
-        # What reads the records, when it comes to that, must not be loaded then.
+        # Load the comparison of records now: it must not be imported while a call is posted.
         from ncclscope.guard import records as guard_records
 
         self._records = guard_records
@@ -126,7 +126,7 @@ class Guard:
         self.post = self._guarded(tracer.ring.post)
 
     def watch(self, comm: Comm) -> None:
-        """Makes a communicator known to the peers, before anything is posted on it."""
+        """Publish a communicator to the peers, before any call is posted on it."""
         with self._lock:
             if not self.active or comm.channel.index in self._known or self._file is None:
                 return
@@ -142,7 +142,7 @@ class Guard:
                 self._known[comm.channel.index] = _Watched(comm, digest_of(comm.key), *views)
 
     def detach(self) -> None:
-        """Lets go of everything; for the child after a fork, whose words are its parent's."""
+        """Stop guarding in the child after a fork, whose cursor file is its parent's."""
         self.active = False
         self._known.clear()
         self._lock = threading.RLock()
@@ -187,10 +187,10 @@ class Guard:
         return post
 
     def replayed(self, channel: Channel) -> None:
-        """Compares where a communicator stands after all calls of a CUDA graph at once.
+        """Compare a communicator's running hash once after all calls of a replayed CUDA graph.
 
         Raises:
-            DivergenceError: Its calls are others than the peers', and that is what was asked for.
+            DivergenceError: The calls differ from the peers', and the mode is ``raise``.
         """
         watched = self._known.get(channel.index)
         if watched is None:
@@ -212,7 +212,7 @@ class Guard:
     # --- peers -------------------------------------------------------------------------------
 
     def _search(self, watched: _Watched, seq: int) -> None:
-        """Looks for members that are not known yet, and for those that have moved far off."""
+        """Find members that are not known yet, and reread those that were set aside."""
         with self._lock:
             watched.away = [peer for peer in watched.away if not self._came_near(peer, seq)]
             self._list_files()
@@ -224,7 +224,7 @@ class Guard:
                 if entry is None:
                     continue
                 peer = _Peer(process, *entry)
-                # Of two with the same rank, one has taken the other's place.
+                # Of two processes with the same rank, the newer one has replaced the other.
                 number = peer.rank if peer.rank >= 0 else -process.pid
                 other = found.get(number)
                 if other is None or other.process.started_ns < process.started_ns:
@@ -245,14 +245,14 @@ class Guard:
                 watched.search_at = seq + (_AWAY if watched.away else 64 * _RARE)
 
     def _rehearse(self, watched: _Watched) -> None:
-        """Reads two rings once: the first time takes several times as long as any other."""
+        """Read two rings once: the first read takes several times as long as later ones."""
         if watched.peers and not self._rehearsed:
             self._rehearsed = True
             own, other = self._place(watched), self._place(watched, watched.peers[0])
             self._records.rehearse(own, other, watched.comm)
 
     def _place(self, watched: _Watched, peer: _Peer | None = None) -> guard_records.RecordedComm:
-        """Returns where a peer records, or this rank itself."""
+        """Return the location of a peer's records, or of this rank's own."""
         if peer is None:
             assert self._file is not None
             tracer, number = self._tracer, watched.comm.channel.index
@@ -263,13 +263,13 @@ class Guard:
         return self._records.RecordedComm(_ring_of(process), process.inode, peer.number, peer.rank)
 
     def _came_near(self, peer: _Peer, seq: int) -> bool:
-        return seq >= peer.look_again
+        return seq >= peer.read_again_at
 
     def _list_files(self) -> None:
         changed_ns = os.stat(self._directory).st_mtime_ns
         if changed_ns == self._seen_ns:
             return
-        # A file that comes in the same tick of the clock is found at the next change.
+        # A file created in the same clock tick would be missed, so list again next time.
         self._seen_ns = changed_ns if time.time_ns() - changed_ns > 1_000_000_000 else -1
         assert self._file is not None
         for name in os.listdir(self._directory):
@@ -281,29 +281,35 @@ class Guard:
             try:
                 process = PeerCursor(path)
             except (NcclscopeError, OSError, ValueError):
-                continue  # not one of ours, or not ready yet
+                continue  # not a cursor file, or not complete yet
             self._processes[path] = process if process.alive else None
 
     def _set_aside(self, watched: _Watched, peer: _Peer, seq: int) -> None:
-        """Leaves a peer out for a while: it is not near, or its process has ended."""
+        """Stop comparing with a peer for a while: it is far ahead or behind, or has ended."""
         if peer in watched.peers:
             watched.peers.remove(peer)
             watched.views = [other.words for other in watched.peers]
         if peer.process.alive:
-            peer.look_again = seq + _AWAY
+            peer.read_again_at = seq + _AWAY
             watched.away.append(peer)
             watched.search_at = min(watched.search_at, seq + _AWAY)
         else:
             self._processes[peer.process.path] = None
-            watched.search_at = seq + 1  # another one may have taken its place
+            watched.search_at = seq + 1  # another process may have replaced it
 
     # --- what is wrong -----------------------------------------------------------------------
 
     def _doubt(self, watched: _Watched, seq: int, running: int, before: int) -> None:
-        """Looks into what peers have posted under this number.
+        """Check what peers have posted under this call number.
+
+        Args:
+            watched: The communicator.
+            seq: Number of the call.
+            running: This rank's running hash after it.
+            before: The hash that was at the same index before, ``DEPTH`` calls earlier.
 
         Raises:
-            DivergenceError: It is another call, and that is what was asked for.
+            DivergenceError: A peer posted another call, and the mode is ``raise``.
         """
         with self._lock:
             place = seq & _MASK
@@ -319,22 +325,26 @@ class Guard:
                         self._set_aside(watched, peer, seq)
                     elif theirs != running:
                         differing.append(peer)
-                elif peer.words[place] != running:  # it may have been half written
+                elif peer.words[place] != running:  # read again: it may have been half written
                     differing.append(peer)
             if differing:
                 self._judge(watched, seq, differing)
 
     def _read_ahead(self, watched: _Watched, peer: _Peer, seq: int) -> int | None:
-        """Returns the running hash of a peer that is farther ahead than its words reach."""
+        """Return the running hash of a peer that is further ahead than its cursor file reaches."""
         if seq not in peer.ahead:
             place = self._place(watched, peer)
             peer.ahead = self._records.hashes(place, watched.comm.key, seq, guard_words.DEPTH)
         return peer.ahead.get(seq)
 
     def _judge(self, watched: _Watched, seq: int, differing: Sequence[_Peer]) -> None:
-        """Has the records say whether sequences diverge."""
+        """Report a divergence if the records confirm it.
 
-        def standing(number: int) -> dict[int, int]:
+        Raises:
+            DivergenceError: They do, and the mode is ``raise``.
+        """
+
+        def hashes_at(number: int) -> dict[int, int]:
             return {
                 peer.rank: peer.words[number & _MASK]
                 for peer in watched.peers
@@ -346,11 +356,11 @@ class Guard:
             other = self._place(watched, peer)
             before = (seq - 1) & _MASK
             if seq == 1 or peer.words[before] == watched.words[before]:
-                said = self._records.judge_newest(own, other, watched.comm, seq, standing)
-                if said is not None:
+                found = self._records.judge_newest(own, other, watched.comm, seq, hashes_at)
+                if found is not None:
                     break
-            said = self._records.judge(own, other, key, seq, standing)
-            if said is not None:
+            found = self._records.judge(own, other, key, seq, hashes_at)
+            if found is not None:
                 break
             watched.loose.add(peer.process.path)
             watched.peers.remove(peer)
@@ -360,25 +370,25 @@ class Guard:
 
         when = time.time_ns()
         if self._mode == "warn":
-            # It is said once. What peers do from here on follows from it.
+            # Warn once: later differences follow from this one.
             self.active = False
             self._known.clear()
-            warn_once("guard parted", said.text)
-        self._tracer.describe(guard={**said.to_dict(), "mode": self._mode, "time_ns": when})
+            warn_once("guard diverged", found.text)
+        self._tracer.describe(guard={**found.to_dict(), "mode": self._mode, "time_ns": when})
         if self._mode == "raise":
             raise DivergenceError(
-                said.text,
+                found.text,
                 f"ncclscope diagnose {self._directory}",
-                comm=said.label,
-                seq=said.seq,
-                posted=said.posted,
+                comm=found.label,
+                seq=found.seq,
+                posted=found.posted,
             )
 
     def _end(self, error: BaseException) -> None:
-        """Ends the guard, not the job, and says so once."""
+        """End the guard, not the job, with one warning."""
         self.active = False
         self._known.clear()
-        # The interpreter may be half gone, and the error one that cannot be printed.
+        # The interpreter may be shutting down, and the error may not be printable.
         with contextlib.suppress(Exception):
             reason = f"{type(error).__name__}: {error}"
             warn_once("guard", f"the guard is off in this process: {reason}")

@@ -1,7 +1,7 @@
-"""What the records say where the guard's words do not agree.
+"""Compare the recorded calls of two ranks where their guard cursors differ.
 
-The one part of tracing that reads rings. It is loaded with the guard, which is asked for, and
-runs where a rank is about to post a call that its peers have not posted.
+This is the only part of tracing that reads rings. It is loaded with the guard, which is optional,
+and runs when a rank is about to post a call that its peers have not posted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ncclscope.untrusted import integer
 if TYPE_CHECKING:
     from ncclscope.tracing.tracer import Comm
 
-__all__ = ["Parted", "RecordedComm", "hashes", "judge", "judge_newest", "rehearse"]
+__all__ = ["RecordedComm", "RecordedDivergence", "hashes", "judge", "judge_newest", "rehearse"]
 
 NEAR = 256
-"""Records at the end of a ring among which a call is looked for at first."""
+"""Newest records of a ring that are searched for a call first."""
 
 
 class RecordedComm(NamedTuple):
-    """Where a rank records the calls on a communicator.
+    """Location of a rank's records of a communicator.
 
     Attributes:
-        path: Its ring.
-        inode: Device and number of that file: by its name it could be another one by now.
+        path: The rank's ring.
+        inode: Device and inode of that file: its path may name another file by now.
         number: The communicator's number in it.
         rank: The rank.
     """
@@ -48,14 +48,14 @@ class RecordedComm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parted:
-    """Where the sequences of a communicator diverge, as one of its ranks sees it.
+class RecordedDivergence:
+    """The divergence of a communicator's sequences, as one of its ranks sees it.
 
     Attributes:
         label: The communicator's name.
         seq: First call that differs.
-        posted: What each rank posted there, and where one of those that posted it did.
-        text: All of it in a line or two.
+        posted: Each rank's call there with its call site, as text.
+        text: The divergence in one or two lines.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Parted:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it in a form for JSON."""
+        """Return the divergence in a form for JSON."""
         posted = {str(rank): text for rank, text in self.posted.items()}
         return {"comm": self.label, "seq": self.seq, "posted": posted}
 
@@ -74,31 +74,31 @@ def judge(
     other: RecordedComm,
     key: str,
     seq: int,
-    standing: Callable[[int], Mapping[int, int]],
-) -> Parted | None:
-    """Compares the calls of a rank that is about to post one with those of a peer.
+    hashes_at: Callable[[int], Mapping[int, int]],
+) -> RecordedDivergence | None:
+    """Compare the calls of a rank that is about to post one with those of a peer.
 
-    To read two rings takes a few milliseconds, and each further one adds to them, while the
-    program waits: where the other peers stand is told by their words.
+    Reading two rings takes a few milliseconds, and each further ring adds to them while the
+    program waits. The other peers' positions are therefore taken from their cursors.
 
     Args:
-        own: Where the rank records that is about to post.
-        other: Where a peer does.
-        key: The communicator's.
-        seq: The call.
-        standing: Says of a call which ranks are known to have posted it, and their running
-            hashes after it.
+        own: The records of the rank that is about to post.
+        other: The records of a peer.
+        key: The communicator's key.
+        seq: Number of the call.
+        hashes_at: Return the running hashes after a call, by rank, of the ranks known to have
+            posted it.
 
     Returns:
-        None where the same calls were posted, be it in another order inside a group, or where
-        the records that could tell have been overwritten.
+        None where the same calls were posted, perhaps in another order inside a group, or where
+        the required records have been overwritten.
     """
     found = [_read(place, key) for place in (own, other)]
     if found[0] is None or found[1] is None:
         return None
     (here, mine), (there, theirs) = found[0], found[1]
     if here == there:
-        there = -2  # neither has said which it is
+        there = -2  # neither ring names its rank
     comm = mine.communicator
     divergence, _ = part_outside_groups(comm, {here: mine, there: theirs})
     if (
@@ -113,7 +113,7 @@ def judge(
         (here, log.fingerprint(number), log.call(number))
         for here, log in ((here, mine), (there, theirs))
     ]
-    return _parted(comm.label or comm.key, number, sides, standing(number))
+    return _divergence(comm.label or comm.key, number, sides, hashes_at(number))
 
 
 def judge_newest(
@@ -121,21 +121,21 @@ def judge_newest(
     other: RecordedComm,
     comm: Comm,
     seq: int,
-    standing: Callable[[int], Mapping[int, int]],
-) -> Parted | None:
-    """Does the same where all calls before this one are known to agree.
+    hashes_at: Callable[[int], Mapping[int, int]],
+) -> RecordedDivergence | None:
+    """Compare two ranks where all calls before this one are known to agree.
 
-    Then it is this call that differs, and its two records stand near the ends of their rings.
+    The differing call is then this one, and its two records are among the newest of their rings.
 
     Args:
-        own: Where the rank records that is about to post.
-        other: Where the peer does.
+        own: The records of the rank that is about to post.
+        other: The records of the peer.
         comm: The communicator.
-        seq: The call.
-        standing: As for :func:`judge`.
+        seq: Number of the call.
+        hashes_at: As for :func:`judge`.
 
     Returns:
-        None where that cannot be told so easily: inside of a group, or far from the end.
+        None where :func:`judge` has to decide: inside of a group, or far from the newest record.
     """
     sides = []
     for place in (own, other):
@@ -146,25 +146,25 @@ def judge_newest(
         sides.append((place.rank, running, call))
     if sides[0][1] == sides[1][1]:
         return None
-    return _parted(comm.label or comm.key, seq, sides, standing(seq))
+    return _divergence(comm.label or comm.key, seq, sides, hashes_at(seq))
 
 
-def _parted(
-    name: str, seq: int, sides: Sequence[tuple[int, int, Call]], standing: Mapping[int, int]
-) -> Parted:
+def _divergence(
+    name: str, seq: int, sides: Sequence[tuple[int, int, Call]], hashes: Mapping[int, int]
+) -> RecordedDivergence:
     posted, texts = {}, []
     for rank, running, call in sides:
-        here = {rank, *(other for other, hash in standing.items() if hash == running)}
+        here = {rank, *(other for other, hash in hashes.items() if hash == running)}
         here = {other for other in here if other >= 0} or here
-        said = call_text(call) + site_text(call)
-        posted.update(dict.fromkeys(here, said))
-        texts.append(f"{ranks_text(here)} posted {said}")
+        what = call_text(call) + site_text(call)
+        posted.update(dict.fromkeys(here, what))
+        texts.append(f"{ranks_text(here)} posted {what}")
     text = f"the sequences on {name} diverge at call {seq}: {'; '.join(texts)}"
-    return Parted(name, seq, dict(sorted(posted.items())), text)
+    return RecordedDivergence(name, seq, dict(sorted(posted.items())), text)
 
 
 def _newest(place: RecordedComm, seq: int) -> tuple[int, Call] | None:
-    """Returns the running hash after a call, and the call, where it is among the last."""
+    """Return the running hash after a call, and the call, where it is among the newest."""
     try:
         ring = RingImage(place.path, owned=True)
     except (DamagedFileError, OSError):
@@ -184,7 +184,7 @@ def _newest(place: RecordedComm, seq: int) -> tuple[int, Call] | None:
 
 
 def _head(ring: RingImage) -> int:
-    """Finds the end of a ring by bisection: records stand in the order in which they were made."""
+    """Find the end of a ring by bisection: records are stored in the order of their creation."""
     low, high = 0, ring.geometry.capacity
     first = _begin(ring, 0)
     if not first:
@@ -233,13 +233,20 @@ def _read(place: RecordedComm, key: str) -> tuple[int, RingLog] | None:
 
 
 def rehearse(own: RecordedComm, other: RecordedComm, comm: Comm) -> None:
-    """Does all that judging does, to no end but that it is quick when it matters."""
+    """Run both comparisons once, so that caches are warm when a real one is needed."""
     judge(own, other, comm.key, 1, lambda _: {})
     judge_newest(own, other, comm, comm.channel.seq, lambda _: {})
 
 
 def hashes(place: RecordedComm, key: str, seq: int, count: int) -> dict[int, int]:
-    """Returns running hashes of calls ``seq`` to ``seq + count - 1``, as far as they are kept."""
+    """Return the running hashes of kept calls in ``[seq, seq + count)``, by call number.
+
+    Args:
+        place: The records of a rank.
+        key: The communicator's key.
+        seq: Number of the first call.
+        count: Number of calls.
+    """
     try:
         ring = RingFile(place.path, owned=True)
         log = _log(ring, key) if ring.inode == place.inode else None
@@ -252,8 +259,8 @@ def hashes(place: RecordedComm, key: str, seq: int, count: int) -> dict[int, int
 
 
 def _log(ring: RingFile, key: str) -> RingLog | None:
-    # What has been copied of a record that is being overwritten is left out when it is read:
-    # begin and end differ. To copy all of the ring first would take longer than the question.
+    # A record that is being overwritten is skipped when it is read: begin and end differ. Copying
+    # the whole ring first would take longer than the comparison.
     for number, comm in communicators(ring).items():
         if comm.key == key and number in ring.states:
             return RingLog(ring, number, comm)

@@ -1,7 +1,7 @@
-"""The vocabulary: what was recorded, and what is concluded from it.
+"""The data model: records of a run, and the findings that analyzers make of them.
 
 Analyzers turn a :class:`Run` into :class:`Finding` objects; a verdict is the one root cause among
-them. Nothing here imports anything else of ours.
+them. This package imports no other package of ncclscope.
 """
 
 from ncclscope.model.call import (

@@ -1,4 +1,4 @@
-"""What one process recorded: communicators, calls, steps of the engine, activities."""
+"""The records of one process: communicators, calls, engine steps, activities."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ncclscope.model.signature import sign
 __all__ = ["CREATION_SUFFIX", "Activity", "Call", "Communicator", "DamagedCall", "State", "Step"]
 
 CREATION_SUFFIX = "/groups"
-"""Ends the key of a communicator on which groups are created and nothing else is posted."""
+"""Suffix of the key of a communicator on which only group creations are posted."""
 
 _NUMBER = re.compile(r":\d+")
 
 
 class State(enum.IntEnum):
-    """How far a call is known to have come."""
+    """The known progress of a call."""
 
     SCHEDULED = 0
     STARTED = 1
@@ -37,14 +37,14 @@ class Communicator:
     """A set of ranks that share one sequence of collectives.
 
     Attributes:
-        key: What the members share and nobody else has; never the name, which each
-            process counts for itself.
-        label: Name for a person, such as ``tp:0``; not unique.
+        key: Unique key that only the members share; never the name, which each process numbers
+            on its own.
+        label: Display name, such as ``tp:0``; not unique.
         ranks: Global ranks of the members, in the communicator's order.
         backend: ``nccl``, ``gloo``, ``shm``, ...
-        created_at: The line of the user's program that made it, with its path, where that was seen.
-        part: What it shares with those that play the same part in other replicas, where that
-            was concluded from their numbers and members; empty where the label tells.
+        created_at: The line of the user's program that created it, with its path, if recorded.
+        part: Common name of communicators with the same role in other replicas, where the role
+            was inferred from numbers and members; empty where the label shows it.
     """
 
     key: str
@@ -58,17 +58,17 @@ class Communicator:
     def kind(self) -> str:
         """The label without its number: ``tp`` of ``tp:0``, ``tp/cpu`` of ``tp:0/cpu``.
 
-        It is what the communicators share that play the same part in different replicas.
+        Communicators with the same role in different replicas have the same kind.
         """
         return self.part or _NUMBER.sub("", self.label)
 
     @property
     def creates_groups(self) -> bool:
-        """Whether its calls are the creations of process groups, and no work."""
+        """Whether its calls are creations of process groups, not collectives on data."""
         return self.key.endswith(CREATION_SUFFIX)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the communicator in the terms of the JSON verdict."""
+        """Return the communicator in the terms of the JSON verdict."""
         return {
             "key": self.key,
             "label": self.label,
@@ -85,31 +85,31 @@ class Call:
     Attributes:
         op: Canonical name, torch spelling (``all_reduce``, ``all_gatherv``, ``send``).
         comm: Key of the communicator.
-        seq: Number on the communicator, from 1; point-to-point calls are counted apart.
+        seq: Number on the communicator, from 1; point-to-point calls are counted separately.
         position: Number in the whole stream of the rank, from 0; with gaps among replays.
         dtype: Element type, such as ``bfloat16``; of a ``new_group`` its backend.
         redop: Reduction, such as ``sum``.
         root: Root as a rank of the communicator.
         peer: Other side of a send or receive, as a rank of the communicator.
         numel: Elements of the input.
-        shape: Shape of the input; of a tensor of more than four dimensions the last ones
-            are folded into the fourth.
+        shape: Shape of the input; for more than four dimensions, the last ones are multiplied
+            into the fourth.
         sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
             global ranks of the members of a ``new_group``; None where there are none or they
             have been overwritten.
-        out_sizes: What an all_to_all receives from each member, like ``sizes``, if recorded.
+        out_sizes: Rows that an all_to_all receives from each member, like ``sizes``, if recorded.
         out_shape: Shape of the output, where it was recorded.
-        site: Where the call came from: ``file.py:120 function``.
+        site: The call site: ``file.py:120 function``.
         full_site: The same with the file's path, as far as that was recorded.
         user_site: The first frame of the user's own program, with its path, where ``site`` lies
             in an installed package.
         time_ns: Host clock at posting, nanoseconds since 1970.
-        state: How far the call is known to have come.
+        state: The known progress of the call.
         captured: Posted while a CUDA graph was being captured.
         group: Number of the NCCL group (ncclGroupStart) it was posted in; None outside.
         graph: Number of the CUDA graph it was captured into, or replayed from.
-        signature: What the members must agree in, see :mod:`ncclscope.model.signature`.
-        replay: Which replay of ``graph`` it is part of; None for a call that was posted.
+        signature: Hash of what members must agree on, see :mod:`ncclscope.model.signature`.
+        replay: The replay of ``graph`` that it is part of; None for a posted call.
     """
 
     op: str
@@ -137,7 +137,7 @@ class Call:
     user_site: str | None = field(default=None, compare=False)
 
     def sign(self) -> int:
-        """Returns the signature of what is known of it: its own where nothing of it is gone."""
+        """Return the signature of the known parameters: its own where none was overwritten."""
         return sign(
             self.op,
             dtype=self.dtype,
@@ -152,7 +152,7 @@ class Call:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the parameters in the terms of the JSON verdict."""
+        """Return the parameters in the terms of the JSON verdict."""
         site = self.site and (self.full_site or self.site)
         return {
             "op": self.op,
@@ -173,7 +173,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class DamagedCall(Call):
-    """A call whose record contradicts the running hash: only its place is known."""
+    """A call whose record contradicts the running hash: only its number is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +188,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does besides its calls, such as to wait for work: the newest time it did.
+    """The newest occurrence of an activity of a process besides its calls, such as a wait for work.
 
     Attributes:
-        name: What it is, such as ``dequeue``.
-        detail: A word more, such as the method that runs.
-        number: Whatever it has a number of, such as the step; 0 for none.
-        count: How often it had begun.
+        name: Name of the activity, such as ``dequeue``.
+        detail: One further word, such as the method that runs.
+        number: A related number, such as the step; 0 for none.
+        count: Number of occurrences so far.
         since_ns: When it began, nanoseconds since 1970.
         until_ns: When it ended; None while it lasts, and where the process ended in it.
     """

@@ -1,4 +1,4 @@
-"""How far a communicator is on one rank's GPU."""
+"""Progress of a communicator on one rank's GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ __all__ = ["DeviceProgress"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgress:
-    """What the GPU has counted of one communicator's calls, in each replay of a graph, too.
+    """The GPU's counts of one communicator's calls, replayed calls included.
 
     Attributes:
-        posted: Collectives recorded when the counts were looked at.
-        finished: The last call that has finished; all before it have. None where not known.
-        entered: The last call that the stream had come to; None where that is not counted.
-        handed_over: The newest call known to have been handed to the device.
-        finished_ns: When the last call finished, by the host's clock; None where not known.
-        unknown: Why the counts tell nothing; empty where they do.
+        posted: Number of collectives recorded when the counts were read.
+        finished: The last call that finished, and all before it; None where not known.
+        entered: The last call that the stream reached; None where that is not counted.
+        handed_over: The newest call known to have been enqueued on the device.
+        finished_ns: When the last call finished, by the host's clock, nanoseconds since 1970; None
+            where not known.
+        unknown: Why the counts are unusable; empty where they are usable.
     """
 
     posted: int
@@ -30,23 +31,23 @@ class DeviceProgress:
 
     @property
     def at(self) -> int | None:
-        """The call that the rank stands in or before; None where all have finished."""
+        """The call that the device is in or before; None where all calls finished."""
         if self.finished is None or self.finished >= self.posted:
             return None
         return self.finished + 1
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the stream has come to that call; None where it is not known.
+        """Whether the stream has reached that call; None where it is not known.
 
-        Of one that may not have been handed over, it is not: its markers may be missing.
+        It is unknown for a call that may not have been enqueued: its markers may be missing.
         """
         if self.at is None or self.entered is None or self.at > self.handed_over:
             return None
         return self.entered >= self.at
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields of the JSON verdict."""
+        """Return the fields of the JSON verdict."""
         return {
             "posted": self.posted,
             "handed_over": self.handed_over,

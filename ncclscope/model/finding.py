@@ -1,4 +1,4 @@
-"""What an analyzer concludes from a run."""
+"""Findings: the conclusions that analyzers draw from a run."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ class Finding:
     """One analyzer's claim.
 
     Attributes:
-        kind: One of the kinds of the contract, such as ``op_mismatch``.
-        summary: One sentence for a person.
-        comm: Where it happened; None where it is about a process.
+        kind: Kind of the finding, such as ``op_mismatch``; docs/json.md lists them.
+        summary: The finding in one or two sentences.
+        comm: The communicator; None where the finding concerns a process.
         seq: First differing call on that communicator.
-        diverging_ranks: Global ranks the records single out.
-        candidate_ranks: When they single out none: the ranks among which it lies.
-        odd: What the diverging rank posted; None when it posted nothing there.
-        peers: What the majority posted.
+        diverging_ranks: Global ranks that the evidence identifies as diverging.
+        candidate_ranks: Without diverging ranks: the ranks of which some may have diverged.
+        odd: The call of the diverging rank; None when it posted none there.
+        peers: The call of the majority.
         confidence: ``certain``, ``likely`` or ``ambiguous``.
         role: ``cause``, ``consequence`` or ``latent``.
         analyzer: Name of the analyzer.
-        evidence: Statements read off the records.
-        inferred: Statements that do not stand in the records but follow from them.
-        extent: How many calls are concerned, such as the 17 of a swap; 0 where it has no
-            meaning.
-        aligned: Calls around the first difference side by side, a peer's and the diverging
-            rank's, with None where one of them has no counterpart.
-        accounts_for: Calls on other communicators, as key and number, that the finding explains
-            too: the other half of a swap.
-        survived: Calls after it that all members are known to have completed; 0 for none.
-        odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last that
-            a rank posted which never came to that one.
-        at: Where the first diverging rank is now, as its stack says; None without one.
+        evidence: Facts read off the records.
+        inferred: Conclusions that follow from the records but are not recorded.
+        extent: Number of calls concerned, such as the 17 of a swap; 0 where that has no meaning.
+        aligned: Pairs of a peer's and the diverging rank's calls around the first difference,
+            with None where a call has no counterpart.
+        accounts_for: Calls on other communicators, as key and number, that the finding also
+            explains, such as the other half of a swap.
+        survived: Number of later calls that all members are known to have completed; 0 for none.
+        odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last call
+            of a rank that never reached that one.
+        at: Innermost frame of the first diverging rank's stack; None without a stack.
     """
 
     kind: str
@@ -62,7 +61,7 @@ class Finding:
     at: Frame | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields of the JSON verdict."""
+        """Return the fields of the JSON verdict."""
         return {
             "kind": self.kind,
             "summary": self.summary,

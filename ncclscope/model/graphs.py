@@ -1,4 +1,4 @@
-"""CUDA graphs as they were recorded: what is in one, and where in its replays a call was made."""
+"""Recorded CUDA graphs: their calls, and the position of a call in their replays."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Graph:
     """A CUDA graph that a process captured, with the calls in it.
 
     Attributes:
-        number: Its number in the process, from 1, among the graphs that hold calls.
-        length: Calls in it, sends and receives included.
-        parts: By key of the communicator, how many collectives are on it and their running
-            hash: the same in every process whose graph holds the same collectives.
+        number: Number of the graph in the process, from 1, among the graphs that hold calls.
+        length: Number of calls in it, sends and receives included.
+        parts: By communicator key, the number of its collectives and their running hash, equal in
+            every process whose graph holds the same collectives.
     """
 
     number: int
@@ -26,12 +26,12 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Where in the replays of a CUDA graph a call was made.
+    """The position of a call in the replays of a CUDA graph.
 
     Attributes:
-        number: How often the graph had been replayed, this time included; 0 where not recorded.
-        call: Place of the call in the graph, from 1; 0 where not recorded.
-        calls: Calls in the graph, on whatever communicator; 0 where not recorded.
+        number: Number of the replay, from 1; 0 where not recorded.
+        call: Index of the call in the graph, from 1; 0 where not recorded.
+        calls: Number of calls in the graph, on all communicators; 0 where not recorded.
     """
 
     number: int = 0
@@ -39,7 +39,7 @@ class Replay:
     calls: int = 0
 
     def to_dict(self, graph: int | None) -> dict[str, int | None]:
-        """Returns it in the terms of the JSON verdict.
+        """Return the replay in the terms of the JSON verdict.
 
         Args:
             graph: Number of the graph.

@@ -1,4 +1,4 @@
-"""What a rank recorded, in order, and how it is read without reading all of it."""
+"""Interfaces to the calls of a rank, in order, that can be read in parts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ What = TypeVar("What")
 
 
 class Trail(Sequence[What]):
-    """Steps or transfers of one rank, oldest first, whose end can be read alone."""
+    """Steps or transfers of one rank, oldest first, whose newest items can be read alone."""
 
     @abstractmethod
     def newest(self, count: int) -> Sequence[What]:
-        """The last so many, oldest first; fewer where no more were recorded lately."""
+        """Return the newest ``count`` items, oldest first; fewer where fewer are recent."""
 
 
 def last_of(recorded: Sequence[What]) -> What | None:
-    """The newest of what was recorded; None where there is none."""
+    """Return the newest recorded item; None where there is none."""
     found = newest_of(recorded, 1)
     return found[-1] if found else None
 
 
 def newest_of(recorded: Sequence[What], count: int) -> Sequence[What]:
-    """The last so many of what was recorded, oldest first; fewer where there are no more."""
+    """Return the newest ``count`` recorded items, oldest first; fewer where there are fewer."""
     if isinstance(recorded, Trail):
         return recorded.newest(count)
     return recorded[max(0, len(recorded) - count) :]
@@ -37,9 +37,9 @@ def newest_of(recorded: Sequence[What], count: int) -> Sequence[What]:
 class CallLog(Protocol):
     """The collectives of one rank on one communicator, in order.
 
-    ``calls`` counts all that were made; the records of the first ``first - 1`` of them
-    are gone. In a log that is not ``anchored`` even their number is unknown: ``first``
-    is 1, and sequence numbers mean nothing outside the log.
+    ``calls`` counts all calls that were made; the first ``first - 1`` of them have been
+    overwritten. In a log that is not ``anchored`` even their number is unknown: ``first`` is 1,
+    and sequence numbers are valid only within the log.
     """
 
     @property
@@ -47,7 +47,7 @@ class CallLog(Protocol):
 
     @property
     def calls(self) -> int:
-        """Calls made, kept or not."""
+        """Number of calls made, kept or not."""
         ...
 
     @property
@@ -66,29 +66,29 @@ class CallLog(Protocol):
         ...
 
     def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
+        """Return the running hash after ``seq`` calls, for ``first - 1 <= seq <= calls``.
 
-        Fingerprints themselves can be compared where both logs are :attr:`rooted`;
-        otherwise the stretch between two of them can.
+        Fingerprints can be compared directly where both logs are :attr:`rooted`; otherwise compare
+        the :func:`~ncclscope.model.signature.stretch` between two of them.
         """
         ...
 
     def call(self, seq: int) -> Call:
-        """The call number ``seq``, for ``first <= seq <= calls``."""
+        """Return call number ``seq``, for ``first <= seq <= calls``."""
         ...
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        """Return the calls in ``[start, stop)``, as far as they are kept."""
         ...
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``, all of which are kept."""
+        """Return the signatures of the calls in ``[start, stop)``, all of which are kept."""
         ...
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Where calls ``start`` to ``stop - 1`` came from, as far as they are kept."""
+        """Return the sites of the calls in ``[start, stop)``, as far as they are kept."""
         ...
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Their numbers in the whole stream of the rank."""
+        """Return the numbers of these calls in the whole stream of the rank, from 0."""
         ...

@@ -1,4 +1,4 @@
-"""Call sequences held in memory, for input that has to be read whole."""
+"""Call logs held in memory, for input that has to be read completely."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ListLog", "Tail", "running_hashes"]
 
 
 def running_hashes(signatures: Sequence[int]) -> list[int]:
-    """Returns the running hash before each call and after the last one.
+    """Return the running hashes before each of ``n`` calls and after the last: ``[n + 1]``.
 
-    Horner's scheme in one sweep: divide each signature by the power of the base it will
-    have been multiplied with too little, add up, multiply back; all modulo 2 ** 64.
+    Horner's scheme, vectorized: multiply each signature by an inverse power of the base, add up,
+    and multiply by the power of the base; all modulo 2 ** 64.
     """
     count = len(signatures)
     if not count:
@@ -33,10 +33,10 @@ class ListLog:
     """A :class:`~ncclscope.model.CallLog` over a list.
 
     Args:
-        communicator: What the calls were made on.
-        calls: In order, with consecutive sequence numbers.
+        communicator: The communicator of the calls.
+        calls: The calls in order, with consecutive sequence numbers.
         anchored: Whether call 1 was the first ever made on the communicator.
-        made: How many were made, where none of them is kept.
+        made: Number of calls made, where none of them is kept.
     """
 
     def __init__(
@@ -56,37 +56,37 @@ class ListLog:
 
     @property
     def calls(self) -> int:
-        """Calls made."""
+        """Number of calls made."""
         return self.first - 1 + len(self._calls)
 
     def fingerprint(self, seq: int) -> int:
-        """Running hash after ``seq`` calls."""
+        """Return the running hash after ``seq`` calls."""
         return self._hashes[seq - self.first + 1]
 
     def call(self, seq: int) -> Call:
-        """The call number ``seq``."""
+        """Return call number ``seq``."""
         return self._calls[seq - self.first]
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
-        """Calls ``start`` to ``stop - 1``, as far as they are kept."""
+        """Return the calls in ``[start, stop)``, as far as they are kept."""
         low = max(start - self.first, 0)
         return self._calls[low : max(stop - self.first, low)]
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
-        """Signatures of calls ``start`` to ``stop - 1``."""
+        """Return the signatures of the calls in ``[start, stop)``."""
         return [call.signature for call in self.span(start, stop)]
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        """Call sites of calls ``start`` to ``stop - 1``."""
+        """Return the sites of the calls in ``[start, stop)``."""
         return [call.site for call in self.span(start, stop)]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
-        """Numbers of calls ``start`` to ``stop - 1`` in the rank's stream."""
+        """Return the numbers of the calls in ``[start, stop)`` in the rank's stream."""
         return [call.position for call in self.span(start, stop)]
 
 
 class Tail:
-    """A log from one call on, as if nothing before it were kept."""
+    """A log from one call on, as if earlier calls had been overwritten."""
 
     rooted = False
 
@@ -99,7 +99,7 @@ class Tail:
 
 
 class Relabelled:
-    """A log as it is, on a communicator that is described differently."""
+    """An unchanged log with another description of its communicator."""
 
     def __init__(self, log: CallLog, communicator: Communicator) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""What an input says of a process besides its calls, as a trace carries it on."""
+"""Metadata of a process besides its calls, as inputs contain it and traces pass it on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclscope.untrusted import integer, number, text, texts
 __all__ = ["DAMAGED", "metadata_of", "read_about", "read_metadata", "read_uses"]
 
 DAMAGED = "damaged"
-"""Kind of what is not seen because the record of it cannot be read."""
+"""Kind of unseen calls whose records cannot be read."""
 
 _FLAGS = ("dumped", "splits", "tells")
 _TEXTS = ("ended_with", "probe_failed")
@@ -23,28 +23,28 @@ _NOT_OF_RINGS = (
 
 
 def metadata_of(details: Mapping[str, Any]) -> dict[str, Any]:
-    """What else the input said of the process, as far as the verdict asks for it."""
-    told = {
+    """Return the metadata of a process that verdicts use, in a form for JSON."""
+    metadata = {
         name: details[name]
         for name in (*_FLAGS, "timed_out", *_TEXTS, *_USES)
         if details.get(name) is not None
     }
     if overdue := details.get("overdue"):
-        told["overdue"] = sorted([key, p2p, seq] for key, p2p, seq in overdue)
-    return told
+        metadata["overdue"] = sorted([key, p2p, seq] for key, p2p, seq in overdue)
+    return metadata
 
 
 def read_metadata(value: Any) -> dict[str, Any]:
-    """The same, read."""
+    """Validate and return what :func:`metadata_of` has written."""
     if not isinstance(value, Mapping):
         return {}
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         name: value[name] for name in _FLAGS if isinstance(value.get(name), bool)
     }
     if "timed_out" in value:
-        told["timed_out"] = number(value["timed_out"])
-    told |= {name: said for name in _TEXTS if (said := text(value.get(name)))}
-    told |= read_uses(value)
+        metadata["timed_out"] = number(value["timed_out"])
+    metadata |= {name: valid for name in _TEXTS if (valid := text(value.get(name)))}
+    metadata |= read_uses(value)
     overdue = value.get("overdue")
     found = [
         (key, bool(entry[1]), seq)
@@ -52,16 +52,16 @@ def read_metadata(value: Any) -> dict[str, Any]:
         if isinstance(entry, list) and len(entry) == 3
         if (key := text(entry[0])) and (seq := integer(entry[2])) is not None
     ]
-    return {**told, "overdue": frozenset(found)} if found else told
+    return {**metadata, "overdue": frozenset(found)} if found else metadata
 
 
 def read_uses(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a process says of its probes and of what they do not see.
+    """Return what a process reports about its probes and the calls that they do not see.
 
     Returns:
         ``probes``: by name, ``{"state": "on" | "ended" | "refused" | "absent", "why": text}``.
         ``unseen``: a list of ``{"kind", "text", "comms": [key], "since_ns"}``; older rings have
-        one text there, which is of kind ``other``. What was not said is not there.
+        a single text there, which gets the kind ``other``. Keys without a report are absent.
     """
     uses: dict[str, Any] = {}
     probes = about.get("probes")
@@ -73,33 +73,33 @@ def read_uses(about: Mapping[str, Any]) -> dict[str, Any]:
             if "state" in entry
         }
     unseen = about.get("unseen")
-    if said := text(unseen):
-        uses["unseen"] = [{"kind": "other", "text": said, "comms": [], "since_ns": None}]
+    if valid := text(unseen):
+        uses["unseen"] = [{"kind": "other", "text": valid, "comms": [], "since_ns": None}]
     elif isinstance(unseen, list):
         uses["unseen"] = [
             {
                 "kind": text(entry.get("kind")) or "other",
-                "text": said,
+                "text": valid,
                 "comms": _keys(entry.get("comms")),
                 "since_ns": integer(entry.get("since_ns")),
             }
             for entry in unseen
-            if isinstance(entry, Mapping) and (said := text(entry.get("text")))
+            if isinstance(entry, Mapping) and (valid := text(entry.get("text")))
         ]
     return uses
 
 
 def read_about(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the details in a ring's self-description, those that anybody asks for validated.
+    """Return the details in a ring's self-description; validate those that verdicts use.
 
-    What only other inputs say, or what is concluded later, is left out: a ring that says it
-    would be believed.
+    Drop details that only other inputs contain or that are inferred later: a ring must not be able
+    to forge them.
     """
     known = (*_USES, *_TEXTS, *_RING_TEXTS, *_NOT_OF_RINGS)
     details = {name: value for name, value in about.items() if name not in known}
     for name in (*_TEXTS, *_RING_TEXTS):
-        if (said := text(about.get(name))) is not None:
-            details[name] = said
+        if (valid := text(about.get(name))) is not None:
+            details[name] = valid
     return {**details, **read_uses(about)}
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a job, and what each of them recorded.
+"""The ranks of a job and their records.
 
 A :class:`Run` holds :class:`Rank` objects, a rank holds one :class:`~ncclscope.model.CallLog` for
 each :class:`~ncclscope.model.Communicator` it is a member of, a log holds
@@ -26,33 +26,33 @@ __all__ = ["Rank", "Run"]
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of the job, and what it recorded.
+    """One process of the job, and its records.
 
     Attributes:
-        rank: Global rank; -1 for a process that is none, such as an engine core.
-        world_size: Size of the job as the process saw it; 0 when it did not know.
+        rank: Global rank; -1 for a process without a rank, such as an engine core.
+        world_size: Size of the job as the process saw it; 0 when unknown.
         host: Host name.
         pid: Process id on that host.
         gpu: Device index, where known.
-        labels: Names the process gave itself: ``{"tp": "2", "dp": "1"}``.
-        logs: Per communicator key.
+        labels: Labels of the process: ``{"tp": "2", "dp": "1"}``.
+        logs: Collectives per communicator key.
         p2p: Point-to-point calls per communicator key, oldest first.
-        records: Calls that are kept.
-        lost: Calls that were recorded and have been overwritten.
-        window: True where only the last so many calls were kept and their numbers are
-            not known, so that counts mean nothing.
-        started_ns: When the process began to record.
-        last_seen_ns: Last sign of life, or None where the input cannot tell.
-        exited: True when the process ended in order and said so.
-        alive: Whether the process runs now; None where that cannot be known from here.
-        steps: Steps of the engine, oldest first.
-        activities: What it does besides its calls, by name.
-        graphs: CUDA graphs that it captured, by number.
-        device: How far its communicators are on its GPU, by key, where that was counted.
-        orders: Digests of the order in which it took its communicators, by how many calls of each
-            count, where its records are elsewhere; see ``waits.posting_order``.
+        records: Number of kept calls.
+        lost: Number of recorded calls that have been overwritten.
+        window: True where only a fixed number of newest calls was kept and call numbers are
+            unknown, so that counts prove nothing.
+        started_ns: When the process began to record, nanoseconds since 1970.
+        last_seen_ns: Last heartbeat, nanoseconds since 1970; None where the input has none.
+        exited: True when the process exited normally and recorded that.
+        alive: Whether the process runs now; None where that is unknown on this host.
+        steps: Engine steps, oldest first.
+        activities: Activities besides its calls, by name.
+        graphs: Captured CUDA graphs, by number.
+        device: Progress of its communicators on its GPU, by key, where that was counted.
+        orders: Digests of the order in which it used its communicators, by the number of newest
+            calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
-        details: Whatever else the process wrote about itself.
+        details: Further metadata of the process.
     """
 
     rank: int
@@ -79,31 +79,31 @@ class Rank:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def last_calls(self) -> dict[str, Call]:
-        """The last kept collective on each communicator that has one."""
+        """Return the last kept collective on each communicator that has one."""
         return {
             key: log.call(log.calls) for key, log in self.logs.items() if log.calls >= log.first
         }
 
     def gave_up(self, call: Call) -> bool:
-        """Whether the input proves that a call had its timeout and did not complete."""
+        """Return whether the input proves that a call timed out without completing."""
         overdue = self.details.get("overdue", ())
         return (call.comm, call.op in P2P_OPS, call.seq) in overdue
 
     def last_step(self) -> Step | None:
-        """The last step of the engine; None where none was recorded lately, or ever."""
+        """Return the last engine step; None where none is recorded or kept."""
         return last_of(self.steps)
 
     def last_steps(self, count: int) -> Sequence[Step]:
-        """The last steps of the engine, oldest first; fewer where no more were recorded lately."""
+        """Return the last ``count`` engine steps, oldest first; fewer where fewer are recent."""
         return newest_of(self.steps, count)
 
     def last_transfers(self) -> dict[str, Call]:
-        """The last kept send or receive on each communicator that has one."""
+        """Return the last kept send or receive on each communicator that has one."""
         last = {key: last_of(calls) for key, calls in self.p2p.items()}
         return {key: call for key, call in last.items() if call is not None}
 
     def last_call(self, *, transfers: bool = False) -> Call | None:
-        """The last kept collective of all; with ``transfers`` sends and receives count too."""
+        """Return the last kept collective; with ``transfers`` sends and receives count, too."""
         calls = [*self.last_calls().values()]
         if transfers:
             calls += self.last_transfers().values()
@@ -112,19 +112,18 @@ class Rank:
 
 @dataclass(frozen=True)
 class Run:
-    """All that is known of one run of a job.
+    """All data of one run of a job.
 
     Attributes:
-        ranks: By global rank, in order.
+        ranks: The ranks, ordered by global rank.
         communicators: By key. Where members disagree on the label, the lowest rank's is taken.
-        expected: Ranks the job should have: the largest world size that a process or a
-            communicator speaks of.
-        notes: What a reader should know about the input: torn files, older runs left out.
+        expected: Number of ranks in the job: the largest world size of a process or communicator.
+        notes: Remarks on the input, such as torn files or omitted older runs.
         sources: The paths as they were given.
         others: Processes without a rank, such as engine cores.
-        capture: What was seen of the living processes, where somebody looked.
-        dumped: Flight Recorder dumps that lie beside rings of the same ranks, as a run of their
-            own: they hold what torch's C++ posts past the probes.
+        snapshot: The snapshot of the live processes; None without one.
+        dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
+            the calls that torch's C++ posts past the probes.
     """
 
     ranks: tuple[Rank, ...]
@@ -138,22 +137,22 @@ class Run:
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:
-        """Ranks by their number."""
+        """Ranks by their global rank."""
         return {rank.rank: rank for rank in self.ranks}
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that the job should have and that left nothing."""
+        """Expected ranks that left no record."""
         present = self.by_rank
         return tuple(number for number in range(self.expected) if number not in present)
 
     @property
     def window(self) -> bool:
-        """Whether any rank's counts are those of a window."""
+        """Whether the records of any rank are a window."""
         return any(rank.window for rank in self.ranks)
 
     def members(self, key: str) -> Iterator[Rank]:
-        """The ranks that recorded something about a communicator, in order."""
+        """Return an iterator over the ranks with records of a communicator, in order."""
         return iter(self._members.get(key, ()))
 
     @cached_property

@@ -1,15 +1,15 @@
-"""What must be equal on all members of a communicator, as one 64-bit number.
+"""Signatures of calls and running hashes of sequences, as 64-bit numbers.
 
 A communicator's members must post the same calls in the same order. The
-*signature* of a call covers exactly the parameters in which they must agree;
-what may differ by rank (own rows of a v-collective, own splits of an
-all_to_all, the peer of a send) is kept in the record and left out here.
+*signature* of a call covers exactly the parameters in which they must agree.
+Parameters that may differ by rank (own rows of a v-collective, own splits of
+an all_to_all, the peer of a send) are recorded, but not part of the signature.
 
 The *running hash* of a sequence is a polynomial in the signatures,
 
     hash(n) = hash(n - 1) * BASE + signature(call n)      modulo 2 ** 64
 
-so that equal hashes mean equal prefixes, and the hash of any stretch follows
+so that equal hashes mean equal prefixes, and the hash of any range follows
 from those at its ends: ``stretch(a, b) = hash(b) - hash(a) * BASE ** (b - a)``.
 The second property compares two sequences whose beginnings have been
 overwritten, or whose beginnings differ.
@@ -42,8 +42,8 @@ __all__ = [
 
 BASE = 0x3A8F05C5
 BASE_INVERSE = pow(BASE, -1, 1 << 64)
-"""Odd, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that CPython
-multiplies it as a single digit."""
+"""BASE is an odd number, so that it has an inverse modulo 2 ** 64, and below 2 ** 30, so that
+CPython multiplies it as a single digit."""
 MASK = (1 << 64) - 1
 _CAPTURED = 0x9E3779B97F4A7C15
 _REPLAYED = 0xB7E151628AED2A6B
@@ -53,18 +53,18 @@ VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"}
 CREATION_OPS = frozenset({"new_group"})
 """Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
 BARRIERS = frozenset({"barrier", "monitored_barrier"})
-"""Operations that hold their caller until all have come, on every backend."""
+"""Operations that block their caller until all members have joined, on every backend."""
 ROOTED_OPS = frozenset({"broadcast", "gather", "gatherv", "reduce", "scatter", "scatterv"})
-"""Operations that one member may have completed before another has come."""
+"""Operations that one member may complete before another has joined."""
 
 # Operations in which every member passes the same number of input elements.
 _EQUAL_COUNT_OPS = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "reduce", "broadcast", "gather", "all_to_all"}
 )
-# On these the input exists on the root alone, and what must agree is the output's count.
+# On these only the root has an input, and the number of output elements must agree.
 _EQUAL_OUTPUT_OPS = frozenset({"scatter"})
 
-# Other spellings of the same thing: NCCL's functions, torch's methods and Flight Recorder's names.
+# Other spellings of operations: NCCL's functions, torch's methods and Flight Recorder's names.
 _ALIASES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -94,18 +94,18 @@ _ALIASES = {
 
 
 def canonical_op(name: str) -> str:
-    """Returns torch's spelling of an operation, whatever spelling came in."""
+    """Return torch's spelling of an operation, given any known spelling."""
     lowered = name.lower()
     return _ALIASES.get(lowered, lowered)
 
 
 def canonical_dtype(name: str) -> str:
-    """Returns an element type without its package: ``bfloat16`` for ``torch.bfloat16``."""
+    """Return an element type without its package: ``bfloat16`` for ``torch.bfloat16``."""
     return str(name).rpartition(".")[2].lower()
 
 
 def canonical_redop(name: str) -> str:
-    """Returns a reduction in lower case: ``sum`` for ``ReduceOp.SUM``."""
+    """Return a reduction in lower case: ``sum`` for ``ReduceOp.SUM``."""
     return str(name).rpartition(".")[2].lower()
 
 
@@ -122,7 +122,7 @@ def sign(
     is_captured: bool = False,
     is_replayed: bool = False,
 ) -> int:
-    """Returns the 64-bit signature of one call.
+    """Return the 64-bit signature of one call.
 
     Args:
         op: Canonical name of the operation.
@@ -135,11 +135,11 @@ def sign(
             members of a new group.
         out_shape: Shape of the output.
         is_captured: Whether it was posted while a CUDA graph was captured.
-        is_replayed: Whether it was carried out as a part of a CUDA graph.
+        is_replayed: Whether it ran as part of a CUDA graph.
 
     Returns:
         A number that is the same in every process and on every host; 0 for point-to-point
-        calls, which are no part of a communicator's common sequence.
+        calls, which are not part of a communicator's common sequence.
     """
     if op in P2P_OPS:
         return 0
@@ -152,7 +152,7 @@ def sign(
     elif op in CREATION_OPS:
         agreed = ",".join(map(str, sizes or ()))
     elif op == "all_to_all" and sizes is not None:
-        # Splits are each member's own business; analyzers compare them pairwise.
+        # Splits differ by member; analyzers compare them pairwise.
         agreed = f"x{prod(shape[1:]) if shape else 1}"
     elif op in _EQUAL_COUNT_OPS:
         agreed = "" if numel is None else str(numel)
@@ -167,27 +167,33 @@ def sign(
 
 
 def captured(signature: int) -> int:
-    """Returns the signature of the same call posted while a CUDA graph is captured.
+    """Return the signature of the same call posted while a CUDA graph is captured.
 
-    A captured call is not carried out, so that all members must capture it or none.
+    A captured call does not run, so all members or none must capture it.
     """
     return (signature * _CAPTURED & MASK) | 1
 
 
 def replayed(signature: int) -> int:
-    """Returns the signature of the same call carried out as a part of a CUDA graph.
+    """Return the signature of the same call replayed from a CUDA graph.
 
-    NCCL wants a collective captured by all of its members or by none. Of which graph it is a
-    part does not count: ranks may cut the same calls into graphs as they like.
+    NCCL requires that all members or none capture a collective. The graph that contains it does
+    not matter: ranks may split the same calls into different graphs.
     """
     return (signature * _REPLAYED & MASK) | 1
 
 
 def extend(running: int, signature: int) -> int:
-    """Returns the running hash after one more call."""
+    """Return the running hash after one more call."""
     return (running * BASE + signature) & MASK
 
 
 def stretch(before: int, after: int, length: int) -> int:
-    """Returns the hash of ``length`` calls from the running hashes at both ends."""
+    """Return the hash of a range of calls.
+
+    Args:
+        before: Running hash before the range.
+        after: Running hash after it.
+        length: Number of calls in it.
+    """
     return (after - before * pow(BASE, length, 1 << 64)) & MASK

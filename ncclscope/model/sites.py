@@ -1,8 +1,8 @@
-"""Places in a program, as ``/full/path/file.py:120 function``, and whose they are.
+"""Call sites, as ``/full/path/file.py:120 function``, and the roles of their source files.
 
-A call has two: its site, the first frame above the plumbing between a program and its
-collectives, and, where that lies in an installed package, the first frame of the user's own
-program. Sites are compared and shown by their short spelling, ``file.py:120 function``.
+A call has two: its site is the first frame above the plumbing between a program and its
+collectives. If that is in an installed package, the call also has the first frame of the user's
+own program. Sites are compared and shown by their short spelling, ``file.py:120 function``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = [
 ]
 
 OWN, PLUMBING, INSTALLED = 0, 1, 2
-"""Roles of a source file: of the user's own program; between it and its collectives; other."""
+"""Roles of a source file: user's program, plumbing between it and its collectives, or other."""
 
 LONGEST_PATH = 160
 _SITE = re.compile(r"(.*):(\d+)(?: (.*))?", re.DOTALL)
 _KNOWN = 1 << 14
 
 _TORCH = (
-    # Of an unknown root only what nobody else calls so: a user may have a folder "torch".
+    # With an unknown root, match only torch's own folders: a user may have a folder "torch".
     r"(?:^(?:\./)?|(?:site|dist)-packages/)torch/(?!testing/)|"
     r"(?:^|/)torch/(?:distributed|autograd|fx|cuda|optim|_\w+|nn/(?:modules|parallel)|"
     r"utils/(?:checkpoint|_\w+))(?:/|\.py$)"
 )
 _GENERATED = r"/[a-z2-7]{2}/c[a-z2-7]{40,}\.py$|^<eval_with_key>"
-"""What Inductor and fx have written."""
+"""Files that Inductor and fx have generated."""
 _PLUMBING = re.compile(
     rf"{_TORCH}|{_GENERATED}|(?:^|/)vllm/(?:distributed|compilation)/|"
     r"(?:^|/)(?:contextlib|functools|typing_extensions|warnings)\.py$"
@@ -51,12 +51,12 @@ _INSTALLED = re.compile(
 
 
 class Sites(NamedTuple):
-    """The places of one call.
+    """The call sites of one call.
 
     Attributes:
-        site: Short.
-        full: The same with its path, as far as that is known.
-        user: The user's own, with its path; None where ``site`` is that, or none is known.
+        site: The site in its short spelling.
+        full: The site with its path, as far as that is known.
+        user: The user's own site, with its path; None where it is ``site``, or unknown.
     """
 
     site: str | None = None
@@ -66,26 +66,32 @@ class Sites(NamedTuple):
 
 @lru_cache(_KNOWN)
 def role(path: str) -> int:
-    """Return the role of a source file that is known by its name only."""
+    """Return the role of a source file, by its path alone."""
     return PLUMBING if _OURS.search(path) else library_role(path)
 
 
 def library_role(path: str) -> int:
-    """Return the role of a source file that is not ours."""
+    """Return the role of a source file that is not ncclscope's."""
     if _PLUMBING.search(path):
         return PLUMBING
     return INSTALLED if _INSTALLED.search(path) else OWN
 
 
 def spell(path: str, line: int, function: str) -> str:
-    """Return the text of a place, with no more of a long path than its end."""
+    """Return the text of a call site; a long path is cut to its end.
+
+    Args:
+        path: Path of the source file.
+        line: Line number.
+        function: Name of the function.
+    """
     if len(path) > LONGEST_PATH:
         path = f"...{path[3 - LONGEST_PATH :]}"
     return f"{path}:{line} {function}"
 
 
 def short(text: str) -> str:
-    """Return a place with the base name of its file."""
+    """Return a call site with the base name of its file."""
     found = _SITE.fullmatch(text)
     if found is None:
         return text
@@ -93,7 +99,7 @@ def short(text: str) -> str:
 
 
 def frame_of(text: str | None) -> dict[str, Any] | None:
-    """Return a place in parts, as JSON has it; None where there is none."""
+    """Return the parts of a call site in the terms of the JSON verdict; None without one."""
     found = _SITE.fullmatch(text or "")
     if found is None:
         return None
@@ -101,13 +107,13 @@ def frame_of(text: str | None) -> dict[str, Any] | None:
 
 
 def join(site: str, user: str | None) -> str:
-    """Return the two places of a call as one text, for a ring."""
+    """Return the two sites of a call as one text, for a ring."""
     return f"{site}\n{user}" if user else site
 
 
 @lru_cache(_KNOWN)
 def read(text: str | None, user: str | None = None) -> Sites:
-    """Return the places of a text that :func:`join` made, or of one in either spelling."""
+    """Return the sites in a text that :func:`join` made, or in a text in either spelling."""
     full, _, joined = (text or "").strip().partition("\n")
     if not full:
         return Sites()

@@ -1,8 +1,8 @@
-"""What was read off living processes: the vocabulary of ``ncclscope attach``.
+"""Process snapshots: the data that ``ncclscope attach`` reads off live processes.
 
 A :class:`Snapshot` is to :mod:`ncclscope.attach` what a :class:`~ncclscope.model.Run` is to a
-ring: all that was seen, and nothing that was concluded. It goes into a bundle as it is, so
-that the conclusions can be drawn again elsewhere.
+ring: all observations and no conclusions. It is written unchanged into a bundle, so that the
+conclusions can be drawn again elsewhere.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Frame:
     """One Python frame.
 
     Attributes:
-        function: Name, qualified where the interpreter knows it so.
+        function: Name of the function, qualified where the interpreter provides that.
         file: Path below the package's root, such as ``torch/distributed/distributed_c10d.py``.
         line: Line number.
-        counters: Local variables that count rounds, such as ``{"layer_idx": 12}``.
-        path: Full path; empty where it is not known or was left out.
+        counters: Local variables that count iterations, such as ``{"layer_idx": 12}``.
+        path: Full path; empty where it is not known or was redacted.
         installed: Whether the file belongs to an installed package or to the standard library;
             None where that is not known.
-        calls: Names that the source line calls, such as ``work.wait``; of innermost frames only.
+        calls: Names that the source line calls, such as ``work.wait``; for innermost frames only.
     """
 
     function: str
@@ -61,7 +61,7 @@ class Frame:
 
     @property
     def full_site(self) -> str:
-        """The same with the file's path, as far as it is known."""
+        """Spelling of the call site with the file's path, as far as it is known."""
         return f"{self.path or self.file}:{self.line} {self.name}"
 
     @property
@@ -72,13 +72,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread of one process, at one moment.
+    """One thread of one process in one sample.
 
     Attributes:
-        name: As Python knows it, or as the kernel does.
-        tid: The kernel's number of it; 0 when not known.
+        name: Name of the thread in Python, or in the kernel.
+        tid: The kernel's thread id; 0 when not known.
         frames: Python frames, the outermost first.
-        native: C frames, the outermost first, where pystack was asked for them.
+        native: C frames, the outermost first, where pystack was used to read them.
     """
 
     name: str
@@ -89,11 +89,11 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stacks:
-    """All threads of one process at one moment.
+    """All threads of one process in one sample.
 
     Attributes:
-        threads: What was read.
-        error: Why nothing was; empty when it was.
+        threads: The threads that were read.
+        error: Why none was read; empty on success.
     """
 
     threads: tuple[Thread, ...] = ()
@@ -102,15 +102,15 @@ class Stacks:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """What /proc says of one process at one moment.
+    """The state of one process in /proc in one sample.
 
     Attributes:
         state: The kernel's letter: R running, S asleep, D in the kernel, T stopped, Z ended.
-        cpu_seconds: CPU time of all threads.
-        main_cpu_seconds: CPU time of the main thread.
-        switches: How often the main thread has gone to sleep of its own accord.
-        wchan: Where in the kernel the main thread waits, if that can be read.
-        threads: Number of threads by their names.
+        cpu_seconds: CPU time of all threads, in seconds.
+        main_cpu_seconds: CPU time of the main thread, in seconds.
+        switches: Number of voluntary context switches of the main thread.
+        wchan: Kernel function in which the main thread waits, if readable.
+        threads: Number of threads by name.
         blocked: What the main thread's system call waits for: ``sleep``, ``futex``, ``lock``,
             ``socket``, ``pipe``, ``fifo``, ``file``, ``child``, ``poll``; empty for anything else.
     """
@@ -131,17 +131,17 @@ class Worker:
     Attributes:
         pid: Process id.
         rank: Global rank.
-        rank_source: What says so: ``ring``, ``RANK``, ``title``, ``LOCAL_RANK`` or ``pid``,
-            the last where nothing does and ranks were given out in the order of pids.
-        world_size: Size of the job; 0 when not known.
-        local_world_size: Ranks on this host; 0 when not known.
-        title: What it calls itself, or its command line.
-        labels: Its place in the job, such as ``{"tp": "2"}``.
-        environment: Variables that matter to a job.
-        rings: Rings that it writes.
-        samples: /proc each time that stacks were read, at the beginning and at the end at least.
-        stacks: Its threads at the beginning, some times in between, and at the end.
-        host: Where it runs; empty where the capture is of one host.
+        rank_source: Source of the rank: ``ring``, ``RANK``, ``title``, ``LOCAL_RANK`` or ``pid``;
+            with ``pid``, ranks were assigned in the order of pids.
+        world_size: Number of ranks in the job; 0 when not known.
+        local_world_size: Number of ranks on this host; 0 when not known.
+        title: Process title, or command line.
+        labels: Its parallel coordinates, such as ``{"tp": "2"}``.
+        environment: Environment variables that matter to a job.
+        rings: Paths of the rings that it writes.
+        samples: Samples of /proc, one for each sample of stacks, at least the first and the last.
+        stacks: Samples of its threads, oldest first.
+        host: Host name; empty where the snapshot is of one host.
     """
 
     pid: int
@@ -164,13 +164,13 @@ class RasRank:
 
     Attributes:
         rank: Rank in the communicator.
-        host: Its host.
-        pid: Its process; 0 when not known.
-        counts: Calls launched, by function.
+        host: Host name.
+        pid: Process id; 0 when not known.
+        counts: Number of launched calls, by function.
         async_error: NCCL's result code; 0 for none.
-        aborted: Whether an abort was asked for.
-        missing: Whether it gave no answer.
-        dead: Whether RAS holds it to be dead.
+        aborted: Whether an abort was requested.
+        missing: Whether it did not answer.
+        dead: Whether RAS reports it as dead.
     """
 
     rank: int
@@ -188,10 +188,10 @@ class RasComm:
     """One communicator, as NCCL's RAS knows it.
 
     Attributes:
-        hash: NCCL's name for it, the same on all members.
-        size: Members; 0 where an answer in text does not say.
-        ranks: Members; of an answer in text only those that it has a word on.
-        usual: What most members have launched, by function, where the answer says so.
+        hash: NCCL's hash of the communicator, the same on all members.
+        size: Number of members; 0 where a text answer does not contain it.
+        ranks: Members; from a text answer only those that it mentions.
+        usual: Number of calls that most members launched, by function, where the answer has it.
     """
 
     hash: str
@@ -202,15 +202,15 @@ class RasComm:
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """What NCCL's RAS said.
+    """An answer of NCCL's RAS.
 
     Attributes:
-        text: The answer as it came.
-        version: Of NCCL.
-        comms: Communicators; from an answer in text form only those that it has a word on.
+        text: The answer as received.
+        version: Version of NCCL.
+        comms: Communicators; from a text answer only those that it mentions.
         remarks: Lines of a text answer that report an error or a difference.
         is_json: Whether the answer was in JSON, which names every rank.
-        communicators: How many communicators RAS knows.
+        communicators: Number of communicators that RAS knows.
     """
 
     text: str
@@ -223,15 +223,15 @@ class RasAnswer:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment, as NVML knows it.
+    """One GPU in one sample, as NVML reports it.
 
     Attributes:
-        index: NVML's number of it.
+        index: NVML's index of the GPU.
         name: Model.
         utilisation: Percentage of time in which a kernel ran.
         memory_utilisation: Percentage of time in which memory was read or written.
-        watts: Power.
-        limit_watts: The most it may take; 0 when not known.
+        watts: Power draw in watts.
+        limit_watts: Power limit in watts; 0 when not known.
         pids: Processes with a context on it.
     """
 
@@ -246,13 +246,13 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class Source:
-    """A witness, and whether it could be heard.
+    """A data source and whether it was available.
 
     Attributes:
         name: ``rings``, ``stacks``, ``proc``, ``native``, ``ras``, ``gpu``, ``flight_recorder``.
-        available: Whether it said anything.
-        state: What was found, or why there is nothing.
-        enable: What would make it available; empty when it is.
+        available: Whether it provided data.
+        state: What was found, or why it was not available.
+        enable: How to make it available; empty when it is.
     """
 
     name: str
@@ -263,23 +263,23 @@ class Source:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that was seen.
+    """All observations of the live processes of a job.
 
     Attributes:
-        host: Where.
-        time_ns: When, nanoseconds since 1970.
+        host: Host name.
+        time_ns: Time of the snapshot, nanoseconds since 1970.
         gap: Seconds between the first and the last sample.
-        workers: By rank.
-        sources: The witnesses.
-        ras: NCCL's own view, at the end.
-        ras_before: The same at the beginning: counts that move are no difference.
-        gpus: First and second sample.
+        workers: The processes, ordered by rank.
+        sources: The data sources.
+        ras: NCCL RAS's answer at the end.
+        ras_before: Its answer at the beginning: counts that changed in between are ignored.
+        gpus: Samples of all GPUs, the first and the last.
         dead_rings: Rings of this job whose process has ended.
-        notes: What a reader should know.
-        versions: Of what took the capture.
-        redacted: Whether paths, command lines and environments were left out.
-        hosts: Where, if it was put together from the captures of several hosts.
-        node: The folder of the node that it was collected from; names of hosts may be alike.
+        notes: Remarks on the snapshot.
+        versions: Versions of the software that took the snapshot.
+        redacted: Whether paths, command lines and environments were removed.
+        hosts: Host names, if it was merged from snapshots of several hosts.
+        node: Folder of the node that it was collected from; host names may not be unique.
     """
 
     host: str
@@ -298,11 +298,11 @@ class Snapshot:
     node: str = ""
 
     def source(self, name: str) -> Source | None:
-        """The witness of that name."""
+        """Return the data source of that name."""
         return next((source for source in self.sources if source.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything, in a form for JSON."""
+        """Return the snapshot in a form for JSON."""
         document = {"ncclscope_attach": 1, **asdict(self)}
-        del document["node"]  # it is where the reader keeps it
+        del document["node"]  # the reader sets it from the folder's name
         return document

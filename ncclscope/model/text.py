@@ -1,4 +1,4 @@
-"""How ranks, shapes and numbers are put into words."""
+"""Text for ranks, shapes and numbers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _SIZES_SHOWN = 16
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """Returns ``[15,2]``, or nothing where the shape is not known."""
+    """Return ``[15,2]``; empty where the shape is not known."""
     return "" if shape is None else f"[{','.join(map(str, shape))}]"
 
 
 def sizes_text(sizes: Sequence[int]) -> str:
-    """Returns ``14,16``, of a long list its beginning and its length."""
+    """Return ``14,16``; for a long list its beginning and its length."""
     shown = ",".join(map(str, sizes[:_SIZES_SHOWN]))
     return shown if len(sizes) <= _SIZES_SHOWN else f"{shown},... ({len(sizes)} in all)"
 
 
 def plural(count: int, noun: str) -> str:
-    """Returns ``1 call`` or ``17 calls``."""
+    """Return ``1 call`` or ``17 calls``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Returns ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
+    """Return ``rank 3`` or ``ranks 0-2 5``; ``no rank`` for none."""
     numbers = sorted(set(ranks))
     if not numbers:
         return "no rank"
@@ -46,5 +46,5 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def verb(ranks: Iterable[int], plain: str) -> str:
-    """Returns ``wait``, or ``waits`` where one rank does it."""
+    """Return ``wait``, or ``waits`` for a single rank."""
     return f"{plain}s" if len(set(ranks)) == 1 else plain

@@ -1,16 +1,15 @@
-"""Input that holds only the last so many calls of each rank.
+"""Windows: input that holds only the newest calls of each rank, up to a fixed number.
 
-A bounded buffer in the program counts what it holds, not what was called: where a rank
-made one more call on one communicator, it must have one less on another. Seed 003's table
-is such a one: every row adds up to 10,000. Counts of that kind prove nothing, so input of
-that kind must be known for what it is, and its calls need numbers that mean the same on
-all ranks before any two of them can be compared.
+A bounded buffer counts the calls that it holds, not those that were made: where a rank made one
+more call on one communicator, it holds one fewer on another. In seed 003's table, for example,
+every row adds up to 10,000. Such counts prove nothing. Windows must therefore be recognized, and
+their calls need common numbers before any two ranks can be compared.
 
-Those numbers come from the contents. One communicator's calls alone often say too little:
-four hundred times the same call fits anywhere. Ranks that run the same program on the same
-data, such as the ranks of a tensor-parallel group, are therefore compared in all their calls
-at once. They make a *crew*, and one shift between two of them numbers all of their
-communicators. Between crews, all the communicators that they share have a vote.
+The numbers come from the contents. The calls of one communicator are often ambiguous: four hundred
+equal calls match at any shift. Ranks that run the same program on the same data, such as the ranks
+of a tensor-parallel group, are therefore compared in all their calls at once. They form a *cohort*,
+and one shift between two of them numbers all of their communicators. Between cohorts, all shared
+communicators vote.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ __all__ = ["PlacedLog", "WindowShift", "best_shift", "infer_windows"]
 Signatures = NDArray[np.uint64]
 
 ALIKE = 0.9
-"""Part of the calls that two ranks must have in common to belong to one crew."""
+"""Share of the overlapping calls that must agree for two ranks to belong to one cohort."""
 ENOUGH = 0.25
-"""Part of the shorter window in which they must be seen to have them."""
-CREWS_TRIED = 16
+"""Share of the shorter window that must overlap."""
+COHORTS_TRIED = 16
 CANDIDATES = 256
-"""Shifts that are examined call by call."""
+"""Shifts that are compared call by call."""
 
 
 class WindowShift(NamedTuple):
-    """How two sequences lie against each other.
+    """The shift of one sequence against another.
 
     Attributes:
-        start: Place in the one where the other begins; negative where it begins before it.
-        agreeing: Calls that agree under this shift.
-        overlap: Calls that both have.
+        start: Index in the first sequence at which the second begins; may be negative.
+        agreeing: Number of calls that agree under this shift.
+        overlap: Number of calls that both sequences have.
     """
 
     start: int
@@ -57,16 +56,16 @@ class WindowShift(NamedTuple):
 
     @property
     def score(self) -> int:
-        """Calls that agree, less those that do not."""
+        """Number of calls that agree minus those that do not."""
         return 2 * self.agreeing - self.overlap
 
 
 class PlacedLog(ListLog):
-    """A window's calls on one communicator, with numbers that mean the same on all ranks.
+    """A window's calls on one communicator, with numbers that are common to all ranks.
 
     Args:
-        communicator: What the calls were made on.
-        calls: In order.
+        communicator: The communicator.
+        calls: Its calls, oldest first.
         first: Number of the first of them.
     """
 
@@ -78,12 +77,12 @@ class PlacedLog(ListLog):
 
 
 def infer_windows(ranks: Sequence[Rank]) -> list[Rank]:
-    """Marks ranks as windows that do not say so themselves, and numbers the calls of windows.
+    """Mark ranks that are windows without saying so, and number the calls of all windows.
 
-    Ranks are windows where their calls are unnumbered and their rows all add up alike. Equal
-    totals alone are no proof: a rank that made 17 calls on the wrong communicator has the
-    same total too. But a full trace begins with the same calls on all ranks, and windows of
-    programs in different positions do not.
+    Ranks are windows if their calls are unnumbered and all ranks have the same total. Equal
+    totals alone prove nothing: a rank that made 17 calls on the wrong communicator also has the
+    same total. But full traces begin with the same calls on all ranks, while windows of programs
+    at different positions do not.
     """
     marked = list(ranks)
     plain = [
@@ -106,14 +105,14 @@ def infer_windows(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def best_shift(one: Signatures, other: Signatures) -> WindowShift | None:
-    """Finds how two sequences of signatures lie against each other.
+    """Find the best shift between two sequences of signatures, ``[n]`` and ``[m]``.
 
-    That is where the most calls agree and the fewest do not; of several such places, the one
-    nearest to where both end together. To try them all costs a Fourier transform: each signature
-    stands for a direction in the plane, and where two sequences agree the directions add up.
+    Under the best shift, most calls agree and fewest differ; of several such shifts, take the one
+    closest to a common end. A Fourier transform tries all shifts at once: each signature maps to
+    a direction in the plane, and the directions of agreeing calls add up.
 
     Returns:
-        None where one of them is empty.
+        None where one of the sequences is empty.
     """
     n, m = len(one), len(other)
     if not n or not m:
@@ -131,8 +130,8 @@ def best_shift(one: Signatures, other: Signatures) -> WindowShift | None:
     most = min(CANDIDATES, len(starts))
     likely = starts[np.argpartition(scores, -most)[-most:]].tolist()
     shifts = [_count(one, other, start) for start in likely]
-    # Of shifts that are as good, the one under which both end together: records are taken of all
-    # ranks at one time, and how far back each reaches depends on its traffic.
+    # Of equally good shifts, take the one with a common end: all ranks are recorded up to the same
+    # time, and their traffic determines how far back each window reaches.
     return max(shifts, key=lambda shift: (shift.score, -abs(shift.start + m - n), shift.start))
 
 
@@ -149,7 +148,7 @@ def _count(one: Signatures, other: Signatures, start: int) -> WindowShift:
 
 
 def _begin_apart(ranks: Sequence[Rank]) -> bool:
-    """Whether members of one communicator begin with different calls, and count differently."""
+    """Return whether members of one communicator have different first calls and counts."""
     first: dict[str, int] = {}
     counts: dict[str, int] = {}
     apart = uneven = False
@@ -170,13 +169,13 @@ class _Stream:
     """All collectives of one rank, in the order in which it made them.
 
     Attributes:
-        rank: Whose they are.
-        calls: By communicator.
-        lanes: By communicator: its label, which communicators of the same part share, or its
-            key where it has none.
-        contents: Signatures, by lane.
-        whole: What tells calls apart, the lane included.
-        order: Lane of each call.
+        rank: The rank.
+        calls: Its calls, by communicator key.
+        names: By communicator key: its label, if unique on the rank, which communicators with the
+            same role share; otherwise the key.
+        contents: Signatures, by name.
+        whole: Signatures of all calls, each combined with its communicator's name.
+        order: Name of each call's communicator.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -184,33 +183,33 @@ class _Stream:
         self.calls = {
             key: list(log.span(log.first, log.calls + 1)) for key, log in rank.logs.items()
         }
-        self.lanes = _lanes(rank.logs)
+        self.names = _names(rank.logs)
         self.contents = {
-            self.lanes[key]: np.array([call.signature for call in calls], np.uint64)
+            self.names[key]: np.array([call.signature for call in calls], np.uint64)
             for key, calls in self.calls.items()
         }
         positions = [[call.position for call in calls] for calls in self.calls.values()]
         order = np.argsort(np.concatenate([np.array(own, np.int64) for own in positions]))
-        names = np.repeat(np.arange(len(positions)), [len(own) for own in positions])[order]
-        self.order = [list(self.contents)[name] for name in names]
-        salts = np.array([_salt(lane) for lane in self.contents], np.uint64)
+        indices = np.repeat(np.arange(len(positions)), [len(own) for own in positions])[order]
+        self.order = [list(self.contents)[index] for index in indices]
+        salts = np.array([_salt(name) for name in self.contents], np.uint64)
         self.whole = np.concatenate(list(self.contents.values()))[order] * np.uint64(BASE)
-        self.whole += salts[names]
+        self.whole += salts[indices]
 
     def before(self, place: int) -> Counter[str]:
-        """How many calls of each lane come before a place."""
+        """Return how many calls of each communicator name come before an index."""
         return Counter(self.order[:place])
 
 
 @dataclass
-class _Crew:
+class _Cohort:
     """Ranks that run the same program on the same data.
 
     Attributes:
-        members: The first is the one that the others are compared with.
-        offsets: Of each member, by lane: calls that were made before the first it has kept,
-            counted from where the first member's window begins.
-        base: By lane: what is to be added to them, so that they mean the same in all crews.
+        members: The ranks; the others are compared with the first.
+        offsets: For each member, by communicator name: number of calls before its first kept one,
+            relative to the first member's window.
+        base: By communicator name: number to add to the offsets, so that all cohorts agree.
     """
 
     members: list[_Stream]
@@ -218,7 +217,7 @@ class _Crew:
     base: dict[str, int] = field(default_factory=dict)
 
     def take(self, stream: _Stream) -> bool:
-        """Takes a rank in if its calls are the crew's."""
+        """Add a rank if its calls agree with the cohort's, and return whether they do."""
         first = self.members[0]
         if not first.calls.keys() & stream.calls.keys():
             return False
@@ -231,64 +230,65 @@ class _Crew:
         self.offsets.append(
             first.before(shift.start)
             if shift.start >= 0
-            else {lane: -count for lane, count in stream.before(-shift.start).items()}
+            else {name: -count for name, count in stream.before(-shift.start).items()}
         )
         return True
 
-    def offset(self, member: int, lane: str) -> int:
-        """Calls on a lane before the first one that a member has kept."""
-        return self.base.get(lane, 0) + self.offsets[member].get(lane, 0)
+    def offset(self, member: int, name: str) -> int:
+        """Return how many calls on a communicator precede the first one that a member kept."""
+        return self.base.get(name, 0) + self.offsets[member].get(name, 0)
 
 
 def _place(ranks: Sequence[Rank]) -> list[Rank]:
-    """Gives the calls of windows numbers that mean the same on all ranks."""
-    crews: list[_Crew] = []
+    """Give the calls of windows numbers that are common to all ranks."""
+    cohorts: list[_Cohort] = []
     for rank in ranks:
         stream = _Stream(rank) if rank.logs else None
-        if stream is not None and not any(crew.take(stream) for crew in crews[:CREWS_TRIED]):
-            crews.append(_Crew([stream], [{}]))
-    for number, crew in enumerate(crews):
-        crew.base = _vote(crews[:number], crew)
+        tried = cohorts[:COHORTS_TRIED]
+        if stream is not None and not any(cohort.take(stream) for cohort in tried):
+            cohorts.append(_Cohort([stream], [{}]))
+    for number, cohort in enumerate(cohorts):
+        cohort.base = _vote(cohorts[:number], cohort)
     starts: dict[str, int] = {}
-    for crew in crews:
-        for member, stream in enumerate(crew.members):
-            for lane in stream.contents:
-                offset = crew.offset(member, lane)
-                starts[lane] = min(offset, starts.get(lane, offset))
+    for cohort in cohorts:
+        for member, stream in enumerate(cohort.members):
+            for name in stream.contents:
+                offset = cohort.offset(member, name)
+                starts[name] = min(offset, starts.get(name, offset))
     placed = {}
-    for crew in crews:
-        for member, stream in enumerate(crew.members):
+    for cohort in cohorts:
+        for member, stream in enumerate(cohort.members):
             logs: dict[str, CallLog] = {}
-            for key, lane in stream.lanes.items():
-                first = crew.offset(member, lane) - starts[lane] + 1
+            for key, name in stream.names.items():
+                first = cohort.offset(member, name) - starts[name] + 1
                 logs[key] = PlacedLog(stream.rank.logs[key].communicator, stream.calls[key], first)
             placed[id(stream.rank)] = replace(stream.rank, logs=logs)
     return [placed.get(id(rank), rank) for rank in ranks]
 
 
-def _vote(placed: Iterable[_Crew], crew: _Crew) -> dict[str, int]:
-    """Returns by lane how a crew's numbers follow from those of the crews before it."""
+def _vote(placed: Iterable[_Cohort], cohort: _Cohort) -> dict[str, int]:
+    """Return by communicator name the base of a cohort relative to the cohorts before it."""
     members: dict[str, tuple[_Stream, int]] = {}
     for other in placed:
         for place, stream in enumerate(other.members):
-            for key, lane in stream.lanes.items():
-                members.setdefault(key, (stream, other.offset(place, lane)))
+            for key, name in stream.names.items():
+                members.setdefault(key, (stream, other.offset(place, name)))
     votes: dict[str, Counter[int]] = {}
     voted = set()
-    for place, stream in enumerate(crew.members):
-        for key, lane in stream.lanes.items():
+    for place, stream in enumerate(cohort.members):
+        for key, name in stream.names.items():
             if key in voted or key not in members:
                 continue
             peer, offset = members[key]
-            shift = best_shift(peer.contents[peer.lanes[key]], stream.contents[lane])
+            shift = best_shift(peer.contents[peer.names[key]], stream.contents[name])
             if shift is not None:
                 voted.add(key)
-                base = offset + shift.start - crew.offsets[place].get(lane, 0)
-                votes.setdefault(lane, Counter())[base] += max(shift.score, 1)
-    return {lane: max(cast, key=lambda base: (cast[base], base)) for lane, cast in votes.items()}
+                base = offset + shift.start - cohort.offsets[place].get(name, 0)
+                votes.setdefault(name, Counter())[base] += max(shift.score, 1)
+    return {name: max(cast, key=lambda base: (cast[base], base)) for name, cast in votes.items()}
 
 
-def _lanes(logs: Mapping[str, CallLog]) -> dict[str, str]:
+def _names(logs: Mapping[str, CallLog]) -> dict[str, str]:
     labels = Counter(log.communicator.label for log in logs.values())
     return {
         key: log.communicator.label if labels[log.communicator.label] == 1 else key
@@ -296,5 +296,5 @@ def _lanes(logs: Mapping[str, CallLog]) -> dict[str, str]:
     }
 
 
-def _salt(lane: str) -> int:
-    return int.from_bytes(lane.encode()[:8].ljust(8, b"\0"), "little")
+def _salt(name: str) -> int:
+    return int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little")

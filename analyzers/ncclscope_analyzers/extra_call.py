@@ -22,7 +22,7 @@ class ExtraCall:
         for difference in case.described:
             if not difference.odd or not difference.inserted:
                 continue
-            count = difference.first.put
+            count = difference.first.inserted
             yield from_difference(
                 case,
                 difference,
@@ -36,7 +36,7 @@ class ExtraCall:
                 extent=count,
                 evidence=(
                     f"without {'it' if count == 1 else 'them'}, "
-                    f"{plural(difference.first.met, 'call')} "
-                    f"{verb(range(difference.first.met), 'agree')} again",
+                    f"{plural(difference.first.matched, 'call')} "
+                    f"{verb(range(difference.first.matched), 'agree')} again",
                 ),
             )

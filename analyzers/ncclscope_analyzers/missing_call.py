@@ -26,13 +26,13 @@ class MissingCall:
                 yield self._either(case, difference)
             if not difference.odd or not difference.skipped:
                 continue
-            count = difference.first.left
+            count = difference.first.deleted
             proof = (
                 f"after skipping {plural(count, 'call')}, "
-                f"{plural(difference.first.met, 'call')} "
-                f"{verb(range(difference.first.met), 'agree')} again"
+                f"{plural(difference.first.matched, 'call')} "
+                f"{verb(range(difference.first.matched), 'agree')} again"
             )
-            habit = difference.first.met == 0
+            habit = difference.first.matched == 0
             yield from_difference(
                 case,
                 difference,
@@ -66,7 +66,7 @@ class MissingCall:
                 f"since call {difference.seq}, {call_text(difference.peer_call)}: one side skipped "
                 f"calls or the other posted extra ones; the records do not show which."
             ),
-            extent=max(difference.first.left, difference.first.put),
+            extent=max(difference.first.deleted, difference.first.inserted),
         )
 
 

@@ -105,8 +105,8 @@ def from_difference(
         )
     facts += evidence
     thoughts = list(inferred)
-    if difference.inferred and difference.first.put != difference.first.left:
-        off = abs(difference.first.put - difference.first.left)
+    if difference.inferred and difference.first.inserted != difference.first.deleted:
+        off = abs(difference.first.inserted - difference.first.deleted)
         until = "on, and further later" if len(difference.edits) > 1 else "to the end"
         thoughts.append(
             f"which call it is: the calls here have equal operation, type and size, but "
@@ -118,8 +118,8 @@ def from_difference(
             f"#{difference.seq} on"
         )
     if difference.other is not None:
-        did = "extra" if difference.other.put else "missing"
-        count = difference.other.put or difference.other.left
+        did = "extra" if difference.other.inserted else "missing"
+        count = difference.other.inserted or difference.other.deleted
         thoughts.append(
             f"{count} {did} {'call' if count == 1 else 'calls'} would fit as well, with more calls "
             f"unmatched at the end"

@@ -73,7 +73,7 @@ class ParameterMismatch:
                 if reordered
                 else self._summary(case, difference)
             ),
-            extent=difference.first.put if reordered else 1,
+            extent=difference.first.inserted if reordered else 1,
             evidence=(_blocks_text(difference),) if reordered else (),
         )
 
@@ -134,7 +134,7 @@ class ParameterMismatch:
 def _blocks_text(difference: Difference) -> str:
     """Say which two blocks of calls are in opposite order."""
     theirs, own = difference.order or (0, 0)
-    seq, matched = difference.seq, difference.first.met
+    seq, matched = difference.seq, difference.first.matched
     after = "no calls follow"
     if matched:
         after = f"{plural(matched, 'call')} after that {verb(range(matched), 'agree')}"

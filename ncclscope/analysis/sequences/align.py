@@ -178,13 +178,13 @@ def side_by_side(
     while len(pairs) < end and (i <= odd.calls or j <= peer.calls):
         if steps and (i, j) == (seq + steps[0].start, seq + steps[0].peer_start):
             edit = steps.pop(0)
-            for number in range(max(edit.put, edit.left)):
+            for number in range(max(edit.inserted, edit.deleted)):
                 # Of a deleted block, a peer may have posted only the first calls.
-                theirs = peer.call(j + number) if number < min(edit.left, peer_end - j) else None
-                own = odd.call(i + number) if number < min(edit.put, odd_end - i) else None
+                theirs = peer.call(j + number) if number < min(edit.deleted, peer_end - j) else None
+                own = odd.call(i + number) if number < min(edit.inserted, odd_end - i) else None
                 if theirs or own:
                     pairs.append((theirs, own))
-            i, j = i + edit.put, j + edit.left
+            i, j = i + edit.inserted, j + edit.deleted
         else:
             theirs = peer.call(j) if j <= peer.calls else None
             own = odd.call(i) if i <= odd.calls else None

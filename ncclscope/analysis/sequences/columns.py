@@ -176,12 +176,12 @@ def _place(
     while own <= log.calls and theirs < after:
         if steps and own == place + steps[0].start:
             edit = steps.pop(0)
-            common = min(edit.put, edit.left)
+            common = min(edit.inserted, edit.deleted)
             for number in range(common):
                 placed[theirs + number, 1, 0] = own + number
-            for number in range(edit.put - common):
+            for number in range(edit.inserted - common):
                 placed[theirs + common, 0, number] = own + common + number
-            own, theirs = own + edit.put, theirs + edit.left
+            own, theirs = own + edit.inserted, theirs + edit.deleted
             continue
         if own >= log.first:
             placed[theirs, 1, 0] = own

@@ -75,17 +75,17 @@ class Difference:
     @property
     def skipped(self) -> bool:
         """Whether the diverging ranks skipped a call and went on."""
-        return self.first.put == 0 < self.first.left
+        return self.first.inserted == 0 < self.first.deleted
 
     @property
     def inserted(self) -> bool:
         """Whether the diverging ranks posted a call that the others do not have."""
-        return self.first.left == 0 < self.first.put
+        return self.first.deleted == 0 < self.first.inserted
 
     @property
     def replaced(self) -> bool:
         """Whether the diverging ranks posted another call instead of the peers' call."""
-        return self.first.put > 0 and self.first.left > 0
+        return self.first.inserted > 0 and self.first.deleted > 0
 
     @property
     def reason(self) -> str | None:
@@ -116,4 +116,4 @@ class Difference:
     @property
     def surplus(self) -> int:
         """Calls that the diverging ranks have more (positive) or fewer, as far as both go."""
-        return sum(edit.put - edit.left for edit in self.edits)
+        return sum(edit.inserted - edit.deleted for edit in self.edits)

@@ -29,21 +29,21 @@ LONGEST_BLOCK = 256
 
 
 class Edit(NamedTuple):
-    """Replace ``peer[peer_start:peer_start + left]`` with ``odd[start:start + put]``.
+    """Replace ``peer[peer_start:peer_start + deleted]`` with ``odd[start:start + inserted]``.
 
     Attributes:
         start: First differing call of the diverging sequence.
-        put: Number of inserted calls, which the peer does not have.
+        inserted: Number of inserted calls, which the peer does not have.
         peer_start: First differing call of the peer.
-        left: Number of deleted calls, which only the peer has.
-        met: Number of matched calls after it, until the next edit or an end.
+        deleted: Number of deleted calls, which only the peer has.
+        matched: Number of matched calls after it, until the next edit or an end.
     """
 
     start: int
-    put: int
+    inserted: int
     peer_start: int
-    left: int
-    met: int
+    deleted: int
+    matched: int
 
 
 def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
@@ -63,10 +63,10 @@ def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
         start = place
         while place < len(moves) and moves[place] == "=":
             place += 1
-        met = place - start
-        x, y = x + met, y + met
-        if found and met:
-            found[-1] = found[-1]._replace(met=met)
+        matched = place - start
+        x, y = x + matched, y + matched
+        if found and matched:
+            found[-1] = found[-1]._replace(matched=matched)
         if place == len(moves):
             break
         first_x, first_y = x, y
@@ -75,9 +75,9 @@ def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
             y += moves[place] in "-*"
             place += 1
         found.append(Edit(first_x, x - first_x, first_y, y - first_y, 0))
-    if found and not found[-1].met:
+    if found and not found[-1].matched:
         last = found[-1]
-        found[-1] = last._replace(put=max(last.put, 1), left=max(last.left, 1))
+        found[-1] = last._replace(inserted=max(last.inserted, 1), deleted=max(last.deleted, 1))
     return found
 
 
@@ -146,8 +146,8 @@ def cost_of(found: Sequence[Edit], odd: Sequence[int], peer: Sequence[int]) -> f
         odd: Signatures of the diverging sequence.
         peer: Signatures of the peer's.
     """
-    surplus = sum(edit.put - edit.left for edit in found)
-    cost = sum(max(edit.put, edit.left) for edit in found)
+    surplus = sum(edit.inserted - edit.deleted for edit in found)
+    cost = sum(max(edit.inserted, edit.deleted) for edit in found)
     return cost + OVER * abs(len(odd) - len(peer) - surplus)
 
 
@@ -163,14 +163,14 @@ def block_edits(odd: Sequence[int], peer: Sequence[int]) -> list[tuple[float, Ed
     found: list[tuple[float, Edit]] = []
     for way in (0, 1):
         for size in range(1, LONGEST_BLOCK + 1):
-            put, left = (size, 0) if way else (0, size)
-            mine, theirs = odd[put:], peer[left:]
-            met = min(len(mine), len(theirs))
-            if met < max(2, size):
+            inserted, deleted = (size, 0) if way else (0, size)
+            mine, theirs = odd[inserted:], peer[deleted:]
+            matched = min(len(mine), len(theirs))
+            if matched < max(2, size):
                 break
-            if mine[:met] == theirs[:met]:
+            if mine[:matched] == theirs[:matched]:
                 cost = 1 + FURTHER * (size - 1) + OVER * abs(len(mine) - len(theirs))
-                found.append((cost, Edit(0, put, 0, left, met)))
+                found.append((cost, Edit(0, inserted, 0, deleted, matched)))
                 break
     return sorted(found)
 

@@ -49,7 +49,7 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
         return Explanation([ONE_FOR_ANOTHER])
     if comm.creates_groups:
         # The same groups in another order: no call is missing.
-        same = len(found) > 1 and not sum(edit.put - edit.left for edit in found)
+        same = len(found) > 1 and not sum(edit.inserted - edit.deleted for edit in found)
         return Explanation([ONE_FOR_ANOTHER] if same else found)
     parts = [_signatures(log, seq) for _, log in (odd, peer)]
     usual = cost_of(found, *parts)
@@ -58,8 +58,8 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
     best = min([usual, *(cost for cost, _ in blocks)])
     if order is not None and (whole or order[0] < best):
         both = sum(order[1])
-        met = min(map(len, parts)) - both
-        return Explanation([Edit(0, both, 0, both, max(met, 0))], order=order[1])
+        matched = min(map(len, parts)) - both
+        return Explanation([Edit(0, both, 0, both, max(matched, 0))], order=order[1])
     if blocks and blocks[0][0] < usual:
         return Explanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:

@@ -144,16 +144,16 @@ def replay_edits(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog], seq: int
     if mine and theirs and (mine.seq, mine.calls) == (theirs.seq, theirs.calls):
         # Equally many calls, none skipped: captured in another order.
         return [Edit(0, 1, 0, 1, 0)] if mine.seq < seq or _as_many(mine, odd, peer) else []
-    for block, put, left in ((theirs, 0, 1), (mine, 1, 0)):
+    for block, inserted, deleted in ((theirs, 0, 1), (mine, 1, 0)):
         if block is None or block.seq != seq:
             continue
-        put, left = put * block.calls, left * block.calls
-        own = odd[1].signatures(seq + put, min(odd[1].calls + 1, seq + put + LOOKAHEAD))
-        other = peer[1].signatures(seq + left, min(peer[1].calls + 1, seq + left + LOOKAHEAD))
-        met = min(len(own), len(other))
+        inserted, deleted = inserted * block.calls, deleted * block.calls
+        own = odd[1].signatures(seq + inserted, min(odd[1].calls + 1, seq + inserted + LOOKAHEAD))
+        other = peer[1].signatures(seq + deleted, min(peer[1].calls + 1, seq + deleted + LOOKAHEAD))
+        matched = min(len(own), len(other))
         alike = _but_replayed(odd[1].call(seq), peer[1].call(seq))
-        if met > (block.calls if alike else 0) and list(own[:met]) == list(other[:met]):
-            return [Edit(0, put, 0, left, met)]
+        if matched > (block.calls if alike else 0) and list(own[:matched]) == list(other[:matched]):
+            return [Edit(0, inserted, 0, deleted, matched)]
     return []
 
 

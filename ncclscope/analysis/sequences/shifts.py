@@ -43,18 +43,18 @@ class Shift:
     Attributes:
         seq: The first differing call.
         exact: False where the sequences are already shifted in the first kept call.
-        left: Number of deleted calls.
-        put: Number of inserted calls.
-        met: Number of matched calls after it.
+        deleted: Number of deleted calls.
+        inserted: Number of inserted calls.
+        matched: Number of matched calls after it.
         item: The recorded detail that identifies the calls, in words.
         later: Further edits, counted from ``seq``.
     """
 
     seq: int
     exact: bool
-    left: int
-    put: int
-    met: int
+    deleted: int
+    inserted: int
+    matched: int
     item: str
     later: tuple[Edit, ...] = ()
 
@@ -174,11 +174,11 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
         near *= 4
     exact = place > 0 or start == 1
     for off in (*range(1, FURTHEST + 1), *_replays_at(odd, peer, start + place)):
-        for left, put in ((off, 0), (0, off)):
-            mine, theirs = one[place + put :], other[place + left :]
-            met = min(len(mine), len(theirs))
-            if met and np.array_equal(mine[:met], theirs[:met]):
-                return Shift(start + place, exact, left, put, met, odd.item)
+        for deleted, inserted in ((off, 0), (0, off)):
+            mine, theirs = one[place + inserted :], other[place + deleted :]
+            matched = min(len(mine), len(theirs))
+            if matched and np.array_equal(mine[:matched], theirs[:matched]):
+                return Shift(start + place, exact, deleted, inserted, matched, odd.item)
     return None
 
 

@@ -71,10 +71,15 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
         The difference at its actual start, or unchanged.
     """
     first, run = difference.first, records.run
-    alone = len(difference.edits) == 1 and first.put == first.left == 1 and not first.met
-    if not difference.odd or (first.put and first.left and not alone):
+    alone = (
+        len(difference.edits) == 1 and first.inserted == first.deleted == 1 and not first.matched
+    )
+    if not difference.odd or (first.inserted and first.deleted and not alone):
         return difference
-    stops = difference.seq + first.put + first.met, difference.seq + first.left + first.met
+    stops = (
+        difference.seq + first.inserted + first.matched,
+        difference.seq + first.deleted + first.matched,
+    )
     if alone:
         stops = difference.seq, difference.seq + 1
     one, other = run.by_rank[difference.odd[0]], run.by_rank[difference.peers[0]]
@@ -84,9 +89,9 @@ def trace_back(records: Records, difference: Difference, odd: CallLog, peer: Cal
     back = range(found.seq, difference.seq)
     if odd.signatures(back.start, back.stop) != peer.signatures(back.start, back.stop):
         return difference  # earlier differences are in the order inside a group, which is harmless
-    if not alone and (found.left, found.put) != (first.left, first.put):
+    if not alone and (found.deleted, found.inserted) != (first.deleted, first.inserted):
         return difference
-    edit = Edit(0, found.put, 0, found.left, found.met)
+    edit = Edit(0, found.inserted, 0, found.deleted, found.matched)
     rest = () if alone else difference.edits[1:]
     edits = (
         edit,
@@ -250,7 +255,7 @@ class _Members:
         peer = self._logs[reference]
         for shift, ranks in shifts.items():
             odd = self._logs[ranks[0]]
-            edits = (Edit(0, shift.put, 0, shift.left, shift.met), *shift.later)
+            edits = (Edit(0, shift.inserted, 0, shift.deleted, shift.matched), *shift.later)
             yield Difference(
                 comm=self._comm,
                 seq=shift.seq,

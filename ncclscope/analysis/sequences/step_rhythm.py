@@ -79,25 +79,25 @@ def steps_apart(odd: tuple[Rank, CallLog], peer: tuple[Rank, CallLog]) -> Shift 
     ):
         return None
     found: list[Edit] = []
-    seq = put = left = 0
+    seq = inserted = deleted = 0
     for place in apart:
         step, other = mine[numbers[place]], theirs[numbers[place]]
         common = min(step.calls, other.calls)
         seq = seq or step.seq + common
         start, peer_start = step.seq + common - seq, other.seq + common - seq
         if found:
-            found[-1] = found[-1]._replace(met=start - found[-1].start - put)
-        put, left = step.calls - common, other.calls - common
-        found.append(Edit(start, put, peer_start, left, 0))
+            found[-1] = found[-1]._replace(matched=start - found[-1].start - inserted)
+        inserted, deleted = step.calls - common, other.calls - common
+        found.append(Edit(start, inserted, peer_start, deleted, 0))
     end = min(
-        odd[1].calls + 1 - seq - found[-1].start - put,
-        peer[1].calls + 1 - seq - found[-1].peer_start - left,
+        odd[1].calls + 1 - seq - found[-1].start - inserted,
+        peer[1].calls + 1 - seq - found[-1].peer_start - deleted,
     )
-    found[-1] = found[-1]._replace(met=end)
-    if not sum(edit.put - edit.left for edit in found):
+    found[-1] = found[-1]._replace(matched=end)
+    if not sum(edit.inserted - edit.deleted for edit in found):
         return None  # both posted the same calls, only in different steps
     first = found[0]
-    return Shift(seq, True, first.left, first.put, first.met, _ITEM, tuple(found[1:]))
+    return Shift(seq, True, first.deleted, first.inserted, first.matched, _ITEM, tuple(found[1:]))
 
 
 class _Whole(NamedTuple):

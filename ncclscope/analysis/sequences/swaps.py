@@ -112,7 +112,7 @@ def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
                 other.odd_call, one.peer_call
             )
             sizes = {
-                (each.first.put, each.first.left) if each.replaced else None
+                (each.first.inserted, each.first.deleted) if each.replaced else None
                 for each in (one, other)
             }
             if crossed and len(sizes) == 1 and None not in sizes:
@@ -125,7 +125,7 @@ def _exchanged(rank: Rank, own: Sequence[Difference]) -> Iterator[Swap]:
                     peers=one.peers,
                     fewer=other.comm,
                     missed=other.peer_call,
-                    count=one.first.put,
+                    count=one.first.inserted,
                     difference=one,
                     other=other,
                     exchanged=True,
@@ -138,10 +138,6 @@ def _usual_on(rank: Rank, key: str, call: Call) -> bool:
     return any(
         _alike(call, own) for own in log.span(max(log.first, log.calls - PAST), log.calls + 1)
     )
-
-
-def _size(difference: Difference) -> tuple[int, int]:
-    return difference.first.put, difference.first.left
 
 
 def _alike(one: Call, other: Call) -> bool:

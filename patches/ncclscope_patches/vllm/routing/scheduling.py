@@ -114,15 +114,15 @@ class SchedulerRouting:
             self._in_flight[id(output)] = (output, tickets, cached.resumed_req_ids)
 
     def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
-        """Store what a step's output brings, before the scheduler looks at it.
+        """Store the rows of a step's output, before the scheduler processes it.
 
         Args:
-            output: What was scheduled.
-            delta: What the workers sent.
-            sampled: By request, how many tokens it was given; of a step with drafts.
+            output: The step's scheduling.
+            delta: The rows that the workers sent.
+            sampled: Number of sampled tokens by request, for a step with drafts.
         """
         _, tickets, resumed = self._in_flight.pop(id(output), (None, [], set()))
-        # Of a request that lost its blocks, or ended, the step may be one that never counts.
+        # If a request ended or lost its blocks, the step's tokens may be discarded.
         tickets = [ticket for ticket in tickets if not self._is_dropped(ticket.request)]
         drafts = output.scheduled_spec_decode_tokens
         accepted, positions = {}, {}

@@ -1,4 +1,4 @@
-"""A dispatcher of mixture-of-experts layers whose ranks cannot part.
+"""A dispatcher for mixture-of-experts layers whose ranks cannot diverge.
 
     groups = ExpertGroups.create(tp=4)                    # on every rank, after init_process_group
     placement = ExpertPlacement(256, groups.expert.size)
@@ -9,13 +9,13 @@
     output = experts(sent.hidden, sent.weights, sent.ids)  # this rank's experts, of all tokens
     hidden = dispatcher.combine(sent, output)
 
-Which collective a rank posts depends on nothing but what is equal on all ranks: the strategy,
-the sizes that were agreed on, the tensors' types. How many tokens are routed to the rank's own
-experts does not count. The one exception is the strategy ``data_dependent``, which is there to
-be caught; see :mod:`~ncclscope_patches.moe_dispatch.strategies`.
+The collectives of a rank depend only on values that are equal on all ranks: the strategy, the
+agreed sizes and the tensors' types. They do not depend on the number of tokens routed to the rank's
+own experts. The exception is the strategy ``data_dependent``, a buggy reference; see
+:mod:`~ncclscope_patches.moe_dispatch.strategies`.
 
-It works over any process groups of torch.distributed, gloo and NCCL among them. It patches
-nothing: a program has to call it. There is no backward pass.
+It works with any process groups of torch.distributed, such as gloo and NCCL. It patches nothing: a
+program must call it. It has no backward pass.
 """
 
 from ncclscope_patches.moe_dispatch.dispatcher import MoEDispatcher

@@ -1,10 +1,10 @@
-"""What ranks make sure of before they post anything that depends on it.
+"""Let ranks agree on what they are about to do, before they enqueue it.
 
-Each says what it is about to do, as a line of text, its *plan*. What is exchanged is a digest of
-it, three numbers a rank in one all_gather, always of the same shape: a rank that is about to do
-something else, or that has found its own arguments to be wrong, takes part like all others. Only
-where the digests differ are the lines themselves exchanged. All ranks know then that they
-differ, so all of them post that second call, and all of them raise with the same words.
+Each rank describes its next calls as a line of text, its *plan*. The ranks exchange digests of
+their plans: three numbers per rank in one all_gather of constant shape. A rank with another plan,
+or with invalid arguments, takes part as well. Only if the digests differ do the ranks exchange the
+plans themselves. All ranks know by then that they differ, so all enqueue that second call, and all
+raise the same error.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _DIGEST, _LENGTH, _WRONG, _ROWS = range(4)
 
 
 def agree(group: RowGroup, plan: str, *, wrong: str = "", rows: int = 0) -> list[int]:
-    """Compare plans, and tell the rows of each rank.
+    """Compare the plans of all members, and exchange their numbers of rows.
 
     Args:
-        group: Whose members agree.
-        plan: What this rank is about to do; equal on all ranks where they go together.
-        wrong: What is wrong with its arguments, if anything is.
-        rows: What the others are to be told.
+        group: The group whose members agree.
+        plan: This rank's plan; it must be equal on all ranks.
+        wrong: Error in this rank's arguments; empty if they are valid.
+        rows: This rank's number of rows.
 
     Returns:
-        The rows of each member.
+        The number of rows of each member.
 
     Raises:
-        DispatchError: Plans differ, or are wrong on some rank. It is raised on all members.
+        DispatchError: Plans differ, or a rank's arguments are invalid; raised on all members.
     """
     text = f"{plan} ({wrong})" if wrong else plan
     words = [digest(plan), len(text.encode()), int(bool(wrong)), rows]
@@ -46,12 +46,12 @@ def agree(group: RowGroup, plan: str, *, wrong: str = "", rows: int = 0) -> list
 
 
 def digest(plan: str) -> int:
-    """Return 63 bits that differ where plans do."""
+    """Return a 63-bit digest of a plan."""
     return int.from_bytes(blake2b(plan.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _disagreement(group: RowGroup, text: str, lengths: list[int]) -> DispatchError:
-    """Exchange the plans, and return what is to be raised."""
+    """Exchange the plans, and return the error to raise."""
     line = text.encode().ljust(max(lengths), b" ")
     sent = torch.frombuffer(bytearray(line), dtype=torch.uint8).to(group.device)
     table = group.gather(sent.unsqueeze(0)).tolist()

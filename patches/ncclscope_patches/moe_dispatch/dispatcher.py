@@ -1,4 +1,4 @@
-"""Sends tokens to their experts and takes back what those made of them."""
+"""Dispatch tokens to their experts, and combine the experts' outputs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from ncclscope_patches.moe_dispatch.strategies import STRATEGIES, Dispatched
 __all__ = ["MoEDispatcher"]
 
 Experts = Callable[[Dispatched], torch.Tensor]
-"""Returns what a rank's own experts make of each row, weighted and summed over them."""
+"""Return the output of a rank's own experts for each row, weighted and summed, `[rows, hidden]`."""
 
 
 class MoEDispatcher:
-    """Dispatch and combine of mixture-of-experts layers, in one of several ways.
+    """Dispatch and combine of mixture-of-experts layers, with one of several strategies.
 
-    Every rank has to make it with equal arguments, and to call the same methods in the same
-    order. The first of them finds out where that is not so.
+    Every rank must construct it with equal arguments, and call the same methods in the same order.
+    The first call detects a mismatch.
 
     Args:
-        groups: Where collectives are posted.
-        placement: Which rank has which expert.
+        groups: Process groups for the collectives.
+        placement: Assignment of experts to ranks.
         strategy: Name in :data:`~ncclscope_patches.moe_dispatch.strategies.STRATEGIES`.
-        verify: Whether each dispatch is preceded by a comparison of what the ranks are about
-            to do, one small all_gather on the control group. Without it, ranks that disagree
-            on sizes hang.
+        verify: Whether ranks compare their plans before each dispatch, by one small all_gather on
+            the control group. Without it, ranks that disagree on sizes hang.
 
     Raises:
-        UsageError: There is no such strategy, or not one expert for each rank.
+        UsageError: There is no such strategy, or there are fewer experts than ranks.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class MoEDispatcher:
 
     @property
     def strategy(self) -> str:
-        """How tokens travel."""
+        """Name of the strategy."""
         return self._strategy.name
 
     @property
@@ -70,17 +69,17 @@ class MoEDispatcher:
         return self._strategy.owned
 
     def agree(self, rows: int) -> tuple[int, ...]:
-        """Report all ranks how many rows this one has in the step that begins.
+        """Exchange the ranks' numbers of rows at the start of a step.
 
         Args:
-            rows: Own ones, at least 0. Ranks of one replica have as many, unless each holds
-                its own.
+            rows: This rank's number of rows, at least 0. It is equal on all ranks of a replica,
+                unless each rank holds its own rows.
 
         Returns:
             The rows of each member of the dispatch group; equal on all ranks.
 
         Raises:
-            DispatchError: The ranks cannot work together; on all of them.
+            DispatchError: The ranks do not match; raised on all of them.
         """
         wrong = f"{rows} rows" if rows < 0 else ""
         plan = f"{self._plan}, {'' if self.verify else 'not '}verified"
@@ -90,7 +89,7 @@ class MoEDispatcher:
         tp = self.groups.tp
         for first in range(0, len(table), tp):
             if len(set(table[first : first + tp])) > 1:
-                # Everybody has this table, so everybody raises.
+                # All ranks have this table, so all of them raise.
                 members = self.groups.expert.ranks
                 plans = {rank: f"{own} rows" for rank, own in zip(members, table, strict=True)}
                 own = " ".join(str(members[first + place]) for place in range(tp))
@@ -115,16 +114,16 @@ class MoEDispatcher:
         Args:
             hidden: Own hidden states, ``[rows, hidden]``.
             topk_weights: Weights of each row's experts, ``[rows, k]``.
-            topk_ids: Those experts, numbered over all ranks, ``[rows, k]``; -1 for none.
+            topk_ids: Global ids of those experts, ``[rows, k]``; -1 for none.
             sizes: Rows of each member of the dispatch group, from :meth:`agree`.
-            extra: More to be sent along, such as scales, ``[rows, ...]`` each.
+            extra: Further tensors to send, such as scales, ``[rows, ...]`` each.
 
         Returns:
-            What this rank's experts are given.
+            The input of this rank's experts.
 
         Raises:
-            DispatchError: Ranks are about to do different things, or the arguments of one do
-                not go together; on all ranks, unless ``verify`` is off.
+            DispatchError: The ranks' plans differ, or the arguments of one are inconsistent;
+                raised on all ranks, unless ``verify`` is off.
         """
         batch = Dispatched(hidden, topk_weights, topk_ids, tuple(extra), tuple(sizes))
         wrong = self._complaint(batch)
@@ -137,17 +136,16 @@ class MoEDispatcher:
     def combine(
         self, sent: Dispatched, output: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Take back the rank's own rows, summed over the experts of all ranks.
+        """Return the rank's own rows, summed over the experts of all ranks.
 
         Args:
-            sent: What :meth:`dispatch` returned.
-            output: What this rank's experts made of it, ``[sent.rows, hidden]``.
-            shared: What this rank's shared experts made of its own rows, ``[rows, hidden]``.
-                It is summed over the ranks of a replica where those hold the same rows: each
-                of them then gives its part.
+            sent: The result of :meth:`dispatch`.
+            output: Output of this rank's experts, ``[sent.rows, hidden]``.
+            shared: Output of this rank's shared experts for its own rows, ``[rows, hidden]``. If
+                the ranks of a replica hold the same rows, each gives a partial sum.
 
         Returns:
-            ``[rows, hidden]``; the same on all ranks of a replica where they hold the same rows.
+            ``[rows, hidden]``; equal on all ranks of a replica if they hold the same rows.
         """
         return self._strategy.combine(sent, output, shared)
 
@@ -162,19 +160,19 @@ class MoEDispatcher:
         shared: torch.Tensor | None = None,
         extra: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """Dispatches, has the experts work, and combines."""
+        """Dispatch, run the experts, and combine."""
         sent = self.dispatch(hidden, topk_weights, topk_ids, sizes, extra)
         return self.combine(sent, experts(sent), shared)
 
     def join_sequence(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Put together the rows of a replica of which each rank holds its own.
+        """Gather a replica's rows if each of its ranks holds its own.
 
         Args:
-            rows: Own ones.
-            sizes: Those of all ranks, from :meth:`agree`.
+            rows: This rank's rows, ``[rows, ...]``.
+            sizes: Numbers of rows of all ranks, from :meth:`agree`.
 
         Returns:
-            The replica's rows, the same on all its ranks.
+            The replica's rows, equal on all its ranks.
         """
         tensor = self.groups.tensor
         if not self.groups.sequence_parallel or tensor.size == 1:
@@ -186,7 +184,7 @@ class MoEDispatcher:
         return torch.cat([part[:size] for part, size in zip(gathered, own, strict=True)])
 
     def _complaint(self, batch: Dispatched) -> str:
-        """Say what does not go together in one rank's arguments; nothing where all does."""
+        """Return what is inconsistent in this rank's arguments; empty if they are valid."""
         group = self.groups.dispatch
         if len(batch.sizes) != group.size:
             return f"{len(batch.sizes)} sizes for {group.size} ranks"
@@ -201,7 +199,7 @@ class MoEDispatcher:
         return ""
 
     def _describe(self, batch: Dispatched) -> str:
-        """Say what is about to be sent, all of which has to be equal on all ranks."""
+        """Return the plan of a dispatch, which must be equal on all ranks."""
         tensors = (batch.hidden, batch.weights, batch.ids, *batch.extra)
         types = " ".join(
             f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,4 +1,4 @@
-"""The experts of one rank, one after the other: right on every device, and slow."""
+"""Run the experts of one rank one after another: correct on every device, but slow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["LocalExperts"]
 
 
 class LocalExperts:
-    """Has each row worked on by those of its experts that this rank has.
+    """Applies this rank's experts to the rows routed to them.
 
-    A fused kernel takes its place in a server. It adds up in float32, and rounds once.
+    It accumulates in float32 and rounds once. A server uses a fused kernel instead.
 
     Args:
         owned: The rank's experts.
-        compute: Returns what an expert makes of some rows. It is given the expert's number, the
-            rows' hidden states, and their part of what was sent along.
+        compute: Return an expert's output for some rows. It gets the expert's id, the rows'
+            hidden states, and their rows of the extra tensors.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LocalExperts:
         self.compute = compute
 
     def __call__(self, sent: Dispatched) -> torch.Tensor:
-        """Return ``[rows, hidden]``, in the type of the hidden states."""
+        """Return the output, ``[rows, hidden]``, with the dtype of the hidden states."""
         total = torch.zeros_like(sent.hidden, dtype=torch.float32)
         for expert in self.owned:
             rows, places = torch.nonzero(sent.ids == expert, as_tuple=True)

@@ -1,6 +1,6 @@
-"""The process groups of a mixture-of-experts layer, and what is posted on them.
+"""The process groups of a mixture-of-experts layer, and their collectives.
 
-The first dimension of every tensor counts *rows*, one for each token.
+The first dimension of every tensor is *rows*, one for each token.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _PLAIN = frozenset(
         *(torch.int64, torch.int32, torch.int8, torch.uint8),
     }
 )
-"""Types that every backend moves. Of other ones, such as float8, the bytes are moved."""
+"""Types that every backend supports; others, such as float8, are sent as bytes."""
 
 
 class RowGroup:
     """Collectives of rows over one process group.
 
-    A group of one posts nothing: its results are its inputs.
+    A group of one enqueues nothing: its results are its inputs.
 
     Args:
-        group: The process group; None for one whose only member is this process.
+        group: The process group; None for a group of this process alone.
 
     Attributes:
         ranks: Global ranks of the members.
-        size: How many they are.
-        rank: This process among them.
+        size: Number of members.
+        rank: This process's rank in the group.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -54,18 +54,18 @@ class RowGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where small tensors have to be that are sent through this group."""
+        """Device for small tensors sent through this group."""
         if self.size == 1 or "gloo" in str(dist.get_backend(self.group)):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
     @property
     def _exact(self) -> bool:
-        """Whether the backend has gathers of different sizes in one call."""
+        """Whether the backend can gather different sizes in one call."""
         return str(dist.get_backend(self.group)) == "nccl"
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Put together the rows of all members, of which each has as many."""
+        """Gather the rows of all members, which have equally many."""
         if self.size == 1:
             return rows
         wire = _to_wire(rows)
@@ -74,11 +74,11 @@ class RowGroup:
         return _from_wire(output, rows)
 
     def gather_sizes(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Put together the rows of all members, of which each has its own number.
+        """Gather the rows of all members, which may have different numbers of rows.
 
         Args:
-            rows: Own ones.
-            sizes: Rows of each member; the same list on all of them.
+            rows: This rank's rows, ``[sizes[rank], ...]``.
+            sizes: Number of rows of each member; equal on all of them.
         """
         if self.size == 1:
             return rows
@@ -92,7 +92,7 @@ class RowGroup:
         return _from_wire(output, rows)
 
     def scatter(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum over the members, and leave each an equal share of the rows."""
+        """Sum over the members, and return this member's equal share of the rows."""
         if self.size == 1:
             return rows
         output = rows.new_empty((rows.shape[0] // self.size, *rows.shape[1:]))
@@ -100,11 +100,11 @@ class RowGroup:
         return output
 
     def scatter_sizes(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Sum over the members, and leave each its own number of rows.
+        """Sum over the members, and return this member's rows.
 
         Args:
-            rows: Rows for all members, one after the other.
-            sizes: Rows for each; the same list on all of them.
+            rows: Rows for all members, ``[sum(sizes), ...]``.
+            sizes: Number of rows for each member; equal on all of them.
         """
         if self.size == 1:
             return rows
@@ -129,12 +129,11 @@ class ExpertGroups:
 
     Attributes:
         expert: All ranks that share the experts.
-        dispatch: Those whose tokens are put together: the ranks with the same place in each
-            replica, where all ranks of a replica hold the same rows; all of ``expert``, where
-            each holds its own.
+        dispatch: The ranks whose tokens are gathered. If all ranks of a replica hold the same
+            rows, these are the ranks with the same index in each replica; else all of ``expert``.
         tensor: The ranks of the replica.
-        control: The members of ``expert``, in the same order, for the ranks' agreement. With
-            NCCL a gloo group, so that agreeing does not wait for the GPU.
+        control: The members of ``expert``, in the same order, for the agreement. With NCCL it is
+            a gloo group, so that agreeing does not wait for the GPU.
         sequence_parallel: Whether each rank of a replica holds its own rows.
     """
 
@@ -156,7 +155,7 @@ class ExpertGroups:
 
     @property
     def tp(self) -> int:
-        """Ranks of a replica."""
+        """Number of ranks of a replica."""
         return self.tensor.size
 
     @property
@@ -167,22 +166,22 @@ class ExpertGroups:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Global ranks with the same place in each replica."""
+        """Global ranks with the same index in each replica."""
         return self.expert.ranks[self.expert.rank % self.tp :: self.tp]
 
     @classmethod
     def create(
         cls, *, tp: int = 1, sequence_parallel: bool = False, control: str | None = None
     ) -> ExpertGroups:
-        """Make the groups out of all ranks of the job; to be called on each of them.
+        """Create the groups from all ranks of the job; call it on each of them.
 
         Args:
-            tp: Ranks of a replica.
+            tp: Number of ranks of a replica.
             sequence_parallel: Whether each rank of a replica holds its own rows.
-            control: Backend for the ranks' agreement; gloo where the job's is not.
+            control: Backend for the agreement; by default gloo, if the job uses another one.
 
         Raises:
-            UsageError: The ranks cannot be divided so.
+            UsageError: The number of ranks is not a multiple of `tp`.
         """
         world, own = dist.get_world_size(), dist.get_rank()
         if tp < 1 or world % tp:
@@ -203,7 +202,13 @@ class ExpertGroups:
 
 
 def pad_rows(rows: torch.Tensor, count: int, value: float = 0) -> torch.Tensor:
-    """Return rows and, after them, new ones of one value, so that there are so many."""
+    """Pad `rows` ``[n, ...]`` to `count` rows with `value`.
+
+    Args:
+        rows: The rows, ``[n, ...]``.
+        count: Number of rows of the result, at least `n`.
+        value: Value of the added rows.
+    """
     missing = count - rows.shape[0]
     if not missing:
         return rows
@@ -211,7 +216,13 @@ def pad_rows(rows: torch.Tensor, count: int, value: float = 0) -> torch.Tensor:
 
 
 def _own_group(families: Sequence[range], own: int, name: str) -> RowGroup:
-    """Make the groups of one kind, as every rank has to, and return the own one."""
+    """Create all groups of one kind, as every rank must, and return this rank's.
+
+    Args:
+        families: Ranks of each group.
+        own: This rank.
+        name: Description of the groups, for torch.
+    """
     found = None
     for ranks in families:
         if len(ranks) > 1:

@@ -1,4 +1,4 @@
-"""Which rank has which expert, and which rows of a batch."""
+"""The assignment of experts, and of a batch's rows, to ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["ExpertPlacement", "sequence_chunk"]
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Experts in blocks, in the order of the ranks; the first ranks have the odd ones.
+    """Contiguous blocks of experts in rank order; the first ranks get one of the remainder each.
 
     Attributes:
-        experts: How many there are.
-        ranks: How many ranks share them.
+        experts: Number of experts.
+        ranks: Number of ranks that share them.
 
     Raises:
-        UsageError: There is not one expert for each rank.
+        UsageError: There are fewer experts than ranks.
     """
 
     experts: int
@@ -46,14 +46,14 @@ class ExpertPlacement:
 
 
 def sequence_chunk(rows: int, tp: int, tp_rank: int) -> slice:
-    """Return the rows that a tensor-parallel rank has of its replica's sequence.
+    """Return a tensor-parallel rank's slice of its replica's rows.
 
-    All chunks are equal but the last ones, which may be shorter, or empty.
+    All slices are equally long, except the last ones, which may be shorter or empty.
 
     Args:
-        rows: Rows of the replica.
-        tp: Ranks of the replica.
-        tp_rank: Which of them.
+        rows: Number of rows of the replica.
+        tp: Number of ranks of the replica.
+        tp_rank: The rank within the replica.
     """
     chunk = -(-rows // tp)
     return slice(min(tp_rank * chunk, rows), min((tp_rank + 1) * chunk, rows))

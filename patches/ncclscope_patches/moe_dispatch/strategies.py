@@ -1,14 +1,14 @@
-"""How tokens get to the experts and back, as sequences of collectives.
+"""Strategies for dispatch and combine, as sequences of collectives.
 
 =================  =============================================================================
-``always``         The whole sequence in every step, whatever the load: rows are padded to the
-                   largest batch, so that all ranks post the same calls of the same shapes.
+``always``         The whole sequence in every step, for any load: rows are padded to the
+                   largest batch, so that all ranks enqueue the same calls with the same shapes.
 ``sentinel``       Every rank adds one row of zeros, routed to its own first expert with weight
-                   0. None is without a row to send or an expert without work, so the short cut
-                   below is never taken. Batches travel in their own sizes.
-``data_dependent`` A rank whose experts were given no token takes a short cut: it gathers routing
-                   metadata in its replica and leaves out the rest. Ranks part as soon as some
-                   have tokens and others have none. To be caught, not to be used.
+                   0. So every rank has a row to send and an expert with work, and never takes the
+                   short cut below. Batches keep their own sizes.
+``data_dependent`` A rank whose experts get no token takes a short cut: it gathers routing
+                   metadata in its replica and skips the rest. Ranks diverge as soon as some have
+                   tokens and others have none. A buggy reference, not for use.
 =================  =============================================================================
 """
 
@@ -26,22 +26,22 @@ from ncclscope_patches.moe_dispatch.placement import ExpertPlacement
 __all__ = ["NOWHERE", "STRATEGIES", "Always", "DataDependent", "Dispatched", "Sentinel", "Strategy"]
 
 NOWHERE = -1
-"""In place of an expert's number: none."""
+"""Expert id that means no expert."""
 
 
 @dataclass(frozen=True)
 class Dispatched:
-    """What a rank's experts are given: the rows of all members of its dispatch group.
+    """The input of a rank's experts: the rows of all members of its dispatch group.
 
-    There may be rows that belong to no token. No expert is given them, or one with weight 0.
+    Padding rows belong to no token; they have no expert, or one with weight 0.
 
     Attributes:
         hidden: Hidden states, ``[rows, hidden]``.
-        weights: Of each token's experts, ``[rows, k]``.
-        ids: Those experts, numbered over all ranks, ``[rows, k]``; -1 for none.
-        extra: What else was sent along, ``[rows, ...]`` each.
-        sizes: Rows of each member of the dispatch group, as they were agreed on.
-        full: Whether the whole sequence is posted; False on the short cut alone.
+        weights: Weights of each row's experts, ``[rows, k]``.
+        ids: Global ids of those experts, ``[rows, k]``; -1 for none.
+        extra: Further tensors, ``[rows, ...]`` each.
+        sizes: Agreed number of rows of each member of the dispatch group.
+        full: Whether the whole sequence is enqueued; False only on the short cut.
     """
 
     hidden: torch.Tensor
@@ -53,7 +53,7 @@ class Dispatched:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return self.hidden.shape[0]
 
 
@@ -61,11 +61,11 @@ class Strategy(abc.ABC):
     """One way to dispatch and to combine.
 
     Args:
-        groups: Where it is done.
-        placement: Which rank has which expert.
+        groups: Process groups for the collectives.
+        placement: Assignment of experts to ranks.
 
     Attributes:
-        name: As it is asked for.
+        name: Name of the strategy.
     """
 
     name: ClassVar[str]
@@ -90,25 +90,25 @@ class Strategy(abc.ABC):
     def combine(
         self, sent: Dispatched, output: torch.Tensor, shared: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the rank's own rows, with what the experts of all ranks contribute."""
+        """Return the rank's own rows with the output of all ranks' experts."""
         own = sent.sizes[self.groups.dispatch.rank]
         result = self.collect(sent, output)
         if shared is not None:
             result = result + pad_rows(shared, result.shape[0])
         elif result is output:
-            result = output.clone()  # a group of one: it is the caller's own
+            result = output.clone()  # in a group of one, the tensor is the caller's
         if not self.groups.sequence_parallel:
             self.groups.tensor.sum(result)
         return result[:own]
 
 
 class Always(Strategy):
-    """The whole sequence, in shapes that are equal on all ranks."""
+    """The whole sequence, with equal shapes on all ranks."""
 
     name = "always"
 
     def dispatch(self, batch: Dispatched) -> Dispatched:
-        # One row at least: with none, some versions of some backends post nothing.
+        # At least one row: without any, some versions of some backends enqueue nothing.
         rows = max(*batch.sizes, 1)
 
         def gather(own: torch.Tensor, fill: float = 0) -> torch.Tensor:
@@ -127,14 +127,14 @@ class Always(Strategy):
 
 
 class DataDependent(Strategy):
-    """The whole sequence or a short cut, as a rank sees fit: the bug."""
+    """The whole sequence or a short cut, depending on rank-local data: the bug."""
 
     name = "data_dependent"
 
     def dispatch(self, batch: Dispatched) -> Dispatched:
         group = self.groups.dispatch
         ids = group.gather_sizes(batch.ids, batch.sizes)
-        # What this rank alone knows decides about what it posts.
+        # Rank-local data decides what this rank enqueues.
         if not self._load(ids):
             return self._cut_short(batch, ids)
         return replace(
@@ -158,7 +158,7 @@ class DataDependent(Strategy):
         return nothing if shared is None else nothing + shared
 
     def _load(self, ids: torch.Tensor) -> int:
-        """Return how often tokens are routed to this rank's experts."""
+        """Return the number of routings to this rank's experts."""
         return int(((ids >= self.owned.start) & (ids < self.owned.stop)).sum())
 
     def _cut_short(self, batch: Dispatched, ids: torch.Tensor) -> Dispatched:
@@ -177,7 +177,7 @@ class DataDependent(Strategy):
 
 
 class Sentinel(DataDependent):
-    """The routing is padded, so that the short cut is there and never taken."""
+    """Pads the routing, so that the short cut exists but is never taken."""
 
     name = "sentinel"
 
@@ -200,4 +200,4 @@ class Sentinel(DataDependent):
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy for strategy in (Always, Sentinel, DataDependent)
 }
-"""By name."""
+"""Strategies by name."""

@@ -1,12 +1,11 @@
-"""The experts that a model's routers chose, token by token, handed to whoever asks for them.
+"""Return the experts that a model's routers chose for each token, to requests that ask for them.
 
-Training that replays an inference needs the choices which that inference made. They are captured
-on the device, inside the forward pass (:mod:`.capture`), copied beside the main stream
-(:mod:`.transfer`), put together by the scheduler (:mod:`.collector`), and written into the
-answer (:mod:`.serving`), for those requests alone that opt in (:mod:`.requests`). Each token of a
-result was captured or is marked as missing.
+Training that replays an inference needs its routing. The routing is captured on the device inside
+the forward pass (:mod:`.capture`), copied on a second stream (:mod:`.transfer`), collected by the
+scheduler (:mod:`.collector`), and written into the answer (:mod:`.serving`). This happens only for
+requests that opt in (:mod:`.requests`). Each token of a result is captured or marked as missing.
 
-Importing this imports no torch. The worker's side does, and is imported by its modules' names:
+Importing this package does not import torch. The worker's modules do, and are imported by name:
 :mod:`.layers`, :mod:`.capture`, :mod:`.layouts`, :mod:`.worker`.
 """
 

@@ -1,6 +1,6 @@
-"""The buffer that a forward pass writes its routing into, on the device.
+"""The device buffer into which a forward pass writes its routing.
 
-Nothing here waits for a device or reads from it, and all of it can be captured in a CUDA graph.
+No function here synchronises with the device, and all of them can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from ncclscope_patches.routed_experts.shape import RoutingShape
 __all__ = ["NOTHING", "CaptureBuffer", "LayerCapture"]
 
 NOTHING = -1
-"""What a row holds until its layer has written it."""
-# Others are cut to size by a plain copy, so that a number which is no expert's could become one.
+"""Value of a row until its layer has written it."""
+# A plain copy truncates wider types, which could turn an invalid id into a valid one.
 _WIDE = (torch.int64, torch.uint32, torch.uint64)
 
 
 class CaptureBuffer:
     """The routing of one model's batch: ``(layers, tokens, top_k)``.
 
-    A row counts as captured when its layer was written in this step, with numbers of experts
-    that exist. Everything else is missing, so that neither the rows of an earlier step nor
-    numbers that do not fit can pass for routing.
+    A row counts as captured if its layer wrote it in this step, with valid expert ids. All other
+    rows are missing, so that neither an earlier step's rows nor invalid ids pass for routing.
 
-    Numbers are kept as wide as routers give them, and narrowed when a step leaves the device
-    (:meth:`narrow`): so a layer costs one copy, in every replay of a CUDA graph, whoever asks.
+    Ids keep the width of the router's output, and are narrowed when a step leaves the device
+    (:meth:`narrow`). So a layer costs one copy per replay of a CUDA graph.
 
     Args:
-        shape: The model's routing.
-        max_tokens: Rows of the largest batch, padding included.
-        device: Where the model is.
+        shape: Shape of the model's routing.
+        max_tokens: Rows of the largest batch, including padding.
+        device: Device of the model.
 
     Attributes:
-        ids: Experts, ``(layers, tokens, top_k)``, int32; :data:`NOTHING` where none was written.
+        ids: Expert ids, ``(layers, tokens, top_k)``, int32; :data:`NOTHING` if not written.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class CaptureBuffer:
         self.shape = shape
         self.max_tokens = max_tokens
         size = (shape.layers, max_tokens, shape.top_k)
-        # Made in inference mode, it could not be written outside of it.
+        # A tensor created in inference mode cannot be written outside of it.
         with torch.inference_mode(False):
             self.ids = torch.full(size, NOTHING, dtype=torch.int32, device=device)
-            # So that a step allocates nothing.
+            # Allocated here, so that a step allocates nothing.
             self._extremes = torch.empty((2, max_tokens), dtype=torch.int32, device=device)
             self._above = torch.empty(max_tokens, dtype=torch.bool, device=device)
         self.device = self.ids.device
@@ -59,36 +58,36 @@ class CaptureBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the device."""
+        """Device memory in bytes."""
         return self.ids.nbytes + self._extremes.nbytes + self._above.nbytes
 
     def begin(self, rows: int | None = None) -> None:
-        """Begin a step that somebody wants to have captured: nothing is known yet.
+        """Begin a step to be captured, with all rows missing.
 
         Args:
-            rows: How many at the start of the batch will be asked for; None for all.
+            rows: Number of rows at the start of the batch that will be read; None for all.
         """
         self.ids[:, :rows].fill_(NOTHING)
         self._open = True
 
     def end(self) -> None:
-        """End it. Layers that run outside CUDA graphs write nothing until the next one."""
+        """End the step. Until the next one, layers outside CUDA graphs write nothing."""
         self._open = False
 
     @property
     def writes(self) -> bool:
-        """Whether a layer that runs now has to write.
+        """Whether a layer that runs now must write.
 
-        The same on all ranks of a replica, which have the same requests; so are the collectives
-        that putting their rows together may take.
+        It is equal on all ranks of a replica, which have the same requests. So are the collectives
+        that gather their rows.
         """
-        # A graph that is captured now is replayed in steps which somebody wants.
+        # A graph captured now may be replayed in steps to be captured.
         return self._open or (
             self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         )
 
     def layer(self, number: int) -> LayerCapture:
-        """Return what one layer writes to.
+        """Return the part of the buffer that one layer writes to.
 
         Raises:
             UsageError: The model has no such layer.
@@ -98,7 +97,13 @@ class CaptureBuffer:
         return LayerCapture(self, number)
 
     def write(self, layer: int, topk_ids: torch.Tensor, first: int = 0) -> None:
-        """Store what a layer's router chose; see :class:`LayerCapture`."""
+        """Store a layer's routing.
+
+        Args:
+            layer: Number of the layer.
+            topk_ids: Expert ids, ``[rows, top_k]``.
+            first: Row of the batch at which they begin.
+        """
         if not self.writes:
             return
         rows = topk_ids.shape[0]
@@ -113,13 +118,13 @@ class CaptureBuffer:
         self._layers[layer][first : first + rows].copy_(topk_ids)
 
     def narrow(self, rows: slice, ids: torch.Tensor, missing: torch.Tensor) -> None:
-        """Write some rows of a step in the order and the type that they are handed out in.
+        """Write some rows of a step in the output's order and type.
 
         Args:
-            rows: Of the batch.
-            ids: Where experts go, ``(rows, layers, top_k)``, of a type that has the size of the
-                shape's. Those of a missing row mean nothing.
-            missing: Where it goes which rows have a number that is no expert's, ``(rows,)``.
+            rows: Rows of the batch.
+            ids: Receives the expert ids, ``(rows, layers, top_k)``, in a type as wide as the
+                shape's. Ids of a missing row are undefined.
+            missing: Receives which rows have an invalid id, ``(rows,)``.
         """
         block = self.ids[:, rows]
         ids.copy_(block.permute(1, 0, 2))
@@ -132,7 +137,7 @@ class CaptureBuffer:
         missing.logical_or_(self._above[:count])
 
     def _warm_up(self) -> None:
-        """Do once what a layer does: kernels are better not loaded while a graph is captured."""
+        """Run a layer's operations once, so that no kernel is loaded during a graph capture."""
         for dtype in (torch.int32, torch.int64):
             self.begin()
             self.write(0, torch.zeros((1, self.shape.top_k), dtype=dtype, device=self.device))
@@ -144,8 +149,8 @@ class LayerCapture:
     """One layer's part of a buffer.
 
     Args:
-        buffer: The model's.
-        number: The layer, counted from 0 among those of its model that route tokens.
+        buffer: The model's buffer.
+        number: Number of the layer, from 0, among the model's layers that route tokens.
     """
 
     __slots__ = ("buffer", "number")
@@ -155,13 +160,13 @@ class LayerCapture:
         self.number = number
 
     def __call__(self, topk_ids: torch.Tensor, first: int = 0) -> None:
-        """Store what the router chose, inside the forward pass.
+        """Store the router's choices, inside the forward pass.
 
         Args:
-            topk_ids: Experts as the model numbers them, ``[rows, top_k]``, of any integer type.
-            first: Row of the batch that they begin at; not 0 in micro-batches.
+            topk_ids: The model's expert ids, ``[rows, top_k]``, of any integer type.
+            first: Row of the batch at which they begin; not 0 in micro-batches.
 
         Raises:
-            UsageError: They are too many, or not as many for each token as the model has.
+            UsageError: They are too many rows, or have another top k than the model.
         """
         self.buffer.write(self.number, topk_ids, first)

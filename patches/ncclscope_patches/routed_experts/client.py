@@ -1,4 +1,4 @@
-"""For those who get the answer: arrays out of JSON. Needs numpy, neither torch nor vLLM.
+"""Client side: decode arrays from JSON answers. It needs numpy, but neither torch nor vLLM.
 
 answer = requests.post(url, json={..., "vllm_xargs": {"return_routed_experts": True}}).json()
 routed = decode_choice(answer["choices"][0])
@@ -24,21 +24,21 @@ __all__ = ["StreamReader", "decode_choice"]
 def decode_choice(
     choice: Mapping[str, Any], *, prompt_tokens: int = 0, max_bytes: int = MAX_BYTES
 ) -> RoutedExperts | None:
-    """Read the routing in one choice of an answer, or of a chunk of a stream.
+    """Decode the routing in one choice of an answer, or of a chunk of a stream.
 
-    Answers of vLLM's own feature are read as well. They do not say which tokens are missing; none
-    is taken to be.
+    Answers of vLLM's own feature are supported, too. They do not mark missing tokens, so none is
+    treated as missing.
 
     Args:
-        choice: It, as JSON.
-        prompt_tokens: Tokens of the prompt, where the answer does not say it itself.
-        max_bytes: Size of the largest array that is allocated.
+        choice: The choice, as parsed JSON.
+        prompt_tokens: Number of tokens of the prompt, if the answer does not contain it.
+        max_bytes: Size of the largest array to allocate.
 
     Returns:
-        None where it has no routing.
+        The routing; None if the choice has none.
 
     Raises:
-        InputError: What it has makes no sense.
+        InputError: The routing is invalid.
     """
     text = choice.get(FIELD)
     if text is None:
@@ -60,10 +60,10 @@ def decode_choice(
 
 
 class StreamReader:
-    """Puts the parts of a stream together, of one choice.
+    """Joins the parts of a stream, for one choice.
 
     Args:
-        max_bytes: Size of the largest array that is allocated for a chunk, and of all of them.
+        max_bytes: Largest size of a chunk's array, and of all arrays together.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
@@ -72,13 +72,13 @@ class StreamReader:
         self._tokens = self._bytes = 0
 
     def add(self, choice: Mapping[str, Any]) -> RoutedExperts | None:
-        """Read the choice of one chunk.
+        """Decode the choice of one chunk.
 
         Returns:
-            What this chunk brought; None where it brought nothing.
+            The part in this chunk; None if it has none.
 
         Raises:
-            InputError: It makes no sense, or tokens before it were lost on the way.
+            InputError: The part is invalid, or earlier tokens are missing.
         """
         part = decode_choice(choice, max_bytes=self.max_bytes)
         if part is None:
@@ -96,7 +96,7 @@ class StreamReader:
         return part
 
     def result(self) -> RoutedExperts | None:
-        """Return all that came so far; None where nothing did."""
+        """Return all parts so far, joined; None if there are none."""
         if not self._parts:
             return None
         return RoutedExperts(

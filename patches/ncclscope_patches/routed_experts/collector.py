@@ -1,4 +1,4 @@
-"""The scheduler's side: puts the rows of many steps together, request by request.
+"""The scheduler's side: collect the rows of many steps, per request.
 
     collector = Collector(shape, block_size=16, store=SlotStore(shape, 16))
 
@@ -12,7 +12,8 @@
     part = collector.take(request, generated)       # in a stream
     result = collector.finish(request, generated)
 
-None of it waits, locks or reads a device. What nobody delivers is missing in the result.
+No function here waits, locks or reads a device. Rows that are not delivered are missing in the
+result.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Collector:
     """Routing of the requests that opted in, from admission to the end.
 
     Args:
-        shape: The model's routing.
-        block_size: Tokens of a KV block, or of the pieces that memory is taken in.
-        store: Routing by KV block, for prefix-cache hits. Without one, tokens that a request
-            did not compute itself are missing.
-        model: Whose routing it is. A draft model has a collector of its own.
+        shape: Shape of the model's routing.
+        block_size: Tokens per KV block, or per page if there are no blocks.
+        store: Routing by KV block, for prefix-cache hits. Without it, tokens that a request did
+            not compute itself are missing.
+        model: Name of the model; a draft model has its own collector.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Collector:
         """Begin to collect for a request that opted in.
 
         Raises:
-            UsageError: It does so already.
+            UsageError: The request was already admitted.
         """
         if request in self._records:
             raise UsageError(f"request {request!r} is being collected for already")
@@ -83,16 +84,16 @@ class Collector:
         )
 
     def renew(self, block_ids: Iterable[int]) -> None:
-        """Say that KV blocks are about to get new content; of all requests, not those alone."""
+        """Note that KV blocks are about to get new content; call it for all requests' blocks."""
         if self.store is not None:
             self.store.renew(block_ids)
 
     def attach(self, request: str, block_ids: Iterable[int], *, hits: bool = False) -> None:
-        """Say which KV blocks a request's next tokens are in.
+        """Note the KV blocks of a request's next tokens.
 
         Args:
-            request: Any. Nothing is noted of one that did not opt in.
-            block_ids: In the order of its tokens.
+            request: Id of any request; ignored if it did not opt in.
+            block_ids: The blocks, in the order of the tokens.
             hits: Whether they are shared because of a prefix-cache hit.
         """
         record = self._records.get(request)
@@ -101,18 +102,18 @@ class Collector:
             record.attach([page(block) for block in block_ids])
 
     def schedule(self, request: str, position: int, count: int) -> Ticket | None:
-        """Note where a step's rows will have to go.
+        """Reserve the destination of a step's rows.
 
         Args:
-            request: Any that is scheduled.
+            request: Id of a scheduled request.
             position: Position of its first token of the step.
-            count: Its tokens of the step, drafts included.
+            count: Number of its tokens in the step, including drafts.
 
         Returns:
-            To be kept with the step; None for a request that did not opt in.
+            The ticket to keep with the step; None for a request that did not opt in.
 
         Raises:
-            UsageError: It has no KV blocks there.
+            UsageError: The request has no KV blocks for them.
         """
         record = self._records.get(request)
         return None if record is None else record.schedule(position, count)
@@ -124,20 +125,20 @@ class Collector:
         accepted: Mapping[str, int] | None = None,
         positions: Mapping[str, int] | None = None,
     ) -> None:
-        """Store what a step's output carries. Steps are delivered in their order.
+        """Store the rows of a step's output; deliver steps in order.
 
-        Requests that ended meanwhile may still have tickets: their blocks may be shared.
+        Requests that ended meanwhile may still have tickets, since their blocks may be shared.
 
         Args:
-            tickets: Those of the step.
-            delta: What the model runner sent; None where it sent nothing.
-            accepted: By request, how many of its rows stand: all but those of rejected drafts.
-                A request that is left out keeps all.
-            positions: By request, where its rows begin after all, if an earlier step in flight
-                had drafts rejected after this one was scheduled.
+            tickets: The tickets of the step.
+            delta: The rows from the model runner; None if it sent none.
+            accepted: Number of valid rows by request: all but those of rejected drafts. For a
+                request that is not in it, all rows are valid.
+            positions: Actual position of the first row by request, if drafts of an earlier step
+                in flight were rejected after this step was scheduled.
 
         Raises:
-            UsageError: The rows are another model's, or not as many as were scheduled.
+            UsageError: The rows are of another model, or their number differs from the schedule.
         """
         if delta is None:
             return
@@ -167,21 +168,21 @@ class Collector:
             )
 
     def preempt(self, request: str) -> None:
-        """Say that a request lost its KV blocks and will be computed again."""
+        """Note that a request lost its KV blocks and will be recomputed."""
         record = self._records.get(request)
         if record is not None:
             record.preempt()
 
     def take(self, request: str, generated: int) -> RoutedExperts | None:
-        """Return what a stream has not sent yet.
+        """Return the part that a stream has not sent yet.
 
         Args:
-            request: Any.
-            generated: Tokens that it has generated so far. Before the first of them nothing is
-                handed out, since the prompt may not have been computed to its end.
+            request: Id of any request.
+            generated: Number of tokens generated so far. With 0 nothing is returned, since the
+                prompt may not be complete.
 
         Returns:
-            None for a request that did not opt in.
+            The part; None for a request that did not opt in.
         """
         record = self._records.get(request)
         if record is None:
@@ -189,15 +190,15 @@ class Collector:
         return record.take(routed_tokens(record.prompt_tokens, generated) if generated else 0)
 
     def finish(self, request: str, generated: int) -> RoutedExperts | None:
-        """Return what is known of a request that ended, however it did, and forget it.
+        """Return the routing of an ended request, and forget the request.
 
         Args:
-            request: Any.
-            generated: Tokens that its answer has, after all stop conditions.
+            request: Id of any request.
+            generated: Number of tokens in its answer, after all stop conditions.
 
         Returns:
-            The tokens of the prompt and all but the last one of the answer; None for a request
-            that did not opt in, or has been forgotten.
+            The routing of the prompt's tokens and all but the last generated one; None for a
+            request that did not opt in, or was already forgotten.
         """
         record = self._records.pop(request, None)
         if record is None:
@@ -205,5 +206,5 @@ class Collector:
         return record.rows(0, routed_tokens(record.prompt_tokens, generated))
 
     def abort(self, request: str) -> None:
-        """Forget a request whose result nobody waits for."""
+        """Forget a request whose result is not needed."""
         self._records.pop(request, None)

@@ -1,4 +1,4 @@
-"""What a model runner's output carries of one step, and which rows of its batch belong to whom."""
+"""The routing of one step in a model runner's output, and the rows of each request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RequestRows:
     """Rows of a step's batch that belong to a request.
 
     Attributes:
-        request: Its id.
-        first: First row.
-        count: How many follow each other; at least 1.
+        request: Id of the request.
+        first: Index of its first row.
+        count: Number of consecutive rows, at least 1.
     """
 
     request: str
@@ -28,14 +28,14 @@ class RequestRows:
 
 @dataclass(frozen=True)
 class StepDelta:
-    """What became known in one step.
+    """The routing of one step.
 
     Attributes:
-        rows: By request: experts of its tokens of this step, ``[new tokens, layers, top_k]``.
-        missing: By request: which of them were not captured. Requests of which all were are
-            left out.
-        slots: By request: physical KV slots of those tokens, where the runner was given any.
-        model: Whose routing it is.
+        rows: Expert ids of each request's new tokens, ``[new tokens, layers, top_k]``.
+        missing: Which of them were not captured, ``[new tokens]``, by request; without requests
+            whose tokens were all captured.
+        slots: Physical KV slots of those tokens by request, if the runner has them.
+        model: Name of the model.
     """
 
     rows: Mapping[str, Ids]
@@ -45,14 +45,14 @@ class StepDelta:
 
 
 def check_rows(rows: Sequence[RequestRows], limit: int) -> tuple[RequestRows, ...]:
-    """Return the rows in the order of the batch; a copy that nobody else changes.
+    """Return a validated copy of the rows, in the order of the batch.
 
     Args:
-        rows: Of the requests that opted in.
-        limit: Rows that there can be.
+        rows: Rows of the requests that opted in.
+        limit: Maximum number of rows of a batch.
 
     Raises:
-        UsageError: Some lie outside, or belong to two requests.
+        UsageError: Rows are out of range, or belong to two requests.
     """
     ordered = tuple(sorted(rows, key=lambda own: own.first))
     end = 0

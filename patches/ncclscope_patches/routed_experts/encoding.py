@@ -1,10 +1,10 @@
-"""Arrays as text for a JSON answer, and back without trusting it.
+"""Encode arrays as text for JSON answers, and decode untrusted text safely.
 
 ===========  =================================================================================
-``npy``      The ``.npy`` file in base64, byte for byte what vLLM sends.
-``compact``  ``1:uint8:12,36,4:`` and the numbers, layer by layer, their high bytes apart from
-             their low ones, deflated, in base85. Shorter wherever numbers of experts do not use
-             all bits of their type, or some experts are chosen more often than others.
+``npy``      The ``.npy`` file in base64, byte for byte as vLLM sends it.
+``compact``  ``1:uint8:12,36,4:`` and the ids layer by layer, with high and low bytes separated,
+             deflated, in base85. It is shorter if expert ids do not use all bits of their type,
+             or if some experts are chosen more often than others.
 ===========  =================================================================================
 """
 
@@ -27,11 +27,11 @@ from ncclscope_patches.routed_experts.shape import Ids
 __all__ = ["ENCODINGS", "MAX_BYTES", "decode_array", "encode_array"]
 
 ENCODINGS = ("npy", "compact")
-"""Names of the ways in which arrays are written."""
+"""Names of the encodings."""
 MAX_BYTES = 1 << 30
-"""Size of the largest array that is decoded unless a caller says more."""
+"""Default limit on the size of a decoded array in bytes."""
 
-# vLLM brings pybase64. Without it the result is the same, and takes a few times as long.
+# vLLM depends on pybase64; without it the result is the same, but a few times slower.
 _base64 = importlib.import_module("pybase64") if importlib.util.find_spec("pybase64") else base64
 _TYPES = {name: np.dtype(name) for name in ("uint8", "uint16", "int16", "int32", "int64")}
 _HEADER = re.compile(
@@ -50,10 +50,10 @@ _VALUES[_DIGITS] = np.arange(85)
 
 
 def encode_array(ids: Ids, encoding: str = "npy") -> str:
-    """Write an array of experts as text.
+    """Encode an array of expert ids as text.
 
     Args:
-        ids: ``[tokens, layers, top_k]``.
+        ids: Expert ids, ``[tokens, layers, top_k]``.
         encoding: One of :data:`ENCODINGS`.
 
     Raises:
@@ -67,7 +67,7 @@ def encode_array(ids: Ids, encoding: str = "npy") -> str:
         raise UsageError(f"no encoding {encoding!r}", f"choose one of {', '.join(ENCODINGS)}")
     little = np.ascontiguousarray(ids.transpose(1, 2, 0), ids.dtype.newbyteorder("<"))
     planes = little.reshape(-1, 1).view(np.uint8).T
-    # Huffman codes alone: choices of experts hardly repeat, and looking for it takes long.
+    # Huffman coding only: sequences of experts hardly repeat, and searching for matches is slow.
     deflater = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
     packed = deflater.compress(np.ascontiguousarray(planes).data) + deflater.flush()
     lengths = ",".join(map(str, ids.shape))
@@ -75,15 +75,15 @@ def encode_array(ids: Ids, encoding: str = "npy") -> str:
 
 
 def decode_array(text: str, encoding: str = "npy", *, max_bytes: int = MAX_BYTES) -> Ids:
-    """Read what :func:`encode_array`, or vLLM, has written. Nothing in it is ever executed.
+    """Decode a text from :func:`encode_array` or vLLM, without executing anything in it.
 
     Args:
-        text: It.
+        text: The encoded array.
         encoding: One of :data:`ENCODINGS`.
-        max_bytes: Size of the largest array that is allocated.
+        max_bytes: Size of the largest array to allocate.
 
     Raises:
-        InputError: It is nothing of the kind, or larger.
+        InputError: The text is not such an array, or the array is larger.
         UsageError: There is no such encoding.
     """
     if encoding not in ENCODINGS:
@@ -101,7 +101,7 @@ def _decode_npy(text: str, max_bytes: int) -> Ids:
     header = _HEADER.match(raw)
     if header is None or int.from_bytes(header["length"], "little") != len(header["dictionary"]):
         raise ValueError("no .npy file of three dimensions")
-    # The header is checked before numpy allocates what it says.
+    # Check the header before numpy allocates the size in it.
     lengths = tuple(map(int, header["lengths"].split(b",")))
     size = _checked_size(lengths, np.dtype(header["type"].decode()).name, max_bytes)
     if len(raw) - header.end() != size:
@@ -117,7 +117,7 @@ def _decode_compact(text: str, max_bytes: int) -> Ids:
     lengths = tuple(int(length) for length in shape.split(","))
     size = _checked_size(lengths, name, max_bytes)
     packed = _from_base85(digits)
-    # Memory is taken as data come out, never for what the text merely says.
+    # Allocate memory as data arrive, never for a size that the text only claims.
     inflater = zlib.decompressobj()
     planes = inflater.decompress(packed, size + 1)
     if len(planes) != size or not inflater.eof or inflater.unused_data:
@@ -131,7 +131,7 @@ def _decode_compact(text: str, max_bytes: int) -> Ids:
 
 
 def _checked_size(lengths: tuple[int, ...], name: str, max_bytes: int) -> int:
-    """Return the size in bytes of an array of three dimensions, if there can be such a one."""
+    """Return the size in bytes of a three-dimensional array, checked against the limit."""
     if len(lengths) != 3 or min(lengths) < 0:
         raise ValueError(f"shape {lengths}")
     if name not in _TYPES:
@@ -143,7 +143,7 @@ def _checked_size(lengths: tuple[int, ...], name: str, max_bytes: int) -> int:
 
 
 def _to_base85(data: bytes) -> str:
-    """As base64.b85encode, which takes fifty times as long."""
+    """Encode as base85, like base64.b85encode but fifty times faster."""
     padding = -len(data) % 4
     words = np.frombuffer(data + bytes(padding), ">u4").astype(np.uint32)
     digits = np.empty((len(words), 5), np.uint8)

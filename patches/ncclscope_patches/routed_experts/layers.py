@@ -1,6 +1,6 @@
 """The layers of a model that route tokens, numbered within that model.
 
-A count that goes on over all models of a process gives the second one numbers beyond its buffer.
+With one numbering for all models of a process, the second model's numbers would exceed its buffer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class RoutedLayers:
     """Names and numbers of one model's layers that route tokens.
 
     Args:
-        names: As the model calls them, in the order in which tokens pass them.
-        model: Which model it is, such as ``target`` or ``draft``.
+        names: The model's names of the layers, in execution order.
+        model: Name of the model, such as ``target`` or ``draft``.
 
     Raises:
-        UsageError: There are none, or two have one name.
+        UsageError: There are no names, or two are equal.
     """
 
     def __init__(self, names: Iterable[str], model: str = "target") -> None:
@@ -41,12 +41,12 @@ class RoutedLayers:
     def of(
         cls, module: nn.Module, routes: Callable[[nn.Module], bool], model: str = "target"
     ) -> RoutedLayers:
-        """Find them in a model.
+        """Find the layers of a model that route tokens.
 
         Args:
             module: The model.
-            routes: Says of a module whether it routes tokens.
-            model: Which model it is.
+            routes: Return whether a module routes tokens.
+            model: Name of the model.
         """
         return cls((name for name, part in module.named_modules() if routes(part)), model)
 
@@ -57,7 +57,7 @@ class RoutedLayers:
         """Return a layer's number, from 0.
 
         Raises:
-            UsageError: It is no layer of this model.
+            UsageError: The model has no such layer.
         """
         try:
             return self._numbers[name]
@@ -67,5 +67,5 @@ class RoutedLayers:
     def buffer(
         self, *, top_k: int, experts: int, max_tokens: int, device: torch.device | str = "cpu"
     ) -> CaptureBuffer:
-        """Make a buffer for exactly these layers."""
+        """Create a buffer for exactly these layers."""
         return CaptureBuffer(RoutingShape(len(self), top_k, experts), max_tokens, device)

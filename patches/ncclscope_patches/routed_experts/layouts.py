@@ -1,12 +1,12 @@
-"""Which rows of what a router saw are this rank's.
+"""Find this rank's rows in a router's output.
 
 ===================  ===========================================================================
-``CONCATENATED``     The tokens of all data-parallel ranks, one after the other.
+``CONCATENATED``     The tokens of all data-parallel ranks, concatenated.
 ``OWN``              This replica's tokens.
-``SEQUENCE_SHARD``   This tensor-parallel rank's share of them; the last shares are shorter, or
+``SEQUENCE_SHARD``   This tensor-parallel rank's shard of them; the last shards are shorter, or
                      padded to the length of the first.
-``GATHERED_SHARDS``  The shares of all ranks of all replicas, one after the other. Each replica's
-                     batch was padded first, and shared out then.
+``GATHERED_SHARDS``  The shards of all ranks of all replicas, concatenated. Each replica's batch
+                     was padded before it was sharded.
 ===================  ===========================================================================
 """
 
@@ -24,11 +24,11 @@ from ncclscope_patches.routed_experts.capture import LayerCapture
 __all__ = ["BatchLayout", "BatchRows", "capture_own", "own_rows", "recognise"]
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
-"""Puts together equal numbers of rows of all ranks of the replica, in their order."""
+"""Gather equally many rows from all ranks of the replica, in rank order."""
 
 
 class BatchLayout(enum.Enum):
-    """What the rows of a router's output are."""
+    """The layout of the rows of a router's output."""
 
     CONCATENATED = "concatenated"
     OWN = "own"
@@ -38,18 +38,18 @@ class BatchLayout(enum.Enum):
 
 @dataclass(frozen=True)
 class BatchRows:
-    """How many rows who has in a step; the same on all ranks but for the ranks' own numbers.
+    """The numbers of rows in a step; equal on all ranks, except `dp_rank` and `tp_rank`.
 
     Attributes:
-        tokens: Rows of each data-parallel rank.
-        dp_rank: This one's place among them.
-        tp: Ranks of a replica.
-        tp_rank: This one's place in it.
-        sequence_parallel: Whether the ranks of a replica share its tokens out among them.
-        shards: Rows that each rank gave to be gathered, padding included, replica by replica.
+        tokens: Number of rows of each data-parallel rank.
+        dp_rank: This rank's data-parallel rank.
+        tp: Number of ranks of a replica.
+        tp_rank: This rank's tensor-parallel rank.
+        sequence_parallel: Whether the ranks of a replica shard its tokens.
+        shards: Number of rows of each rank's gathered shard, including padding, in replica order.
 
     Raises:
-        UsageError: The numbers do not go together.
+        UsageError: The numbers are inconsistent.
     """
 
     tokens: tuple[int, ...]
@@ -74,27 +74,27 @@ class BatchRows:
 
     @property
     def own(self) -> int:
-        """Rows of this rank's replica."""
+        """Number of rows of this rank's replica."""
         return self.tokens[self.dp_rank]
 
     @property
     def shard(self) -> int:
-        """Rows of the longest share of this replica."""
+        """Number of rows of this replica's longest shard."""
         return -(-self.own // self.tp)
 
 
 def recognise(rows: int, batch: BatchRows) -> BatchLayout | None:
-    """Report the layout by a number of rows, where the model's code does not say it.
+    """Infer the layout from a number of rows, if the model's code does not determine it.
 
-    The answer is the same on all ranks of a replica. Whether it is sequence parallel has to be
-    known: three rows may be a replica's only three, or one third of its nine.
+    The result is equal on all ranks of a replica. Whether it is sequence parallel must be known:
+    three rows may be all of a replica, or one third of nine.
 
     Args:
-        rows: Rows of the router's output.
-        batch: The step's.
+        rows: Number of rows of the router's output.
+        batch: The step's numbers of rows.
 
     Returns:
-        None where no layout has as many rows.
+        The layout; None if no layout has that many rows.
     """
     counts = {
         BatchLayout.OWN: batch.own,
@@ -112,21 +112,20 @@ def own_rows(
 ) -> torch.Tensor:
     """Return the rows of this rank's replica, in the order of its batch.
 
-    Sequence shards are put together by one collective, so all ranks of the replica have to call
-    it. It reads nothing from the device, and can be captured in a CUDA graph as far as `gather`
-    can.
+    Sequence shards are gathered by one collective, so all ranks of the replica must call this. It
+    does not synchronise with the device, and can be captured in a CUDA graph if `gather` can.
 
     Args:
-        topk_ids: What the router chose, ``[rows, top_k]``.
+        topk_ids: The router's expert ids, ``[rows, top_k]``.
         batch: The step's numbers of rows.
-        layout: What the rows are.
-        gather: For sequence shards of more than one rank.
+        layout: Layout of the rows.
+        gather: Gather sequence shards; needed for more than one rank.
 
     Returns:
         ``[batch.own, top_k]``.
 
     Raises:
-        UsageError: There are not as many rows as the layout has.
+        UsageError: The number of rows does not match the layout.
     """
     if layout is BatchLayout.OWN:
         _expect(topk_ids, batch.own, layout)
@@ -153,18 +152,18 @@ def capture_own(
     gather: Gather | None = None,
     layout: BatchLayout | None = None,
 ) -> None:
-    """Store the rows of this rank's replica, for a layer that is given others' as well.
+    """Store the rows of this rank's replica, for a layer that also sees others' rows.
 
-    In a step that nobody wants it posts no collective. Rows of no known layout are not stored, so
-    that their tokens are missing. A CUDA graph keeps the numbers that it was captured with: those
-    of batches which were padded to its size.
+    In a step without requests that opted in, it enqueues no collective. Rows of an unknown layout
+    are not stored, so their tokens are missing. A CUDA graph keeps the numbers of its capture,
+    which are those of batches padded to its size.
 
     Args:
-        sink: The layer's.
-        topk_ids: What its router chose, ``[rows, top_k]``.
+        sink: The layer's part of the buffer.
+        topk_ids: Its router's expert ids, ``[rows, top_k]``.
         batch: The step's numbers of rows.
-        gather: For sequence shards of more than one rank.
-        layout: What the rows are, where the model's code says it.
+        gather: Gather sequence shards; needed for more than one rank.
+        layout: Layout of the rows, if the model's code determines it.
     """
     if not sink.buffer.writes:
         return
@@ -179,12 +178,12 @@ def _from_shards(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:
     sizes: Sequence[int] = batch.shards[first : first + batch.tp]
     if sum(sizes) < batch.own:
         raise UsageError(f"shards of {list(sizes)} rows do not hold {batch.own} tokens")
-    # All padding of a replica is at its end, since it was there before the shares were.
+    # A replica's padding is at its end, since the batch was padded before it was sharded.
     return topk_ids[start : start + batch.own]
 
 
 def _padded(topk_ids: torch.Tensor, batch: BatchRows) -> torch.Tensor:
-    """Return a share as long as the longest one: NCCL gathers equal ones."""
+    """Pad a shard to the longest one, since NCCL gathers equal sizes."""
     missing = batch.shard - topk_ids.shape[0]
     if missing == 0:
         return topk_ids

@@ -1,4 +1,4 @@
-"""One request's routing while it runs."""
+"""The routing of one request while it runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Record", "Ticket"]
 
 
 class Ticket:
-    """Where the rows of one scheduled step will go, whatever happens to the request meanwhile.
+    """The destination of one scheduled step's rows, whatever happens to the request meanwhile.
 
     Attributes:
-        request: Whose rows they are.
-        position: Position in the request of the first one.
-        count: How many were scheduled.
+        request: Id of the request.
+        position: Position in the request of the first row.
+        count: Number of scheduled rows.
     """
 
     __slots__ = ("_block_size", "_pages", "count", "position", "request")
@@ -31,7 +31,7 @@ class Ticket:
         self.request = request
         self.position = position
         self.count = count
-        # Pages are appended to this list and never exchanged; a preempted request begins another.
+        # Pages are only appended to this list; a preempted request starts a new list.
         self._pages = pages
         self._block_size = block_size
 
@@ -39,12 +39,12 @@ class Ticket:
         """Store rows from a position of the request on.
 
         Args:
-            position: Of the first.
-            ids: Their experts.
-            missing: Which of them were not captured; None where all were.
+            position: Position of the first row.
+            ids: Expert ids, ``[rows, layers, top_k]``.
+            missing: Which rows were not captured, ``[rows]``; None if all were.
 
         Raises:
-            UsageError: The request had no blocks there.
+            UsageError: The request has no blocks for them.
         """
         size = self._block_size
         if position < 0 or position + len(ids) > len(self._pages) * size:
@@ -62,15 +62,15 @@ class Ticket:
 
 
 class Record:
-    """What is known of one request.
+    """The routing collected for one request.
 
     Args:
-        request: Its id.
-        prompt_tokens: Tokens of its prompt.
-        shape: The model's routing.
-        block_size: Tokens of a page.
-        paged: Whether its pages are those of KV blocks, to be attached; otherwise it makes its
-            own as it goes.
+        request: Id of the request.
+        prompt_tokens: Number of tokens of its prompt.
+        shape: Shape of the model's routing.
+        block_size: Tokens per page.
+        paged: Whether its pages are those of KV blocks and will be attached; otherwise it creates
+            its own.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Record:
         self.block_size = block_size
         self.paged = paged
         self.sent = 0
-        """Tokens that :meth:`take` has handed out."""
+        """Number of tokens that :meth:`take` has returned."""
         self._attempts: list[list[Page]] = [[]]
 
     def attach(self, pages: Iterable[Page]) -> None:
@@ -107,22 +107,22 @@ class Record:
         return Ticket(self.request, pages, size, position, count)
 
     def preempt(self) -> None:
-        """Begin anew with other blocks; what was captured so far, or is in flight, is kept."""
+        """Start again with other blocks; captured and in-flight rows are kept."""
         *older, pages = self._attempts
-        # What an older attempt knows for good is not needed twice, however often this happens.
+        # Keep no page twice that an older attempt has captured completely.
         kept = [page for number, page in enumerate(pages) if not _whole(older, number)]
         if kept:
             wanted = [_whole(older, number) or page for number, page in enumerate(pages)]
-            # Steps in flight go on writing into the list that they were given.
+            # Steps in flight still write to the list in their ticket.
             self._attempts = [*older, wanted, []]
         else:
             self._attempts = [*older, []]
 
     def rows(self, start: int, end: int) -> RoutedExperts:
-        """Return the tokens from one position to another.
+        """Return the routing of the tokens from `start` to `end - 1`.
 
-        Of several attempts the first that captured a token counts: what was generated after it
-        was computed with that routing, and it may have been handed out.
+        The first attempt that captured a token counts: later tokens were computed with that
+        routing, and it may already have been returned.
         """
         whole = self._whole_pages(start, end)
         known = len(whole) * self.block_size
@@ -135,15 +135,15 @@ class Record:
         return RoutedExperts(ids, missing, self.prompt_tokens, start)
 
     def take(self, end: int) -> RoutedExperts:
-        """Return the tokens before a position that have not been handed out."""
+        """Return the routing of tokens before `end` that has not been returned yet."""
         part = self.rows(self.sent, max(end, self.sent))
         self.sent += part.tokens
         return part
 
     def _whole_pages(self, start: int, end: int) -> list[Ids]:
-        """Return as many pages as begin at a token, follow each other and are known for good.
+        """Return the consecutive, completely captured pages from a token on.
 
-        Most tokens of most requests are in such pages, and the scheduler is in a hurry.
+        This is the fast path: most tokens of most requests are in such pages.
         """
         first, odd = divmod(start, self.block_size)
         found: list[Ids] = []
@@ -164,7 +164,7 @@ class Record:
 
 
 def _whole(attempts: list[list[Page]], number: int) -> Page | None:
-    """Return a page of which every token was captured, of the first attempt that has one."""
+    """Return the first attempt's page in which every token was captured; None if there is none."""
     for pages in attempts:
         if number < len(pages) and pages[number].whole is not None:
             return pages[number]

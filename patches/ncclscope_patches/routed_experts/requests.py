@@ -1,4 +1,4 @@
-"""What a request says about routed experts: nothing, unless it opts in."""
+"""A request's arguments about routed experts, by which it opts in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ENCODING", "OPT_IN", "RoutingRequest"]
 OPT_IN = "return_routed_experts"
 """Key in a request's ``vllm_xargs``, and in the ``extra_args`` of sampling parameters."""
 ENCODING = "routed_experts_encoding"
-"""Key of the way in which the server writes them."""
+"""Key of the encoding in the server's answer."""
 
 # vLLM's server turns JSON's true into 1 on the way from vllm_xargs to extra_args.
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
@@ -22,11 +22,11 @@ _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class RoutingRequest:
-    """What one request asks for.
+    """The routing options of one request.
 
     Attributes:
         wanted: Whether it opted in.
-        encoding: How the server is to write the result.
+        encoding: Encoding of the result in the answer.
     """
 
     wanted: bool = False
@@ -37,10 +37,10 @@ class RoutingRequest:
         """Read a request's extra arguments.
 
         Args:
-            extra_args: Those; other keys are other people's.
+            extra_args: The extra arguments; other keys are ignored.
 
         Raises:
-            UsageError: A key of ours has a value that means nothing.
+            UsageError: An argument about routed experts has an invalid value.
         """
         if not extra_args:
             return cls()

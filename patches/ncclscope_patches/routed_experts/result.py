@@ -1,4 +1,4 @@
-"""What a request gets: the experts of its tokens, and which tokens they are not known of."""
+"""The result for a request: the experts of its tokens, and which tokens are missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["RoutedExperts", "routed_tokens"]
 
 
 def routed_tokens(prompt: int, generated: int) -> int:
-    """Return how many tokens of a request are routed: the last one that it generates is not.
+    """Return the number of routed tokens of a request: all but the last generated one.
 
     Args:
-        prompt: Tokens of the prompt.
-        generated: Tokens that were generated; 0 for a request that ended before.
+        prompt: Number of tokens of the prompt.
+        generated: Number of generated tokens; 0 for a request that ended before.
     """
     return prompt + max(generated - 1, 0)
 
@@ -26,10 +26,10 @@ class RoutedExperts:
     """The routing of consecutive tokens of one request.
 
     Attributes:
-        ids: Experts, ``[tokens, layers, top_k]``. Rows of missing tokens are zeros, which says
-            nothing: expert 0 is an expert.
-        missing: For each token, whether its routing is unknown.
-        prompt_tokens: Tokens of the request's prompt.
+        ids: Expert ids, ``[tokens, layers, top_k]``. Rows of missing tokens are zeros, although
+            0 is a valid id.
+        missing: Whether each token's routing is unknown, ``[tokens]``.
+        prompt_tokens: Number of tokens of the request's prompt.
         first: Position in the request of the first token here; not 0 in parts of a stream.
     """
 
@@ -40,17 +40,17 @@ class RoutedExperts:
 
     @property
     def tokens(self) -> int:
-        """How many they are."""
+        """Number of tokens."""
         return len(self.ids)
 
     @property
     def missing_count(self) -> int:
-        """How many of them are missing."""
+        """Number of missing tokens."""
         return int(self.missing.sum())
 
     @property
     def missing_runs(self) -> tuple[tuple[int, int], ...]:
-        """The missing ones: of each run, its first token, counted from the first, and how many."""
+        """Runs of missing tokens: index of the first one here, and length."""
         padded = np.concatenate(([False], self.missing, [False])).astype(np.int8)
         edges = np.flatnonzero(np.diff(padded)).tolist()
         return tuple(
@@ -64,11 +64,11 @@ class RoutedExperts:
 
     @property
     def generation(self) -> RoutedExperts:
-        """The part that belongs to tokens which were generated."""
+        """The part that belongs to generated tokens."""
         return self.part(self._border, self.tokens)
 
     def part(self, start: int, end: int) -> RoutedExperts:
-        """Return some of the tokens, counted from the first one here."""
+        """Return tokens `start` to `end - 1`, counted from the first one here."""
         return RoutedExperts(
             self.ids[start:end], self.missing[start:end], self.prompt_tokens, self.first + start
         )

@@ -1,11 +1,11 @@
-"""What a server adds to a choice of its answer, or of a chunk of a stream.
+"""The fields that a server adds to a choice of its answer, or of a chunk of a stream.
 
     "routed_experts": "k05VTVBZAQB2AHsn...",
     "routed_experts_info": {"encoding": "npy", "first": 0, "tokens": 12, "prompt_tokens": 9,
                             "missing": 4, "missing_runs": [[0, 4]]}
 
-The first field is vLLM's own where the encoding is ``npy``. The second says which tokens these are
-and of which the numbers mean nothing.
+With the encoding ``npy``, the first field is that of vLLM's own feature. The second says which
+tokens these are, and which of them are missing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["FIELD", "INFO", "choice_fields"]
 FIELD = "routed_experts"
 """Field of a choice that holds the array."""
 INFO = "routed_experts_info"
-"""Field of a choice that says what the array is."""
+"""Field of a choice that describes the array."""
 
 
 def choice_fields(result: RoutedExperts | None, encoding: str = "npy") -> dict[str, Any]:
-    """Return what is to be added to a choice of completions, chat or either's stream.
+    """Return the fields to add to a choice of completions or chat, whole or streamed.
 
     Args:
-        result: Of the whole request, or of the tokens that a chunk of a stream is about.
-        encoding: As the request asked for it.
+        result: Routing of the whole request, or of the tokens of a chunk.
+        encoding: The encoding that the request chose.
 
     Returns:
-        Nothing for a request that did not opt in.
+        The fields; empty for a request that did not opt in.
     """
     if result is None:
         return {}

@@ -1,4 +1,4 @@
-"""What one token's routing is made of, and the narrowest type that holds it."""
+"""The shape of one token's routing, and the narrowest type that holds it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ncclscope.errors import UsageError
 __all__ = ["Ids", "Mask", "RoutingShape"]
 
 Ids = NDArray[np.generic]
-"""Numbers of experts, ``[tokens, layers, top_k]``, of the type that :class:`RoutingShape` has."""
+"""Expert ids, ``[tokens, layers, top_k]``, of the type in :class:`RoutingShape`."""
 Mask = NDArray[np.bool_]
-"""One truth value for each token."""
+"""One boolean per token, ``[tokens]``."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class RoutingShape:
     """One model's routing.
 
     Attributes:
-        layers: Layers that route tokens. Dense ones do not count.
-        top_k: Experts of a token in each of them.
-        experts: Experts to choose from, as the router numbers them, from 0.
+        layers: Number of layers that route tokens, without dense layers.
+        top_k: Experts per token in each of them.
+        experts: Number of experts; the router's ids go from 0 to `experts - 1`.
 
     Raises:
-        UsageError: There is no such model.
+        UsageError: No model can have this shape.
     """
 
     layers: int
@@ -45,14 +45,14 @@ class RoutingShape:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The narrowest type for numbers below ``experts``: uint8, uint16 or int32."""
+        """The narrowest type for ids below ``experts``: uint8, uint16 or int32."""
         if self.experts <= 1 << 8:
             return np.dtype(np.uint8)
         return np.dtype(np.uint16 if self.experts <= 1 << 16 else np.int32)
 
     @property
     def token_bytes(self) -> int:
-        """Size of one token's routing."""
+        """Size of one token's routing in bytes."""
         return self.layers * self.top_k * self.dtype.itemsize
 
     def empty(self, tokens: int) -> Ids:
@@ -60,10 +60,10 @@ class RoutingShape:
         return np.zeros((tokens, self.layers, self.top_k), self.dtype)
 
     def check(self, ids: Ids) -> None:
-        """Refuse arrays of another model, or of a type that could not hold its experts.
+        """Raise an error for an array of another shape or type.
 
         Raises:
-            UsageError: These are not rows of this shape and type.
+            UsageError: The rows do not have this shape and type.
         """
         if ids.ndim != 3 or ids.shape[1:] != (self.layers, self.top_k) or ids.dtype != self.dtype:
             raise UsageError(

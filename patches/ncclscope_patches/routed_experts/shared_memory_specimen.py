@@ -1,12 +1,12 @@
-"""The way it was done first: shared memory, a lock file, a wait for the GPU in every step.
+"""The original design, a buggy reference: shared memory, a lock file, a GPU wait in every step.
 
-A specimen, to be compared with and to be caught; nothing here uses it. What it costs:
+It is for comparison and tests; no other module uses it. Its costs and bugs:
 
-- the worker waits for the device twice in each step, whether or not anybody wants the result;
-- it writes all of the batch under an exclusive lock, for which it waits while a reader copies;
-- the scheduler waits for the same lock for each request that ends, in the loop that feeds all
-  workers; with expert parallelism one late worker stops all others at the next collective;
-- slots are read as they are: rows of a block's earlier content count as routing.
+- the worker waits for the device twice per step, even if no request opted in;
+- it writes the whole batch under an exclusive lock, and waits for it while a reader copies;
+- the scheduler waits for the same lock for each ended request, in the loop that feeds all
+  workers; with expert parallelism one late worker blocks all others at the next collective;
+- slots are read unchecked: rows of a block's earlier content count as routing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class SharedMemorySpecimen:
     """Routing by physical KV slot in a segment that worker and scheduler map.
 
     Args:
-        shape: The model's routing.
-        slots: KV slots of the engine.
-        path: The segment, in a file system that is memory; both sides say the same.
-        create: Whether this side makes it, and removes it in the end.
+        shape: Shape of the model's routing.
+        slots: Number of KV slots of the engine.
+        path: File of the segment, in a memory file system; equal on both sides.
+        create: Whether this side creates the segment, and removes it at the end.
 
     Attributes:
-        device_waits: How often a device was waited for.
-        locks: How often the lock was taken.
+        device_waits: Number of waits for the device.
+        locks: Number of times the lock was taken.
     """
 
     def __init__(self, shape: RoutingShape, slots: int, path: Path, *, create: bool) -> None:
@@ -55,7 +55,7 @@ class SharedMemorySpecimen:
         """Store a step, on the worker.
 
         Args:
-            ids: All of the batch, ``(layers, tokens, top_k)``.
+            ids: Expert ids of the whole batch, ``(layers, tokens, top_k)``.
             slot_mapping: KV slot of each token, ``(tokens,)``.
         """
         where = slot_mapping.cpu().numpy()
@@ -65,12 +65,12 @@ class SharedMemorySpecimen:
             self._ids[where] = rows.astype(self.shape.dtype)
 
     def read(self, slots: Ids) -> Ids:
-        """Return what is in some slots, for a request that ended, on the scheduler."""
+        """Return the contents of some slots, for an ended request, on the scheduler."""
         with self._locked():
             return np.array(self._ids[slots])
 
     def close(self) -> None:
-        """Give the segment back."""
+        """Close the segment; the side that created it removes it."""
         del self._ids
         if self._create:
             self._path.unlink()

@@ -1,8 +1,8 @@
-"""Routing by physical KV block, so that a prefix-cache hit finds what an earlier request left.
+"""Routing by physical KV block, so that a prefix-cache hit finds an earlier request's routing.
 
-A :class:`Page` stands for one content of a block, not for the block. When the block is given new
-content, the store forgets the page; whoever still holds it, such as a step in flight or a request
-that has ended, reads and writes the old content's routing and nobody else's.
+A :class:`Page` belongs to one content of a block, not to the block. When the block gets new
+content, the store forgets the page. A step in flight or an ended request that still holds the page
+then accesses only the old content's routing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Page", "SlotStore"]
 
 
 class Page:
-    """The routing of one block's tokens, as far as it was captured.
+    """The captured routing of one block's tokens.
 
     Args:
-        shape: The model's routing.
-        size: Tokens of a block.
+        shape: Shape of the model's routing.
+        size: Tokens per block.
     """
 
     __slots__ = ("_captured", "_ids", "shape", "size")
@@ -30,26 +30,26 @@ class Page:
     def __init__(self, shape: RoutingShape, size: int) -> None:
         self.shape = shape
         self.size = size
-        self._captured = 0  # One bit for each token: a step has many requests, of a token each.
+        self._captured = 0  # One bit per token: a step has many requests with one token each.
         self._ids: Ids | None = None
 
     @property
     def nbytes(self) -> int:
-        """Memory of its array; none before the first write."""
+        """Memory of its array in bytes; 0 before the first write."""
         return 0 if self._ids is None else self._ids.nbytes
 
     @property
     def whole(self) -> Ids | None:
-        """Its tokens, if all of them were captured."""
+        """Its ids, ``[size, layers, top_k]``, if all tokens were captured; else None."""
         return self._ids if self._captured == (1 << self.size) - 1 else None
 
     def write(self, offset: int, ids: Ids, missing: Mask | None = None) -> None:
         """Store tokens from an offset on.
 
         Args:
-            offset: Place of the first one in the block.
-            ids: Their experts.
-            missing: Which of them were not captured; None where all were.
+            offset: Index of the first token in the block.
+            ids: Expert ids, ``[tokens, layers, top_k]``.
+            missing: Which tokens were not captured, ``[tokens]``; None if all were.
         """
         bits = (1 << len(ids)) - 1
         if missing is not None:
@@ -63,12 +63,12 @@ class Page:
         self._captured |= bits << offset
 
     def overlay(self, start: int, ids: Ids, missing: Mask) -> None:
-        """Put its captured tokens, from one on, over others'.
+        """Copy its captured tokens over others.
 
         Args:
-            start: First token of the page that is wanted.
-            ids: Where they go; as many as are wanted.
-            missing: Of those, cleared for each that is captured here.
+            start: Index of the first token to copy.
+            ids: Receives the expert ids, ``[tokens, layers, top_k]``.
+            missing: Cleared for each token that is captured here, ``[tokens]``.
         """
         if self._ids is None:
             return
@@ -81,10 +81,10 @@ class SlotStore:
     """Pages by block.
 
     Args:
-        shape: The model's routing.
-        block_size: Tokens of a block.
-        max_pages: How many are kept at most; the oldest go first. None for one per block. A
-            forgotten page makes tokens of later prefix-cache hits missing.
+        shape: Shape of the model's routing.
+        block_size: Tokens per block.
+        max_pages: Maximum number of pages, oldest removed first; None for one per block. After
+            removal, tokens of later prefix-cache hits are missing.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class SlotStore:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all pages."""
+        """Memory of all pages in bytes."""
         return sum(page.nbytes for page in self._pages.values())
 
     def renew(self, block_ids: Iterable[int]) -> None:
-        """Forget what blocks held: they are about to be given new content.
+        """Forget the pages of blocks that are about to get new content.
 
-        To be called for every block that is allocated, whether or not its request opted in and
-        whoever fills it; not for those that a request shares because of a prefix-cache hit.
+        Call it for every allocated block, even if its request did not opt in; not for blocks that
+        a request shares because of a prefix-cache hit.
         """
         for block in block_ids:
             self._pages.pop(block, None)
 
     def page(self, block_id: int) -> Page:
-        """Return the page of a block's content, to be filled."""
+        """Return the page of a block's content, creating it if needed."""
         page = self._pages.get(block_id)
         if page is None:
             page = self._pages[block_id] = Page(self.shape, self.block_size)
@@ -124,11 +124,11 @@ class SlotStore:
         return page
 
     def find(self, block_id: int) -> Page:
-        """Return the page of a block that others filled; an empty one where it was forgotten."""
+        """Return the page of a block that others filled; an empty one if it was removed."""
         page = self._pages.get(block_id)
-        # Nobody would write to it, so it is not worth another one's place.
+        # No one writes to an empty page, so it should not take another page's place.
         return Page(self.shape, self.block_size) if page is None else page
 
     def clear(self) -> None:
-        """Forget all, as a reset of the prefix cache does."""
+        """Forget all pages, as a reset of the prefix cache does."""
         self._pages.clear()

@@ -1,4 +1,4 @@
-"""Which deployments routed experts are not captured in, and why."""
+"""Reject deployments in which routed experts cannot be captured."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["Deployment", "refuse_unsupported"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is asked of an engine at its start.
+    """The configuration of an engine.
 
     Attributes:
-        experts: Experts of a layer; 0 for a dense model.
-        pipeline_parallel: Stages.
-        context_parallel: Ranks that share one sequence, in prefill or in decode.
-        kv_connector: Name of what brings KV blocks from elsewhere, such as the other side of
-            a prefill/decode split; empty for none.
-        kv_offload: Whether KV blocks leave the device and come back.
+        experts: Experts per layer; 0 for a dense model.
+        pipeline_parallel: Number of pipeline stages.
+        context_parallel: Number of ranks that share one sequence, in prefill or decode.
+        kv_connector: Name of the connector that transfers KV blocks, such as that of a
+            prefill/decode split; empty for none.
+        kv_offload: Whether KV blocks are offloaded from the device.
         generates: Whether the model generates text.
-        hidden_routing: Layers whose kernel chooses experts and tells nobody, by name.
-        micro_batches: Whether a step's batch is computed in several pieces at a time.
-        other_runner: Whether a model runner is at work that the capture knows nothing of.
+        hidden_routing: Names of layers whose kernel chooses experts without exposing them.
+        micro_batches: Whether a step's batch is computed in micro-batches.
+        other_runner: Whether it uses an unsupported model runner.
     """
 
     experts: int
@@ -38,12 +38,10 @@ class Deployment:
 
 
 def refuse_unsupported(deployment: Deployment) -> None:
-    """Refuse what would give results with holes in them that nobody asked for.
-
-    To be called before anything is allocated.
+    """Reject deployments whose results would be incomplete; call it before any allocation.
 
     Raises:
-        UsageError: With all reasons.
+        UsageError: The deployment is not supported; the message lists all reasons.
     """
     reasons = list(_reasons(deployment))
     if reasons:

@@ -1,10 +1,9 @@
-"""From the device to the host, beside the main stream.
+"""Copy captured rows from the device to the host, on a second stream.
 
-Each step that somebody wants goes through a place of its own: a staging buffer on the device, which
-the main stream fills, and a pinned one on the host, which a second stream fills from it. A place
-is taken again only when its rows have been read on the host, or nobody will read them and the copy
-is over. So nothing in flight is overwritten, whatever the main stream goes on to do, and the main
-stream never waits. On the CPU the same code runs without streams.
+Each captured step gets its own place: a staging buffer on the device, which the main stream fills,
+and a pinned buffer on the host, which a second stream fills from it. A place is reused only after
+its rows were read on the host, or were dropped and the copy is complete. So nothing in flight is
+overwritten, and the main stream never waits. On the CPU the same code runs without streams.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from ncclscope_patches.routed_experts.shape import Ids, Mask, RoutingShape
 __all__ = ["CopyQueue", "Flight"]
 
 _PIECES = 8
-"""Up to so many pieces of a batch are copied one by one; more are copied with what is between."""
+"""Up to this many pieces of a batch are copied one by one; otherwise gaps are copied, too."""
 
-# Of uint16, torch has little more than copies. The same bits in int16 can be indexed everywhere.
+# torch supports little besides copies for uint16; the same bits as int16 can be indexed.
 _STORAGE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -33,15 +32,15 @@ class BufferPlace:
     """Buffers of one step in flight.
 
     Args:
-        capture: What is copied.
-        slots: Whether numbers of KV slots are, too.
+        capture: The buffer to copy from.
+        slots: Whether KV slots are copied, too.
     """
 
     def __init__(self, capture: CaptureBuffer, *, slots: bool) -> None:
         device, tokens = capture.device, capture.max_tokens
         routing = (tokens, capture.shape.layers, capture.shape.top_k)
         cuda = device.type == "cuda"
-        # Made in inference mode, they could not be written outside of it.
+        # Tensors created in inference mode cannot be written outside of it.
         with torch.inference_mode(False):
             self.ids = torch.empty(routing, dtype=_storage(capture), device=device)
             self.missing = torch.empty(tokens, dtype=torch.bool, device=device)
@@ -57,7 +56,7 @@ class BufferPlace:
 
     @property
     def idle(self) -> bool:
-        """Whether no copy into it is under way."""
+        """Whether no copy into it is in progress."""
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
 
@@ -65,11 +64,11 @@ class Flight:
     """One step on its way to the host.
 
     Args:
-        shape: The model's routing.
-        place: Where it is; given back in the end.
-        rows: Whose rows they are, and where each request's are in the place.
-        model: Whose routing it is.
-        free: Where the place goes back to.
+        shape: Shape of the model's routing.
+        place: The step's buffers, returned at the end.
+        rows: Each request's rows in the place.
+        model: Name of the model.
+        free: List to which the place is returned.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Flight:
         self.model = model
         self._shape = shape
         self._place = place
-        # Also where a step is dropped on the way, and nobody ever takes it.
+        # This also covers a step that is dropped and never taken.
         self._release = weakref.finalize(self, free.append, place)
         self._release.atexit = False
 
@@ -94,12 +93,12 @@ class Flight:
         return self._place.idle
 
     def take(self) -> StepDelta:
-        """Return the rows, once; wait for this step's copy and for nothing else.
+        """Return the rows, once, waiting only for this step's copy.
 
-        To be called where the output is wanted, not where steps are launched.
+        Call it where the output is needed, not where steps are launched.
 
         Raises:
-            UsageError: They have been taken.
+            UsageError: The rows have already been taken.
         """
         if not self._release.alive:
             raise UsageError("the rows of a step can be taken once")
@@ -107,7 +106,7 @@ class Flight:
         if place.copied is not None:
             place.copied.synchronize()
         end = max(own.first + own.count for own in self.rows)
-        # Copies, since the next step but one will want the place.
+        # Copy them, since a later step will reuse the place.
         ids, missing, slots = (array[:end].copy() for array in place.arrays)
         self._release()
         ids = ids.view(self._shape.dtype)
@@ -128,15 +127,15 @@ class CopyQueue:
     """Copies steps of one model.
 
     Args:
-        capture: What the forward pass writes.
-        depth: Steps that may be in flight at a time; one more than the engine's batch queue.
-        slots: Whether the runner's numbers of KV slots come along.
-        model: Whose routing it is.
+        capture: The buffer that the forward pass writes.
+        depth: Maximum number of steps in flight: one more than the engine's batch queue.
+        slots: Whether the runner's KV slots are copied, too.
+        model: Name of the model.
 
     Attributes:
-        started: Steps that were sent on their way.
-        copied_rows: Rows that were copied for them.
-        dropped: Steps for which no place was free. Their tokens are missing.
+        started: Number of steps whose copy was started.
+        copied_rows: Number of rows copied for them.
+        dropped: Number of steps for which no place was free; their tokens are missing.
     """
 
     def __init__(
@@ -154,23 +153,24 @@ class CopyQueue:
 
     @property
     def free(self) -> int:
-        """Places that no step is in."""
+        """Number of free places."""
         return len(self._free)
 
     def start(
         self, rows: Sequence[RequestRows], slot_mapping: torch.Tensor | None = None
     ) -> Flight | None:
-        """Send a step on its way, right after its forward pass, on the same stream.
+        """Start copying a step, right after its forward pass, on the same stream.
 
         Args:
-            rows: Of the requests that opted in; at least one.
-            slot_mapping: KV slot of each row of the batch. The caller may overwrite it at once.
+            rows: Rows of the requests that opted in; at least one.
+            slot_mapping: KV slot of each row of the batch, ``[rows]``. The caller may overwrite it
+                at once.
 
         Returns:
-            None where no place was free.
+            The step in flight; None if no place was free.
 
         Raises:
-            UsageError: The rows are not rows of a batch, or a slot mapping is missing.
+            UsageError: The rows are not rows of a batch, or the slot mapping is missing.
         """
         ordered = check_rows(rows, self.capture.max_tokens)
         if not ordered or (slot_mapping is None) == self.slots:
@@ -194,7 +194,7 @@ class CopyQueue:
         return Flight(self.capture.shape, place, tuple(moved), self.model, self._free)
 
     def _vacant(self) -> BufferPlace | None:
-        """Return a place, without waiting for one."""
+        """Return a free place, or None, without waiting."""
         for _ in range(len(self._free)):
             place = self._free.popleft()
             if place.idle:
@@ -214,7 +214,7 @@ class CopyQueue:
             place.slots[here].copy_(slot_mapping[rows])
 
     def _copy(self, place: BufferPlace, rows: int) -> None:
-        """Copy what was staged to the host."""
+        """Copy the staged rows to the host."""
         if self._stream is None or place.filled is None or place.copied is None:
             for to, of in zip(place.pinned, place.staged, strict=True):
                 to[:rows].copy_(of[:rows])
@@ -240,7 +240,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _pieces(rows: Sequence[RequestRows]) -> list[range]:
-    """Return the rows as few pieces of the batch, in its order."""
+    """Return the rows as a few contiguous pieces of the batch, in order."""
     pieces: list[range] = []
     for own in rows:
         if pieces and pieces[-1].stop == own.first:

@@ -1,4 +1,4 @@
-"""The worker's side: what a model runner calls around each step.
+"""The worker's side: the interface that a model runner calls around each step.
 
     layers = RoutedLayers.of(model, routes)                     # once
     buffer = layers.buffer(top_k=8, experts=128, max_tokens=8192, device="cuda")
@@ -11,8 +11,8 @@
     ...
     delta = flight.take()                                       # where the output is put together
 
-A step that nobody opted in for costs a comparison: no copy, no allocation, nothing on the device
-but what a CUDA graph writes anyway.
+A step without requests that opted in costs one comparison: no copy, no allocation, and no device
+work besides the writes in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["RoutedExpertsWorker"]
 
 
 class RoutedExpertsWorker:
-    """Capture and transfer of one model on one rank. A draft model has one of its own.
+    """Capture and transfer of one model on one rank; a draft model has its own.
 
     Args:
-        capture: What its layers write to.
-        depth: Steps that may be in flight at a time.
-        slots: Whether numbers of KV slots come along.
-        sends: Whether this rank hands rows to the scheduler. The other ranks of a replica only
-            help to put sequence shards together.
-        model: Which model it is.
+        capture: The buffer that its layers write to.
+        depth: Maximum number of steps in flight.
+        slots: Whether KV slots are copied, too.
+        sends: Whether this rank sends rows to the scheduler. The other ranks of a replica only
+            take part in gathering sequence shards.
+        model: Name of the model.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class RoutedExpertsWorker:
 
     @property
     def wanted(self) -> bool:
-        """Whether the step under way is captured for somebody."""
+        """Whether the current step is captured."""
         return bool(self._rows)
 
     def begin_step(self, rows: Sequence[RequestRows]) -> None:
         """Begin a step.
 
         Args:
-            rows: Of the requests that opted in; none, mostly. They are copied: the scheduler may
-                go on with its own.
+            rows: Rows of the requests that opted in, often none. They are copied, so that the
+                scheduler may modify its own.
 
         Raises:
-            UsageError: They are not rows of a batch, or the step before has not ended.
+            UsageError: They are not rows of a batch, or the previous step has not ended.
         """
         if self._rows:
             raise UsageError("a step begins where another has not ended")
@@ -77,13 +77,13 @@ class RoutedExpertsWorker:
             self.capture.begin(last.first + last.count)
 
     def end_step(self, slot_mapping: torch.Tensor | None = None) -> Flight | None:
-        """End it and send its rows on their way.
+        """End the step and start copying its rows.
 
         Args:
-            slot_mapping: KV slot of each row of the batch, where they were asked for.
+            slot_mapping: KV slot of each row of the batch, ``[rows]``, if requested.
 
         Returns:
-            To be taken when the output is put together; None where there is nothing to take.
+            The step in flight, to be taken when the output is created; None if there is none.
         """
         if not self._rows:
             return None

@@ -18,7 +18,7 @@ WORK = "work"
 """Detail of a ``dequeue`` that waits for as long as it takes: a worker's, for what comes next."""
 
 _LONGEST = 64
-"""Characters of a method's name: what is longer has been made up by a program."""
+"""Longest name of a method in characters; longer ones are generated."""
 _NOTHING = (None, 0)
 _FOR_WORK = (WORK, 0)
 

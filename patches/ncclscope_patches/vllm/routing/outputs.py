@@ -1,9 +1,9 @@
-"""The front's part: checks what requests ask for, and gives each output its routing.
+"""The API server's part: validate requests, and add the routing to their outputs.
 
 A ``CompletionOutput`` of a request that opted in has ``routed_experts_result``, a
-:class:`RoutedExperts`: of the whole request at its end, or in a stream of deltas of the tokens that
-are new. vLLM's own field ``routed_experts`` is set at the end where no token is missing; it
-cannot say which ones are.
+:class:`RoutedExperts`. It covers the whole request at its end or, in a stream of deltas, the new
+tokens. vLLM's own field ``routed_experts`` is set at the end if no token is missing, since it
+cannot mark missing ones.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _SENT = "_ncclscope_routing_sent"
 
 
 def extend_inputs(module: Any) -> None:
-    """Refuse requests whose words about routed experts mean nothing."""
+    """Reject requests with invalid arguments about routed experts."""
     wrap(module.InputProcessor, "process_inputs", _process_inputs)
 
 
 def extend_processor(module: Any) -> None:
-    """Put the parts that the engine sent into the outputs."""
+    """Add the parts that the engine sent to the outputs."""
     wrap(module.RequestState, "_new_completion_output", _new_completion_output)
 
 
 def extend_outputs(module: Any) -> None:
-    """Keep parts apart from each other's fate where outputs of a stream are merged."""
+    """Join the parts correctly when vLLM merges outputs of a stream."""
     wrap(module.RequestOutput, "add", _add)
 
 
 def joined(earlier: RoutedExperts | None, later: RoutedExperts | None) -> RoutedExperts | None:
-    """Put two parts of a request together that follow each other."""
+    """Join two consecutive parts of a request."""
     if earlier is None or later is None:
         return later if earlier is None else earlier
     return RoutedExperts(
@@ -63,7 +63,7 @@ def _process_inputs(
 
 
 def _clients_mistake(message: str) -> Exception:
-    """Return what vLLM's server answers with status 400."""
+    """Return an exception that vLLM's server answers with status 400."""
     from vllm import exceptions
 
     kind: type[Exception] = getattr(exceptions, "VLLMValidationError", ValueError)
@@ -89,7 +89,7 @@ def _put_result(state: Any, output: Any, chunks: list[Any], finish_reason: Any) 
         return
     first = getattr(state, _SENT, 0)
     packed = np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
-    # A stop string may end the answer before the engine knows of it.
+    # A stop string may end the answer before the engine stops.
     end = routed_tokens(state.prompt_len, state.detokenizer.num_output_tokens())
     result = unpack(packed[: max(end - first, 0)], state.prompt_len, first)
     setattr(state, _SENT, first + result.tokens)

@@ -1,7 +1,7 @@
-"""Routing and what is missing of it as one array, for a field of vLLM's that holds an array.
+"""Pack routing and its missing mask into one array, for a vLLM field that holds an array.
 
-Behind the layers of each token comes one more, whose first number is 1 where the token is missing.
-Parts can be put together, and cut off at the end, by whoever knows nothing of it.
+Each token gets one extra layer, whose first number is 1 if the token is missing. Code that does not
+know this format can still concatenate and truncate such arrays.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ def pack(part: RoutedExperts) -> Ids:
 
 
 def unpack(packed: Ids, prompt_tokens: int, first: int = 0) -> RoutedExperts:
-    """Read what :func:`pack` has written, in as many parts as there were."""
+    """Return the routing of an array from :func:`pack`, or of several concatenated ones.
+
+    Args:
+        packed: ``[tokens, layers + 1, top_k]``.
+        prompt_tokens: Number of tokens of the prompt.
+        first: Position in the request of the first token.
+    """
     missing = packed[:, -1, 0] != 0
     return RoutedExperts(np.ascontiguousarray(packed[:, :-1]), missing, prompt_tokens, first)

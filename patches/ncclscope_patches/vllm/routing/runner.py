@@ -1,6 +1,6 @@
-"""The worker's part: routers write, and the rows of a step leave with its output.
+"""The worker's part: capture what routers choose, and send the rows with the step's output.
 
-A step without a request that opted in is recognised by an empty set, and nothing else happens.
+A step without requests that opted in costs only the check of an empty set.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ DELTA = "ncclscope_routing"
 """Attribute of a ``ModelRunnerOutput`` that holds its :class:`StepDelta`."""
 _ROUTING = "_ncclscope_routing"
 _FLIGHT = "_ncclscope_flight"
-# A step that fails is missing, and the next one is captured again: ranks of a replica gather
-# shares together, so that none of them may stop doing so by itself.
+# If the capture of a step fails, its tokens are missing, and the next step is captured again. A
+# rank must not stop capturing alone, since the ranks of a replica gather their shards together.
 _LOST = "the routing of a step was not captured"
 
 
 def extend_runner(module: Any) -> None:
-    """Add the capture to vLLM's model runner, and to its output that is still on its way."""
+    """Add the capture to vLLM's model runner and to its asynchronous output."""
     runner = module.GPUModelRunner
     wrap(runner, "load_model", _load_model)
     wrap(runner, "execute_model", _execute_model)
@@ -53,7 +53,7 @@ def extend_runner(module: Any) -> None:
 
 
 def extend_cpu_runner(module: Any) -> None:
-    """Add the capture where a CPU worker loads its model, which it does its own way."""
+    """Add the capture to the CPU worker's own way of loading a model."""
     wrap(module.CPUModelRunner, "load_model", _load_model)
 
 
@@ -63,7 +63,7 @@ def extend_worker(module: Any) -> None:
 
 
 def opts_in(sampling_params: Any) -> bool:
-    """Return whether a request wants its routing. What it says has been checked by the server."""
+    """Return whether a request opted in; the server has already validated its arguments."""
     extra = getattr(sampling_params, "extra_args", None)
     if not extra:
         return False
@@ -77,10 +77,10 @@ class RunnerRouting:
     """Capture and transfer of one model runner.
 
     Args:
-        runner: vLLM's, with its model loaded.
+        runner: vLLM's model runner, with its model loaded.
 
     Raises:
-        UsageError: Its layers differ, or some do not tell what they chose.
+        UsageError: Its layers differ in shape, or some do not expose their routing.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -117,12 +117,12 @@ class RunnerRouting:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Layers, top k and experts."""
+        """Numbers of layers, chosen experts per token (top k), and experts."""
         shape = self.worker.capture.shape
         return shape.layers, shape.top_k, shape.experts
 
     def begin(self, scheduled: Any) -> None:
-        """Note who opted in, and what the step about to be run is made of."""
+        """Note which requests opted in, and the scheduling of the coming step."""
         self._opted -= scheduled.finished_req_ids
         for new in scheduled.scheduled_new_reqs:
             if opts_in(new.sampling_params):
@@ -130,7 +130,7 @@ class RunnerRouting:
         self._scheduled = scheduled if self._opted else None
 
     def end(self) -> None:
-        """Forget the step's scheduling; its rows may still be on their way."""
+        """Forget the step's scheduling; its rows may still be in flight."""
         self._scheduled = None
 
     def rows(self, requests: list[str]) -> list[RequestRows]:
@@ -150,18 +150,18 @@ class RunnerRouting:
         return rows
 
     def open(self, requests: list[str]) -> bool:
-        """Begin to capture, right before the forward pass; False where nobody wants it."""
+        """Begin to capture, right before the forward pass; return False if no request opted in."""
         rows = self.rows(requests)
         if rows:
             self.worker.begin_step(rows)
         return bool(rows)
 
     def close(self) -> None:
-        """Send the step's rows on their way, right after it."""
+        """Start copying the step's rows, right after the forward pass."""
         self._flight = self.worker.end_step()
 
     def take(self) -> Flight | None:
-        """Return the rows of the step whose output is being made."""
+        """Return the rows of the step whose output is being created."""
         flight, self._flight = self._flight, None
         return flight
 
@@ -181,7 +181,7 @@ class RunnerRouting:
             session.warn_once(_ROUTING, f"routing of a layer was not captured: {error}")
 
     def _batch(self) -> BatchRows | None:
-        """Return how many rows who has, or None where there is one replica."""
+        """Return the numbers of rows of all replicas; None if there is one replica."""
         metadata = self._context().dp_metadata
         if metadata is None:
             return None
@@ -200,7 +200,7 @@ class RunnerRouting:
 
 
 def _routing_modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the modules that have a router of their own, in the order of the model."""
+    """Yield the modules with their own router, in the model's order."""
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     seen = set()
@@ -217,10 +217,10 @@ def _hides(module: Any) -> bool:
 
 
 def _known_layout(module: Any, batch: BatchRows) -> BatchLayout | None:
-    """Return what the rows of a layer's router are, where vLLM's code says it.
+    """Return the layout of a router's rows, if vLLM's code determines it.
 
-    By their number alone ranks of a replica could come to different answers, and one of them would
-    wait in a collective for the others.
+    From the number of rows alone, ranks of a replica could infer different layouts, and one of them
+    would wait for the others in a collective.
     """
     gathered = getattr(module, "do_naive_dispatch_combine", None)
     if gathered is None:
@@ -237,9 +237,10 @@ def _tensor_group() -> Any:
 
 
 def _gather(rows: torch.Tensor) -> torch.Tensor:
-    """Put the rows of all ranks of the replica together.
+    """Gather the rows of all ranks of the replica.
 
-    As the floats of the same bits: what vLLM gathers with on the CPU knows no integers.
+    They are gathered as floats with the same bits, since vLLM's CPU collectives do not support
+    integers.
     """
     words = rows.contiguous().view(torch.float32)
     gathered: torch.Tensor = _tensor_group().all_gather(words, dim=0)
@@ -254,7 +255,7 @@ def _most_tokens(runner: Any) -> int:
 
 def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     result = usual(self, *args, **kwargs)
-    # Here an exception ends the start, with its reason: nobody has been promised anything yet.
+    # An exception here ends the server's start with a reason, before it accepts requests.
     setattr(self, _ROUTING, RunnerRouting(self))
     return result
 

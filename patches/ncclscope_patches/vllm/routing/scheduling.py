@@ -1,7 +1,7 @@
-"""The engine's part: where each row belongs, whatever happens to its request meanwhile.
+"""The engine's part: track where each row belongs, whatever happens to its request meanwhile.
 
-vLLM's scheduler goes on as it does. What it decided is read off afterwards; only a collector
-of dictionaries and arrays is kept beside it, in the same thread.
+vLLM's scheduler is unchanged. This module reads its decisions afterwards, and keeps a collector of
+dictionaries and arrays in the same thread.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["SchedulerRouting", "collected", "extend_engine", "extend_scheduler"]
 
 _ROUTING = "_ncclscope_routing"
 _TOGETHER = 64
-"""Generated tokens whose routing goes to the server at a time, unless they are streamed."""
+"""Generated tokens whose routing is sent to the server together, unless they are streamed."""
 
 
 def extend_scheduler(module: Any) -> None:
-    """Add the collection to vLLM's scheduler; one without a collector goes on as before."""
+    """Add the collection to vLLM's scheduler; one without a collector is unchanged."""
     scheduler = module.Scheduler
     wrap(scheduler, "__init__", _init_scheduler)
     wrap(scheduler, "schedule", _schedule)
@@ -39,31 +39,31 @@ def extend_scheduler(module: Any) -> None:
 
 def extend_engine(module: Any) -> None:
     """Ask the workers of each engine what they capture, once they have loaded the model."""
-    # The engine's constructor is what loads plugins, so that it is too late to wrap that.
+    # The engine's constructor loads the plugins, so it is too late to wrap the constructor.
     wrap(module.EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
 
 
 def _is_read_at_once(request: Any) -> bool:
-    """Return whether the server may need the routing of a token right with that token.
+    """Return whether the server may need a token's routing together with that token.
 
-    It does for a stream; and where it looks for stop strings, it may end the request at any token.
+    It does for a stream. And with stop strings it may end the request at any token.
     """
     asked = request.sampling_params
     return asked.output_kind.name != "FINAL_ONLY" or bool(asked.stop)
 
 
 def collected(scheduler: Any) -> int:
-    """Return for how many requests a scheduler of vLLM's keeps routing."""
+    """Return the number of requests for which a vLLM scheduler keeps routing."""
     routing: SchedulerRouting | None = getattr(scheduler, _ROUTING, None)
     return 0 if routing is None else len(routing.collector)
 
 
 class SchedulerRouting:
-    """The collector of one engine, and what it is told.
+    """Feeds the collector of one engine.
 
     Args:
-        scheduler: vLLM's.
-        shape: Its model's routing.
+        scheduler: vLLM's scheduler.
+        shape: Shape of its model's routing.
     """
 
     def __init__(self, scheduler: Any, shape: RoutingShape) -> None:
@@ -82,15 +82,15 @@ class SchedulerRouting:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody who runs has opted in."""
+        """Whether no running request has opted in."""
         return not self._requests
 
     def renew(self, blocks: Iterable[int]) -> None:
-        """Note that KV blocks get new content, whoever they are for."""
+        """Note that KV blocks get new content, for any request."""
         self.collector.renew(blocks)
 
     def scheduled(self, output: Any) -> None:
-        """Note who is admitted, who got which blocks, and where a step's rows will go."""
+        """Note admitted requests, their blocks, and the positions of a step's rows."""
         for request in self._ended:
             self._forget(request)
         self._ended.clear()
@@ -114,15 +114,15 @@ class SchedulerRouting:
             self._in_flight[id(output)] = (output, tickets, cached.resumed_req_ids)
 
     def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
-        """Store what a step's output brings, before the scheduler looks at it.
+        """Store the rows of a step's output, before the scheduler processes it.
 
         Args:
-            output: What was scheduled.
-            delta: What the workers sent.
-            sampled: By request, how many tokens it was given; of a step with drafts.
+            output: The step's scheduling.
+            delta: The rows that the workers sent.
+            sampled: Number of sampled tokens by request, for a step with drafts.
         """
         _, tickets, resumed = self._in_flight.pop(id(output), (None, [], set()))
-        # Of a request that lost its blocks, or ended, the step may be one that never counts.
+        # If a request ended or lost its blocks, the step's tokens may be discarded.
         tickets = [ticket for ticket in tickets if not self._is_dropped(ticket.request)]
         drafts = output.scheduled_spec_decode_tokens
         accepted, positions = {}, {}
@@ -160,7 +160,7 @@ class SchedulerRouting:
         self.collector.preempt(request)
 
     def ended(self, request: str) -> None:
-        """Note that a request's blocks are free. Its last output may still be to come."""
+        """Note that a request's blocks are free; its last output may follow later."""
         if request in self._requests:
             self._ended.append(request)
 
@@ -209,7 +209,7 @@ class SchedulerRouting:
 
 
 _shapes: list[tuple[Any, RoutingShape]] = []
-"""Of engines that have workers and no scheduler yet: configuration, and what workers capture."""
+"""Configuration and routing shape of engines that have workers but no scheduler yet."""
 
 
 def _initialize_kv_caches(usual: Any, self: Any, vllm_config: Any) -> Any:
@@ -246,7 +246,7 @@ def _get_new_blocks(usual: Any, routing: SchedulerRouting, *args: Any, **kwargs:
 
 
 def _guarded(self: Any, tell: Callable[[SchedulerRouting], None]) -> None:
-    """Report the collector. If it fails it is taken away, and no request waits for it."""
+    """Call the collector; if it fails, remove it, so that no request waits for it."""
     routing: SchedulerRouting | None = getattr(self, _ROUTING, None)
     if routing is None:
         return

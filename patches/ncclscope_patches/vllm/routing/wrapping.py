@@ -1,4 +1,4 @@
-"""Puts something around a method of somebody else's class, once."""
+"""Wrap methods of another package's classes, once each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _Result = TypeVar("_Result")
 
 
 def attempt(what: str, action: Callable[[], _Result]) -> _Result | None:
-    """Do something that must not fail into vLLM.
+    """Call a function whose exceptions must not reach vLLM.
 
     Args:
-        what: What is not done if it fails; said once in the log.
-        action: It.
+        what: Consequence of a failure, logged once.
+        action: The function.
 
     Returns:
-        What it returns; None where it failed.
+        Its result; None if it failed.
     """
     try:
         return action()
@@ -32,15 +32,15 @@ def attempt(what: str, action: Callable[[], _Result]) -> _Result | None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Has calls of a method go through a function.
+    """Wrap a method by a function.
 
     Args:
         owner: The class.
-        name: Its method, which it has to have; a subclass's own does not count.
-        around: Called with the method as it was, and then as the method is.
+        name: Name of the method, which the class must have; a subclass's own is not wrapped.
+        around: Called with the original method, followed by the method's arguments.
 
     Raises:
-        NotImplementedError: There is no such method.
+        NotImplementedError: The class has no such method.
     """
     usual = vars(owner).get(name)
     if usual is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclscope.analysis.wording import comm_text, ranks_text
-from ncclscope.model import Communicator, Rank, Run
+from ncclscope.model import Communicator, DamagedCall, Rank, Run
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.untrusted import printable
@@ -89,7 +89,7 @@ def survey(run: Run) -> Coverage:
     the processes themselves report.
     """
     comms = (*_counted_by_ras(run), *_counted_by_dumps(run))
-    unseen = [*_missing(run), *_declared(run), *_probes(run)]
+    unseen = [*_missing(run), *_declared(run), *_probes(run), *_damaged_transfers(run)]
     for one in comms:
         if one.comparable and one.counted > one.recorded:
             unseen.append(
@@ -195,6 +195,20 @@ def _probes(run: Run) -> Iterator[str]:
                 ranks.setdefault(text, []).append(rank.rank)
     for text, own in ranks.items():
         yield f"{ranks_text(own)}: {text}"
+
+
+def _damaged_transfers(run: Run) -> Iterator[str]:
+    """Sends and receives that cannot be read, where they would be paired."""
+    for key, comm in run.communicators.items():
+        ranks = [
+            rank.rank
+            for rank in run.ranks
+            if not rank.lost
+            and any(isinstance(call, DamagedCall) for call in rank.p2p.get(key, ()))
+        ]
+        if ranks:
+            where = comm_text(comm)
+            yield f"{ranks_text(ranks)}: records of sends or receives on {where} are damaged"
 
 
 def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:

@@ -224,17 +224,25 @@ def _redact_strings(data: bytes) -> bytes:
     """
     kept = bytearray(data)
     offset = 0
+    numbers: dict[int, int] = {}
     while offset + layout.TEXT_ENTRY.size <= len(data):
-        length, kind, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
+        length, kind, zero, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
         start = offset + layout.TEXT_ENTRY.size
         if not kind or start + length > len(data):
             break
-        text = data[start : start + length].decode("utf-8", "replace")
+        numbers[kind] = number = numbers.get(kind, 0) + 1
+        before = data[start : start + length]
+        text = before.decode("utf-8", "replace")
         if kind == layout.KIND_SITE:
             text = "\n".join(map(sites.short, text.split("\n")))
         elif kind == layout.KIND_COMM:
             text = _redact_communicator(text)
-        kept[start : start + length] = text.encode()[:length].ljust(length)
+        after = text.encode()[:length].ljust(length)
+        kept[start : start + length] = after
+        # What was damaged before stays so.
+        if checksum == layout.checksum(kind, number, before):
+            checksum = layout.checksum(kind, number, after)
+            layout.TEXT_ENTRY.pack_into(kept, offset, length, kind, zero, checksum)
         offset = -(-(start + length) // 8) * 8
     return bytes(kept)
 

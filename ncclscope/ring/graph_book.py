@@ -47,6 +47,7 @@ class GraphBook:
         self._lock = threading.RLock()
         self._used = 0
         self._numbers: dict[int, dict[bytes, int]] = {layout.GRAPH_CALL: {}, layout.GRAPH_LIST: {}}
+        self._made = dict.fromkeys((layout.GRAPH_CALL, layout.GRAPH_LIST, layout.GRAPH), 0)
         size = geometry.graphs_size.to_bytes(8, "little")
         buffer[layout.HEADER_GRAPHS_SIZE : layout.HEADER_GRAPHS_SIZE + 8] = size
 
@@ -94,9 +95,11 @@ class GraphBook:
             # Change the version before any graph can be replayed; see the layout.
             buffer[8:12] = layout.VERSION_WITH_GRAPHS.to_bytes(4, "little")
         offset = self._geometry.graphs + self._used
-        layout.GRAPH_ENTRY.pack_into(buffer, offset, len(data), kind, 0, 0)
+        checksum = layout.checksum(kind, self._made[kind] + 1, data)
+        layout.GRAPH_ENTRY.pack_into(buffer, offset, len(data), kind, 0, checksum)
         start = offset + layout.GRAPH_ENTRY.size
         buffer[start : start + len(data)] = data
+        self._made[kind] += 1
         self._used += size
         used = self._used.to_bytes(8, "little")
         buffer[layout.HEADER_GRAPHS_USED : layout.HEADER_GRAPHS_USED + 8] = used

@@ -273,11 +273,15 @@ def _row(base: int, size: int) -> NDArray[np.uint64]:
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the entries of the part, up to one that is damaged."""
     offset, head = 0, layout.GRAPH_ENTRY.size
+    numbers: dict[int, int] = {}
     while offset + head <= len(data):
-        length, kind, _, _ = layout.GRAPH_ENTRY.unpack_from(data, offset)
+        length, kind, _, checksum = layout.GRAPH_ENTRY.unpack_from(data, offset)
         start = offset + head
-        if start + length > len(data):
+        entry = data[start : start + length]
+        number = numbers[kind] = numbers.get(kind, 0) + 1
+        if len(entry) < length or checksum not in (0, layout.checksum(kind, number, entry)):
             return
-        yield kind, data[start : start + length]
+        yield kind, entry
         offset = -(-(start + length) // 8) * 8

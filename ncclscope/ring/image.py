@@ -205,23 +205,26 @@ class RingImage:
         return self._read(self.geometry.heap + offset, size)
 
     def text(self, kind: int, number: int) -> str | None:
-        """Return an interned text; None for number 0 or an unknown number."""
+        """Return an interned text; None for number 0, an unknown number, or a damaged text."""
         texts = self.texts.get(kind, [])
-        return texts[number - 1] if 0 < number <= len(texts) else None
+        return texts[number - 1] or None if 0 < number <= len(texts) else None
 
     def read_texts(self) -> dict[int, list[str]]:
+        """Return the interned texts by kind; a text that fails its checksum is empty."""
         used = min(self._u64(layout.HEADER_STRINGS_USED), self.geometry.strings_size)
         data = self._read(self.geometry.strings, used)
         texts: dict[int, list[str]] = {}
         offset = 0
         while offset + layout.TEXT_ENTRY.size <= len(data):
-            length, kind, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
+            length, kind, _, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
             start = offset + layout.TEXT_ENTRY.size
             if kind == 0 or start + length > len(data):
                 break
-            texts.setdefault(kind, []).append(
-                data[start : start + length].decode("utf-8", "replace")
-            )
+            text = data[start : start + length]
+            known = texts.setdefault(kind, [])
+            if checksum and checksum != layout.checksum(kind, len(known) + 1, text):
+                text = b""
+            known.append(text.decode("utf-8", "replace"))
             offset = -(-(start + length) // 8) * 8
         return texts
 

@@ -192,14 +192,15 @@ class Interner:
         if self._used + size > room:
             return 0
         offset = self._geometry.strings + self._used
-        layout.TEXT_ENTRY.pack_into(buffer, offset, len(data), kind, 0, 0)
+        number = len(numbers) + 1
+        checksum = layout.checksum(kind, number, data)
+        layout.TEXT_ENTRY.pack_into(buffer, offset, len(data), kind, 0, checksum)
         start = offset + layout.TEXT_ENTRY.size
         buffer[start : start + len(data)] = data
         self._used += size
         buffer[layout.HEADER_STRINGS_USED : layout.HEADER_STRINGS_USED + 8] = self._used.to_bytes(
             8, "little"
         )
-        number = len(numbers) + 1
         numbers[text] = number
         return number
 

@@ -64,8 +64,8 @@ there. A graph with calls on several communicators writes consecutive records, o
 the order of their first calls. A record with FLAG_REPLAYED and without FIXED_REPLAY is a single
 call of a replay: a send, a receive, or a call of a graph that found no room.
 
-**Graph entry** (graphs): u32 length, u8 kind, u8 and u16 zero, then data, padded to 8 bytes. An
-entry exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in
+**Graph entry** (graphs): u32 length, u8 kind, u8 zero, u16 checksum, then data, padded to 8 bytes.
+An entry exists when ``graphs_used`` in the header covers it. Entries of a kind count from 1, in
 order of appearance. Nothing here is overwritten when the records wrap around. The kinds are
 
 - GRAPH_CALL: the 48 bytes of FIXED with ``sizes`` zero, u64 signature (0 for a send or receive),
@@ -73,16 +73,17 @@ order of appearance. Nothing here is overwritten when the records wrap around. T
 - GRAPH_LIST: for each call of a graph u32 number of its GRAPH_CALL, u16 NCCL group, u16 zero.
 - GRAPH: u32 number of the graph, u32 number of its GRAPH_LIST.
 
-**Text** (strings): u32 length, u8 kind, u8 and u16 zero, then UTF-8, padded to 8 bytes. An
+**Text** (strings): u32 length, u8 kind, u8 zero, u16 checksum, then UTF-8, padded to 8 bytes. An
 entry exists when ``strings_used`` in the header covers it. Numbers count from 1 within
-a kind, in order of appearance; 0 also means that there was no room. Output shapes, of which a
-program may have any number, take at most half of the section. Call sites take at most three
-quarters, and are shortened once half is used. A call site is ``/path/file.py:120 function``. If
-that is in an installed package, the first frame of the user's own program follows after a line
-feed. A communicator's text is a JSON object with ``key``, ``label``, ``ranks``, ``backend`` and, if
-known, ``created_at``, the line that created it. More than LONGEST_LIST equidistant ranks are
-written as ``range``: first, end, step. Later entries of kind COMM_UPDATE carry ``comm`` (the
-number) and what has changed.
+a kind, in order of appearance; 0 also means that there was no room. The checksum is that of
+:func:`checksum`; it covers the number, too, so that a damaged length cannot renumber later texts.
+It is zero in files of older versions. Output shapes, of which a program may have any number, take
+at most half of the section. Call sites take at most three quarters, and are shortened once half
+is used. A call site is ``/path/file.py:120 function``. If that is in an installed package, the
+first frame of the user's own program follows after a line feed. A communicator's text is a JSON
+object with ``key``, ``label``, ``ranks``, ``backend`` and, if known, ``created_at``, the line that
+created it. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
+Later entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed.
 
 **Heap entry**: u64 offset in the unwrapped heap (in bytes, plus one), u32 length, u32 CRC of
 the numbers, seeded with that offset, then ``length`` times i64. The CRC reveals an overwritten
@@ -117,6 +118,7 @@ difference before any record is read.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -249,6 +251,17 @@ HEAP_END = 8 << 32
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
 ACTIVITY = struct.Struct("<QQQQIIQ")
+
+
+def checksum(kind: int, number: int, data: bytes) -> int:
+    """Return the checksum of a text or a graph entry, from 1 to 65,535.
+
+    Args:
+        kind: Of the entry.
+        number: Its number within the kind.
+        data: Without the head and the padding.
+    """
+    return zlib.crc32(data, kind << 24 ^ number & 0xFFFFFF) % 0xFFFF + 1
 
 
 def join_sizes(

@@ -154,6 +154,13 @@ class RingFile(RingImage):
         return max(0, self.head - self.geometry.capacity)
 
     @property
+    def is_torn(self) -> bool:
+        """Whether the newest record is not whole, as where its writer was killed in it."""
+        records, _ = self.read_slots(self.head, self.head + 1)
+        before = max(self.head + 1 - self.geometry.capacity, 0)
+        return bool(np.any(records["begin"] != before) or np.any(records["end"] != before))
+
+    @property
     def oldest(self) -> int:
         """Position of the oldest record that may still exist."""
         if self.live:

@@ -156,6 +156,7 @@ def test_rings_of_a_redacted_bundle_hold_no_command_line(tmp_path: Path) -> None
         assert verdict.cause is not None
         assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("op_mismatch", (2,))
         assert verdict.cause.confidence == "certain"
+        assert verdict.coverage.complete  # redacted texts pass their checksums
 
 
 def test_a_redacted_bundle_names_files_without_folders(tmp_path: Path) -> None:

@@ -173,3 +173,169 @@ def test_damage_in_a_hash_that_later_calls_contradict_is_no_difference(tmp_path:
     flip(path, records_of(path).start + 2 * layout.RECORD.size + HASH, 3)
 
     assert diagnose(open_run(cluster.directory)).status == "ok"
+
+
+def flip_text(path: Path, kind: int, number: int, *, length: bool = False) -> None:
+    """Flips a bit of an interned text, or of its length."""
+    data = path.read_bytes()
+    offset = RingFile(path).geometry.strings
+    count = 0
+    while True:
+        size, own, _, _ = layout.TEXT_ENTRY.unpack_from(data, offset)
+        count += own == kind
+        if count == number:
+            break
+        offset += -(-(layout.TEXT_ENTRY.size + size) // 8) * 8
+    flip(path, offset if length else offset + layout.TEXT_ENTRY.size, 3)
+
+
+@pytest.mark.parametrize("length", [False, True])
+def test_a_damaged_name_is_no_other_name(tmp_path: Path, length: bool) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    for op in ("all_reduce", "all_gather", "broadcast"):
+        cluster.post((0, 1), "tp:0", op, dtype="float32")
+    cluster.post((0, 1), "tp:0", "send", peer=1)
+    path = ring_of(cluster, 1)
+    flip_text(path, layout.KIND_OP, 2, length=length)
+
+    texts = RingFile(path).texts[layout.KIND_OP]
+    assert set(texts) <= {"all_reduce", "all_gather", "broadcast", "send", ""}
+    assert texts[:2] == ["all_reduce", ""]
+    shown = {call_text(call) for call in calls_of(cluster)}
+    assert shown <= {
+        *("all_reduce sum [4,2] float32", "broadcast [4,2] float32", "a damaged record"),
+    }
+
+
+def test_a_damaged_key_is_no_other_communicator(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 3)
+    cluster.history()
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 1)
+    data = path.read_bytes()
+    flip(path, data.index(b'"tp:0/0,1,2"') + 6, 1)
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert set(verdict.run.by_rank[1].logs) == set()
+    assert verdict.status == "incomplete"
+
+
+def test_texts_without_a_checksum_are_read(tmp_path: Path) -> None:
+    """As in rings from before there was one."""
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.history()
+    path = ring_of(cluster, 1)
+    before = RingFile(path).texts
+    data = bytearray(path.read_bytes())
+    offset = RingFile(path).geometry.strings
+    while True:
+        size, kind, zero, checksum = layout.TEXT_ENTRY.unpack_from(data, offset)
+        if not kind:
+            break
+        assert checksum
+        layout.TEXT_ENTRY.pack_into(data, offset, size, kind, zero, 0)
+        offset += -(-(layout.TEXT_ENTRY.size + size) // 8) * 8
+    path.write_bytes(data)
+
+    assert RingFile(path).texts == before
+    assert diagnose(open_run(cluster.directory)).status == "ok"
+
+
+def test_a_damaged_graph_is_no_other_graph(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    for rank in (0, 1):
+        graphs = cluster.tracers[rank].graphs
+        begun = graphs.begin()
+        for rows in (3, 4):
+            cluster.post([rank], "tp:0", shape=(rows, 2), captured=True, done=False)
+        graph = graphs.end(begun)
+        for _ in range(2):
+            cluster.tracers[rank].complete(graph.replay())
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 1)
+    whole = path.read_bytes()
+    shown = {call_text(call) for call in calls_of(cluster)}
+    start = RingFile(path).geometry.graphs
+    for offset in range(start, start + RingFile(path).graphs_used):
+        path.write_bytes(whole)
+        flip(path, offset, offset % 8)
+        try:
+            texts = {call_text(call) for call in calls_of(cluster)}
+        except NcclscopeError:
+            continue
+        assert texts <= shown | {"a damaged record"}, f"byte {offset - start}"
+
+
+def sends(directory: Path) -> Cluster:
+    """Three ranks, each of which has sent to the next."""
+    cluster = Cluster(directory, 3)
+    for rows in (3, 4, 5):
+        for rank in (0, 1):
+            cluster.post([rank], "pp:0", "send", peer=rank + 1, shape=(rows, 2))
+            cluster.post([rank + 1], "pp:0", "recv", peer=rank, shape=(rows, 2))
+        cluster.history(count=1)
+    for tracer in cluster.tracers:
+        tracer.close()
+    return cluster
+
+
+def test_damage_in_the_record_of_a_send_is_no_mismatch(tmp_path: Path) -> None:
+    """Sends take no part in the running hash, but their fields contradict each other."""
+    cluster = sends(tmp_path / "rings")
+    path = ring_of(cluster, 1)
+    whole = path.read_bytes()
+    unseen = 0
+    for offset in records_of(path)[::3]:
+        path.write_bytes(whole)
+        flip(path, offset, (offset * 5 + 3) % 8)
+        verdict = diagnose(open_run(cluster.directory))
+        assert verdict.status in ("ok", "incomplete"), f"byte {offset - records_of(path).start}"
+        unseen += "records of sends or receives on pp:0" in " ".join(verdict.coverage.unseen)
+    assert unseen > 20
+
+
+def test_a_clipped_size_that_contradicts_the_element_count_is_damage(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.post((0, 1), "tp:0", shape=(1 << 33, 2))
+    cluster.post((0, 1), "tp:0", shape=(3, 2))
+    path = ring_of(cluster, 1)
+    data = bytearray(path.read_bytes())
+    second = records_of(path).start + layout.RECORD.size
+    data[second + 40 : second + 48] = b"\xff\xff\xff\xff\0\0\0\0"
+    path.write_bytes(data)
+
+    assert [call_text(call) for call in calls_of(cluster)] == [
+        "all_reduce sum [4294967295,2] float32",
+        "a damaged record",
+    ]
+
+
+def test_a_root_where_the_operation_has_none_is_damage(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    cluster.post((0, 1), "tp:0", "all_gatherv", shape=(1, 2), sizes=(1, 3))
+    path = ring_of(cluster, 1)
+    data = bytearray(path.read_bytes())
+    start = records_of(path).start
+    data[start + 66 : start + 72] = bytes(6)  # half of the root, and the place of the sizes
+    path.write_bytes(data)
+
+    assert [call_text(call) for call in calls_of(cluster)] == ["a damaged record"]
+
+
+def test_a_torn_last_record_of_a_process_that_ended_in_order_is_damage(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 3)
+    cluster.history()
+    paths = [ring_of(cluster, rank) for rank in range(3)]
+    for path in paths:  # the last call of all, so that nobody is behind
+        flip(path, records_of(path).stop - 1, 0)
+    assert diagnose(open_run(cluster.directory)).coverage.complete  # killed in it
+    for tracer in cluster.tracers:
+        tracer.close()
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert verdict.status == "incomplete"
+    assert verdict.coverage.unseen == ("ranks 0-2: the record of its last call is damaged",)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from ncclscope.model import Call, DamagedCall, State
 from ncclscope.model.graphs import Replay
-from ncclscope.model.signature import CREATION_OPS, VECTOR_OPS
+from ncclscope.model.signature import CREATION_OPS, P2P_OPS, VECTOR_OPS
 from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
 from ncclscope.ring.reader import RingFile
 
-__all__ = ["decode", "is_signable"]
+__all__ = ["decode", "decode_member", "is_signable"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
+_ROOTLESS = frozenset({"all_gatherv", "reduce_scatterv"})
+"""Operations without a root. Once their sizes are overwritten, the running hash proves nothing."""
 
 
 def decode(
@@ -28,7 +31,8 @@ def decode(
         ring: The ring, with the texts that the records refer to.
         records: Records, `[records]`.
         key: Key of the communicator.
-        signatures: Signature of each record; None for sends and receives.
+        signatures: Signature of each record; None for sends and receives, and where collectives
+            need not be checked.
 
     Returns:
         One call per record, in order; a :class:`DamagedCall` if its fields contradict it.
@@ -77,12 +81,31 @@ def decode(
             or (redop % layout.NO_ROOM and call.redop is None)
             or not (ndim <= 4 or ndim == layout.NO_SHAPE)
         )
-        if signatures is not None and (
-            lost or (_is_whole(call, numbers) and _is_contradicted(call))
-        ):
-            call = DamagedCall("?", key, seq, call.position, signature=call.signature)
+        if p2p:
+            lost = lost or call.op not in P2P_OPS or call.redop is not None
+            checked = True
+        else:
+            checked = signatures is not None
+            lost = lost or (_is_whole(call, numbers) and _is_contradicted(call))
+        if checked and (lost or _is_misshapen(call)):
+            # A damaged transfer must not be taken for a part of the common sequence.
+            kept = (call.op if call.op in P2P_OPS else "send") if p2p else "?"
+            call = DamagedCall(kept, key, seq, call.position, signature=call.signature)
         calls.append(call)
     return calls
+
+
+def decode_member(ring: RingFile, call: int, key: str) -> Call:
+    """Decode call number ``call`` of the ring's CUDA graphs, as each replay executes it."""
+    record, signature = ring.graphs.record(call), ring.graphs.signature(call)
+    (found,) = decode(ring, record, key)
+    sizes, out_sizes = layout.part_sizes(ring.graphs.sizes(call))
+    found = replace(found, sizes=sizes, out_sizes=out_sizes, signature=signature, replay=Replay())
+    numbers = (record[0]["dtype"], record[0]["redop"])
+    altered = _is_whole(found, numbers) and _is_contradicted(found)
+    if found.op == "?" or _is_misshapen(found) or altered:
+        return DamagedCall("?", key, 0, 0, signature=signature)
+    return found
 
 
 def is_signable(ring: RingFile, record: Records) -> bool:
@@ -106,10 +129,24 @@ def _is_whole(call: Call, numbers: tuple[int, int]) -> bool:
     return complete and (call.op not in VECTOR_OPS | CREATION_OPS or call.sizes is not None)
 
 
-def _is_contradicted(call: Call) -> bool:
-    """Return whether the signature or the number of elements contradicts a record's fields."""
-    if call.shape is not None and call.numel and prod(call.shape) != call.numel:
+def _is_misshapen(call: Call) -> bool:
+    """Return whether fields of a record contradict each other, so that it was altered.
+
+    Compare the shape with the number of elements, and the root with the operation.
+    """
+    if call.root is not None and call.op in _ROOTLESS:
         return True
+    if call.shape is None or not call.numel:
+        return False
+    if _CLIPPED not in call.shape:
+        return prod(call.shape) != call.numel
+    known = prod(size for size in call.shape if size != _CLIPPED)
+    # What is clipped is that large at least.
+    return not known or call.numel % known != 0 or prod(call.shape) > call.numel
+
+
+def _is_contradicted(call: Call) -> bool:
+    """Return whether the running hash shows that a record was altered."""
     return call.sign() != call.signature
 
 

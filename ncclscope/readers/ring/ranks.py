@@ -94,16 +94,25 @@ def read_ring(path: Path) -> Rank:
 def _with_damage(
     details: dict[str, Any], ring: RingFile, found: Mapping[int, Communicator]
 ) -> dict[str, Any]:
-    """Return details that report communicators with a damaged description."""
+    """Return details that report communicators with a damaged description, and a torn last record.
+
+    A process that ended in order was not killed while it wrote a record.
+    """
     lost = sum(
         1 for index, state in ring.states.items() if index not in found and (state.seq or state.p2p)
     )
-    if not lost:
+    damage = []
+    if lost:
+        where = "1 communicator" if lost == 1 else f"{lost} communicators"
+        damage.append(f"the calls on {where} cannot be read: the description is damaged")
+    if ring.exited_ns and ring.is_torn:
+        damage.append("the record of its last call is damaged")
+    if not damage:
         return details
-    where = "1 communicator" if lost == 1 else f"{lost} communicators"
-    state = f"the calls on {where} cannot be read: the description is damaged"
-    entry: dict[str, Any] = {"kind": DAMAGED, "text": state, "comms": [], "since_ns": None}
-    return {**details, "unseen": [*(details.get("unseen") or ()), entry]}
+    entries: list[dict[str, Any]] = [
+        {"kind": DAMAGED, "text": text, "comms": [], "since_ns": None} for text in damage
+    ]
+    return {**details, "unseen": [*(details.get("unseen") or ()), *entries]}
 
 
 class RingLog:

@@ -17,7 +17,7 @@ from ncclscope.model import Call, State
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph, Replay
 from ncclscope.model.sites import read as read_sites
-from ncclscope.readers.ring.calls import decode
+from ncclscope.readers.ring.calls import decode, decode_member
 from ncclscope.readers.ring.device import known_states, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
 from ncclscope.ring import layout
@@ -178,7 +178,7 @@ class Expansion:
         ) in listed:
             template = known.get(call)
             if template is None:
-                template = known[call] = self._template(call)
+                template = known[call] = decode_member(self._ring, call, self._key)
             yield (
                 at,
                 replace(
@@ -199,12 +199,6 @@ class Expansion:
         firsts = self._records["seq"].astype(np.int64) - spans + 1
         found: NDArray[np.int64] = firsts[self._which] + self._inside
         return found
-
-    def _template(self, call: int) -> Call:
-        graphs = self._ring.graphs
-        (found,) = decode(self._ring, graphs.record(call), self._key)
-        sizes, out_sizes = layout.part_sizes(graphs.sizes(call))
-        return replace(found, sizes=sizes, out_sizes=out_sizes)
 
     def distinct(self) -> Distinct:
         """Group the calls into kinds."""

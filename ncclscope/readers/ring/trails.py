@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ncclscope.model import Activity, Call, Communicator, Step
+from ncclscope.model import Activity, Call, Communicator, DamagedCall, Step
 from ncclscope.model.log import Trail
 from ncclscope.readers.ring.calls import decode
 from ncclscope.ring import layout
@@ -65,17 +65,47 @@ class _RingTrail(Trail[What]):
 
 
 class RingTransfers(_RingTrail[Call]):
-    """Sends and receives on one communicator."""
+    """Sends and receives on one communicator.
 
-    def __init__(self, ring: RingFile, number: int, key: str) -> None:
+    Args:
+        ring: The ring.
+        number: The communicator's number in it.
+        communicator: The communicator.
+    """
+
+    def __init__(self, ring: RingFile, number: int, communicator: Communicator) -> None:
         super().__init__(ring)
         self._number = number
-        self._key = key
+        self._key = communicator.key
+        self._members = len(communicator.ranks)
 
     def _between(self, start: int, stop: int) -> list[Call]:
         window = self._ring.window(start, stop)
         own = (window["comm"] == self._number) & (window["fixed"] & layout.FIXED_P2P != 0)
-        return decode(self._ring, chosen(window, own), self._key)
+        calls = decode(self._ring, chosen(window, own), self._key)
+        return [self._damaged(call.seq, call) if self._is_stray(call) else call for call in calls]
+
+    def _is_stray(self, call: Call) -> bool:
+        """Return whether the peer is no member, as only damage makes it."""
+        return call.peer is not None and 0 < self._members <= call.peer
+
+    def _damaged(self, seq: int, near: Call) -> DamagedCall:
+        return DamagedCall(near.op, self._key, seq, near.position)
+
+    def _read(self) -> list[Call]:
+        """Read all; a damaged call fills each gap in their numbers."""
+        if self._all is None:
+            found = super()._read()
+            before = 0 if self._ring.oldest == 0 else found[0].seq - 1 if found else 0
+            self._all = []
+            for call in found:
+                if call.seq != before + 1:
+                    self._all.append(self._damaged(before + 1, call))
+                self._all.append(call)
+                before = call.seq
+            if found and before < self._ring.states[self._number].p2p:
+                self._all.append(self._damaged(before + 1, found[-1]))
+        return self._all
 
 
 def transfers(
@@ -86,7 +116,7 @@ def transfers(
     The records themselves may have been overwritten.
     """
     return {
-        communicator.key: RingTransfers(ring, number, communicator.key)
+        communicator.key: RingTransfers(ring, number, communicator)
         for number, communicator in communicators.items()
         if number in ring.states and ring.states[number].p2p
     }

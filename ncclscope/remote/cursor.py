@@ -11,10 +11,20 @@ from typing import Any, NamedTuple, Protocol
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.readers.ring.cursor import CommCursor, LastCall, RingCursor
+from ncclscope.remote.checked import (
+    as_count,
+    as_flag,
+    as_hash,
+    as_integer,
+    as_integers,
+    as_list,
+    as_text,
+    optional,
+)
 from ncclscope.remote.fleet import Client, Fleet
 from ncclscope.remote.run import open_remote_run, remote_ranks
 from ncclscope.remote.spelling import pack, read_calls, unpack
-from ncclscope.untrusted import printable
+from ncclscope.untrusted import integer, printable
 from ncclscope.watch.jobs import Rings
 
 __all__ = ["RemoteCursor", "RemoteRings", "ReportingClient"]
@@ -51,6 +61,11 @@ class RemoteCursor(RingCursor):
     def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
         self.path = path
         self.node = node
+        self.rank = -1
+        self.host, self.pid, self.started_ns = "", 0, 0
+        self.gpu = None
+        self.moved_at = 0.0
+        self._alive, self._exited = None, False
         self.comm_cursors = {}
         self.about = {}
         self._rings = rings
@@ -67,25 +82,23 @@ class RemoteCursor(RingCursor):
             comms: All communicators that the node has described so far.
             now: Seconds by the watcher's clock.
         """
-        who, (age, tail, states), comm_cursors = row
-        (_, self.rank, self.host, self.pid, self.gpu, self.started_ns) = who[:6]
-        role, self._alive, self._exited = who[6:]
-        self.about = {"role": role}
-        mark = (int(tail), bytes.fromhex(states))
+        # Validate all of it before applying any of it.
+        (_, rank, host, pid, gpu, started_ns, role, alive, exited), (age, tail, states), rows = row
+        mark = (as_count(tail), bytes.fromhex(states))
+        comm_cursors = [_comm_cursor(comms, *fields) for fields in rows]
+        self.rank, self.host, self.pid = as_integer(rank), as_text(host), as_integer(pid)
+        self.gpu, self.started_ns = optional(as_integer, gpu), as_integer(started_ns)
+        self.about = {"role": as_text(role)}
+        self._alive, self._exited = optional(as_flag, alive), as_flag(exited)
         moved, self._mark = mark != self._mark, mark
         self.head = mark[0]
         if moved:
-            self.moved_at = now - age
+            self.moved_at = now - float(age)
         self.comm_cursors = {}
-        for number, seq, hash, p2p, tells, in_group, pending, last in comm_cursors:
-            comm = comms[number]
-            self.comm_cursors[comm.key] = CommCursor(
-                comm, seq, hash, p2p, tells, {"group": 1} if in_group else None
-            )
-            self._pending[comm.key] = pending
-            self._lasts[comm.key] = last and LastCall(
-                last[0], None if last[1] is None else tuple(last[1]), last[2], State(last[3])
-            )
+        for comm_cursor, pending, last in comm_cursors:
+            key = comm_cursor.comm.key
+            self.comm_cursors[key] = comm_cursor
+            self._pending[key], self._lasts[key] = pending, last
         self._known = {
             (key, seq): hash
             for (key, seq), hash in self._known.items()
@@ -200,18 +213,21 @@ class RemoteRings(Rings):
 
     def _take(self, node: int, report: Mapping[str, Any], now: float) -> list[RingCursor]:
         comms = self._comms.setdefault(node, [])
-        for key, label, ranks, backend in report["comms"]:
-            comms.append(Communicator(key, label, tuple(ranks), backend))
+        comms += [
+            Communicator(as_text(key), as_text(label), as_integers(ranks), as_text(backend))
+            for key, label, ranks, backend in report["comms"]
+        ]
         for path in report["gone"]:
-            self.cursors.pop(_place(node, path), None)
+            self.cursors.pop(_place(node, as_text(path)), None)
         moved: list[RingCursor] = []
         for row in report["rows"]:
-            place = _place(node, row[0][0])
+            place = _place(node, as_text(row[0][0]))
             cursor = self.cursors.get(place)
             if not isinstance(cursor, RemoteCursor):
-                cursor = self.cursors[place] = RemoteCursor(self, node, place)
+                cursor = RemoteCursor(self, node, place)
             if cursor.take(row, comms, now):
                 moved.append(cursor)
+            self.cursors[place] = cursor
         return moved
 
     def _ask_for(self, moved: Sequence[RingCursor]) -> None:
@@ -244,10 +260,45 @@ class RemoteRings(Rings):
         }
         for node, data in self._client.hashes(requests).items():
             self.received += len(data)
-            for one, found in zip(asked[node], unpack(data), strict=True):
-                for seq, hash in zip(one.seqs, found, strict=True):
-                    for cursor in one.cursors if isinstance(hash, int) else ():
+            try:
+                found = [as_list(one) for one in as_list(unpack(data))]
+            except (DamagedFileError, TypeError):
+                continue  # they stay unknown, and are requested again
+            for one, hashes in zip(asked[node], found, strict=False):
+                for seq, hash in zip(one.seqs, hashes, strict=False):
+                    for cursor in one.cursors if integer(hash) is not None and hash >= 0 else ():
                         cursor.learn(one.key, seq, hash)
+
+
+def _comm_cursor(
+    comms: Sequence[Communicator],
+    number: int,
+    seq: Any,
+    hash: Any,
+    p2p: Any,
+    tells: Any,
+    in_group: Any,
+    pending: Any,
+    last: Any,
+) -> tuple[CommCursor, bool, LastCall | None]:
+    """Return a communicator's cursor, whether its newest call is pending, and that call."""
+    newest = None
+    if last is not None:
+        op, shape, time_ns, state = last
+        shape = optional(as_integers, shape)
+        newest = LastCall(as_text(op), shape, as_integer(time_ns), State(state))
+    return (
+        CommCursor(
+            comms[number],
+            as_count(seq),
+            as_hash(hash),
+            as_count(p2p),
+            as_flag(tells),
+            {"group": 1} if as_flag(in_group) else None,
+        ),
+        as_flag(pending),
+        newest,
+    )
 
 
 class _Lack(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import Trail
+from ncclscope.remote.checked import as_hash
 from ncclscope.remote.fleet import Fleet, Query
 from ncclscope.remote.spelling import read_calls
 from ncclscope.ring import layout
@@ -19,6 +20,8 @@ What = TypeVar("What")
 
 _BLOCK = 256
 """Hashes requested together."""
+_MARKS = 1 << 15
+"""Most hashes at marks requested on each side: a hostile node can report any number of calls."""
 _NEAR = 4
 """Extra calls requested on each side, since neighbours are often needed next."""
 _TOGETHER = 64
@@ -128,7 +131,7 @@ class RemoteLog:
             low, high = lacking[0], lacking[-1] + 1
 
             def take(answer: Any, _kinds: Sequence[Any]) -> None:
-                self._signatures.update(zip(range(low, high), answer, strict=True))
+                self._signatures.update(zip(range(low, high), map(as_hash, answer), strict=True))
 
             self._ask("signatures", low, high, take=take)
         return [
@@ -151,13 +154,17 @@ class RemoteLog:
         low, high = max(self.first - 1, 0), self.calls
         every = layout.MARK_EVERY
         if seq % every == 0:
-            seqs = list(range(-(-low // every) * every, high + 1, every))
+            marks = range(-(-low // every) * every, high + 1, every)
+            near = marks.index(seq) if seq in marks else 0
+            seqs = list(marks[max(near - _MARKS, 0) : near + _MARKS])
         else:
             start = seq // _BLOCK * _BLOCK
             seqs = list(range(max(start, low), min(start + _BLOCK, high + 1)))
 
         def take(answer: Any, _kinds: Sequence[Any]) -> None:
-            found = {s: hash for s, hash in zip(seqs, answer, strict=True) if hash is not None}
+            found = {
+                s: as_hash(hash) for s, hash in zip(seqs, answer, strict=True) if hash is not None
+            }
             self._hashes.update(found)
             if seq not in found:
                 raise ValueError

@@ -11,14 +11,19 @@ from ncclscope.errors import InputError, NothingFoundError
 from ncclscope.model import Activity, Call, Communicator, Rank, Run
 from ncclscope.model.device import DeviceProgress
 from ncclscope.model.graphs import Graph
+from ncclscope.model.metadata import read_about
 from ncclscope.model.text import plural
 from ncclscope.readers import assemble
+from ncclscope.remote.checked import as_count, as_flag, as_hash, as_integer, as_text, optional
 from ncclscope.remote.fleet import Fleet, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
-from ncclscope.untrusted import MAX_RANKS, integers, printable
+from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
 
 __all__ = ["open_remote_run", "remote_ranks"]
+
+_FLAGS = ("beating", "stopped")
+"""Details that a node adds to the metadata in a ring."""
 
 
 def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
@@ -70,7 +75,8 @@ def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
             failed.append(f"{name} did not answer: {printable(summary)}")
         elif isinstance(summary, dict):
             summaries[node] = summary
-            remarks += [printable(str(note)) for note in summary.get("notes", ())]
+            noted = summary.get("notes")
+            remarks += [printable(str(note)) for note in noted] if isinstance(noted, list) else []
     if not summaries:
         raise InputError(failed[0] if failed else "there is no node")
     notes += failed + remarks
@@ -114,11 +120,15 @@ def _ranks(
 ) -> Iterable[Rank]:
     kinds = summary["kinds"]
     graphs = [
-        Graph(number, length, {key: (count, hash) for key, (count, hash) in parts.items()})
+        Graph(
+            as_count(number),
+            as_count(length),
+            {key: (as_count(count), as_hash(hash)) for key, (count, hash) in parts.items()},
+        )
         for number, length, parts in summary["graphs"]
     ]
     comms = [
-        Communicator(str(key), str(label), members[digest], str(backend))
+        Communicator(as_text(key), as_text(label), members[digest], as_text(backend))
         for key, label, backend, digest in summary["comms"]
     ]
     for ring, row in enumerate(summary["ranks"]):
@@ -128,7 +138,7 @@ def _ranks(
         for number, calls, first, running, spelled in row["logs"]:
             comm = comms[number]
             kept = read_calls(spelled, kinds, comm.key)
-            ends = (int(calls), int(first), int(running))
+            ends = (as_count(calls), as_count(first), as_hash(running))
             logs[comm.key] = RemoteLog(place, comm, ends, kept, ops, shared)
         rank = _rank(place, row, comms, kinds, logs)
         own = [graphs[number] for number in row["graphs"]]
@@ -146,29 +156,63 @@ def _rank(
         "about"
     ]
     return Rank(
-        rank=rank if rank < MAX_RANKS else -1,
-        world_size=size,
-        host=host,
-        pid=pid,
-        gpu=gpu,
-        labels=labels,
+        rank=as_integer(rank) if rank < MAX_RANKS else -1,
+        world_size=as_integer(size),
+        host=as_text(host),
+        pid=as_integer(pid),
+        gpu=optional(as_integer, gpu),
+        labels=texts(labels),
         logs=logs,
         p2p={
             comms[number].key: _transfers(place, comms[number].key, spelled, kinds)
             for number, spelled in row["p2p"]
         },
-        records=records,
-        lost=lost,
-        started_ns=started,
-        last_seen_ns=seen,
-        exited=exited,
-        alive=alive,
+        records=as_count(records),
+        lost=as_count(lost),
+        started_ns=optional(as_integer, started),
+        last_seen_ns=optional(as_integer, seen),
+        exited=as_flag(exited),
+        alive=optional(as_flag, alive),
         steps=RemoteTrail(place, None, read_steps(row["step"]), _steps),
-        device={comms[number].key: DeviceProgress(*pending) for number, *pending in row["device"]},
-        orders=dict(zip(WINDOWS, row["orders"], strict=True)),
-        activities={one[0]: Activity(*one) for one in row["activities"]},
-        source=f"{place.node}:{source}",
-        details=row["details"],
+        device={comms[number].key: _device(*counts) for number, *counts in row["device"]},
+        orders={
+            window: optional(as_text, order)
+            for window, order in zip(WINDOWS, row["orders"], strict=True)
+        },
+        activities={one[0]: _activity(*one) for one in row["activities"]},
+        source=f"{place.node}:{as_text(source)}",
+        details=_details(row["details"]),
+    )
+
+
+def _details(details: Mapping[str, Any]) -> dict[str, Any]:
+    flags = {name: True for name in _FLAGS if details.get(name) is True}
+    return {**read_about(details), **flags}
+
+
+def _device(
+    posted: Any, finished: Any, entered: Any, handed_over: Any, finished_ns: Any, unknown: Any
+) -> DeviceProgress:
+    return DeviceProgress(
+        as_count(posted),
+        optional(as_count, finished),
+        optional(as_count, entered),
+        as_count(handed_over),
+        optional(as_integer, finished_ns),
+        as_text(unknown),
+    )
+
+
+def _activity(
+    name: Any, detail: Any, number: Any, count: Any, since_ns: Any, until_ns: Any
+) -> Activity:
+    return Activity(
+        as_text(name),
+        optional(as_text, detail),
+        as_integer(number),
+        as_integer(count),
+        as_integer(since_ns),
+        optional(as_integer, until_ns),
     )
 
 

@@ -15,6 +15,15 @@ from typing import Any
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, State, Step
 from ncclscope.model.graphs import Replay
+from ncclscope.remote.checked import (
+    as_count,
+    as_flag,
+    as_hash,
+    as_integer,
+    as_integers,
+    as_text,
+    optional,
+)
 from ncclscope.untrusted import parse
 
 __all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
@@ -26,6 +35,8 @@ _KIND = (
     *("captured", "graph", "signature", "out_sizes", "full_site", "user_site"),
 )
 _LISTS = ("shape", "sizes", "out_shape", "out_sizes")
+_TEXTS = ("op", "dtype", "redop", "site", "full_site", "user_site")
+_FLAGS = ("captured",)
 
 
 def pack(document: Any) -> bytes:
@@ -87,15 +98,16 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
         kinds: The message's table of kinds.
         key: Key of the communicator.
     """
-    which, seqs, positions, times, states, groups, replays = columns
+    *numbers, groups, replays = columns
+    which, seqs, positions, times, states = map(as_integers, numbers)
+    known: dict[int, dict[str, Any]] = {}
     calls = []
     for place, (number, seq, position, when, state) in enumerate(
         zip(which, _sums(seqs), _sums(positions), _sums(times), states, strict=True)
     ):
-        fields = dict(zip(_KIND, kinds[number], strict=True))
-        for name in _LISTS:
-            if fields[name] is not None:
-                fields[name] = tuple(fields[name])
+        fields = known.get(number)
+        if fields is None:
+            fields = known[number] = _read_kind(kinds[number])
         calls.append(
             Call(
                 comm=key,
@@ -103,12 +115,28 @@ def read_calls(columns: Sequence[Sequence[Any]], kinds: Sequence[Any], key: str)
                 position=position,
                 time_ns=when or None,
                 state=State(state),
-                group=groups[place] if groups else None,
-                replay=Replay(*replays[place]) if replays and replays[place] else None,
+                group=optional(as_integer, groups[place]) if groups else None,
+                replay=Replay(*as_integers(replays[place])) if replays and replays[place] else None,
                 **fields,
             )
         )
     return calls
+
+
+def _read_kind(kind: Sequence[Any]) -> dict[str, Any]:
+    """Return the fields that all calls of a kind share, by name."""
+    found: dict[str, Any] = {}
+    for name, value in zip(_KIND, kind, strict=True):
+        if name in _LISTS:
+            found[name] = optional(as_integers, value)
+        elif name in _TEXTS:
+            found[name] = optional(as_text, value)
+        else:
+            found[name] = as_flag(value) if name in _FLAGS else optional(as_integer, value)
+    if found["op"] is None:
+        raise TypeError("a call without an operation")
+    as_hash(found["signature"])
+    return found
 
 
 def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
@@ -118,7 +146,10 @@ def spell_steps(steps: Sequence[Step]) -> list[list[Any]]:
 
 def read_steps(rows: Sequence[Sequence[Any]]) -> list[Step]:
     """Return the steps of rows."""
-    return [Step(*row) for row in rows]
+    return [
+        Step(as_count(number), as_count(position), optional(as_count, tokens), as_flag(dummy))
+        for number, position, tokens, dummy in rows
+    ]
 
 
 def details_of(about: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
@@ -140,5 +171,5 @@ def _sums(differences: Sequence[int]) -> list[int]:
     found = []
     for difference in differences:
         total += difference
-        found.append(total)
+        found.append(as_count(total))
     return found

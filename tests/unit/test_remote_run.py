@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.runners.rings import DIVERGING, make_rings
 from ncclscope import Run, Tracer, diagnose, open_run
-from ncclscope.errors import DamagedFileError, InputError, NothingFoundError
+from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, NothingFoundError
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
@@ -210,6 +210,70 @@ def test_nonsense_is_one_line(tmp_path: Path, summary: bytes) -> None:
     with pytest.raises((InputError, DamagedFileError)) as caught:
         open_remote_run(Fleet(Junk({"a": tmp_path}, summary)))
     assert "\n" not in str(caught.value)
+
+
+def places_in(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the way to each part of a document."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        yield (*place, key)
+        if isinstance(part, dict | list):
+            yield from places_in(part, (*place, key))
+
+
+class Altered(HereAsker):
+    """A node that sends another summary, and answers as through Ray: errors are of one kind."""
+
+    summary: Any = None
+
+    def summaries(self) -> dict[int, bytes | str]:
+        found = super().summaries()
+        return found if self.summary is None else {0: pack(self.summary)}
+
+    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        try:
+            return super().ask(requests)
+        except LookupError:
+            raise InputError("the node has no such thing") from None
+
+
+@pytest.mark.parametrize("wrong", [None, "x", -5, 1 << 63])
+def test_a_field_of_another_type_is_one_line_or_none(rings: Path, wrong: Any) -> None:
+    """Each field of a summary in turn: the job is diagnosed, or the message is refused."""
+    tracer = tracer_in(rings)
+    comm = tracer.communicator("K", "tp:0", [0], "nccl")
+    tracer.step(1, tokens=3)
+    fill(tracer, comm, 1, 3)
+    tracer.record(comm, "send", peer=0, shape=(2,), dtype="float32")
+    tracer.activity("dequeue").begin("execute", 2)
+    tracer.close()
+    asker = Altered({"a": rings})
+    summary = unpack(asker.summaries()[0])  # type: ignore[arg-type]
+    refused = 0
+    for place in places_in(summary):
+        asker.summary = json.loads(json.dumps(summary))
+        holder = asker.summary
+        for key in place[:-1]:
+            holder = holder[key]
+        holder[place[-1]] = wrong
+        try:
+            json.dumps(diagnose(open_remote_run(Fleet(asker))).to_dict())
+        except NcclscopeError:
+            refused += 1
+    assert refused > 20
+
+
+def test_a_node_that_counts_calls_without_end_is_not_believed(rings: Path) -> None:
+    make_rings(rings / "job", 2, capacity=1024)
+    asker = HereAsker({"a": rings / "job"})
+    summary = unpack(asker.summaries()[0])  # type: ignore[arg-type]
+    for rank in summary["ranks"]:
+        for number, log in enumerate(rank["logs"]):
+            log[1:3] = [(1 << 40) + number, 1]
+    asker.summaries = lambda: {0: pack(summary)}  # type: ignore[method-assign]
+
+    with pytest.raises(NcclscopeError):
+        diagnose(open_remote_run(Fleet(asker)))
 
 
 def test_an_answer_that_is_nonsense(rings: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ncclscope import Tracer
 from ncclscope.remote.cursor import RemoteRings
+from ncclscope.remote.spelling import pack, unpack
 from ncclscope.tracing.tracer import Comm
 from ncclscope.watch.watch import Watcher
 from tests.support.remote_nodes import HereAsker
@@ -200,3 +201,38 @@ def test_a_report_that_is_none(job: Job) -> None:
     assert look.activity == "waiting"
     assert len(watch.notes) == 2
     assert json.dumps(watch.notes)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", -5, 1 << 64, ["x"]])
+def test_a_row_of_another_type_is_a_note(job: Job, wrong: object) -> None:
+    for rank in range(SIZE):
+        job.post(rank, count=3)
+    asker = HereAsker(job.directories)
+    report = unpack(asker.reports()[0])  # type: ignore[arg-type]
+    who, moved, rows = report["rows"][0]
+    holders = [(report, "rows"), (report, "comms"), (report["comms"][0], 0)]
+    holders += [(holder, place) for holder in (who, moved, rows[0]) for place in range(len(holder))]
+    for holder, place in holders:
+        before, holder[place] = holder[place], wrong
+        data = pack(report)
+        holder[place] = before
+        asker.reports = lambda data=data: {0: data}  # type: ignore[method-assign]
+        watch = Watcher(Path("nodes"), clock=Clock(), rings=RemoteRings(asker))
+        poll = watch.poll()
+        assert len(poll.ranks) in (1, 2) or watch.notes, (holder, place)
+        json.dumps([cursor.rank for cursor in poll.ranks])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"junk", pack(None), pack([]), pack([[None] * 9] * 9), pack([["x"], [-1, 0.5]])]
+)
+def test_hashes_that_are_none_stay_unknown(job: Job, answer: bytes) -> None:
+    for rank in range(SIZE):
+        job.post(rank, count=3 + rank)
+    watch, _, asker, _ = watcher(job)
+    asker.hashes = lambda requests: dict.fromkeys(requests, answer)  # type: ignore[method-assign]
+
+    poll = watch.poll()
+
+    assert poll.status == "ok"
+    assert len(poll.ranks) == SIZE

@@ -1,0 +1,85 @@
+"""Fields of messages, each held against its type: a node may run another version, or be hostile.
+
+A field of another type raises TypeError, which makes the whole message one that cannot be
+understood: half of what a node says would be a rank that seems to be behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ncclscope.ring import layout
+from ncclscope.untrusted import integer, integers, text
+
+__all__ = [
+    "as_count",
+    "as_flag",
+    "as_hash",
+    "as_integer",
+    "as_integers",
+    "as_list",
+    "as_text",
+    "optional",
+]
+
+Value = TypeVar("Value")
+
+
+def as_integer(value: Any) -> int:
+    """Return a 64-bit integer."""
+    found = integer(value)
+    if found is None:
+        raise TypeError("no integer")
+    return found
+
+
+def as_count(value: Any) -> int:
+    """Return a number or a place: sums and differences of two of them have 64 bits, too."""
+    found = as_integer(value)
+    if not 0 <= found <= layout.MOST:
+        raise TypeError("no count")
+    return found
+
+
+def as_hash(value: Any) -> int:
+    """Return a running hash or a signature, which are unsigned."""
+    found = as_integer(value)
+    if found < 0:
+        raise TypeError("no hash")
+    return found
+
+
+def as_integers(value: Any) -> tuple[int, ...]:
+    """Return a list of 64-bit integers."""
+    found = integers(value)
+    if found is None:
+        raise TypeError("no list of integers")
+    return found
+
+
+def as_text(value: Any) -> str:
+    """Return a text."""
+    found = text(value) if isinstance(value, str) else None
+    if found is None:
+        raise TypeError("no text")
+    return found
+
+
+def as_flag(value: Any) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise TypeError("no truth value")
+    return value
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of anything."""
+    if not isinstance(value, list):
+        raise TypeError("no list")
+    return value
+
+
+def optional(read: Callable[[Any], Value], value: Any) -> Value | None:
+    """Return a value that may be absent."""
+    return None if value is None else read(value)

@@ -56,7 +56,7 @@ def parse_pystack(text: str) -> tuple[Thread, ...]:
     for line in text.splitlines():
         thread = _THREAD.match(line)
         if thread:
-            threads.append((int(thread[1]), printable(thread[2] or ""), []))
+            threads.append((int(thread[1][:18]), printable(thread[2] or ""), []))
             continue
         frame = _FRAME.match(line)
         if frame and threads:

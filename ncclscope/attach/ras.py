@@ -249,10 +249,10 @@ def _from_text(text: str) -> RasAnswer:
 
 def _textual(rank: re.Match[str], what: str, function: str) -> RasRank:
     return RasRank(
-        rank=int(rank[1]),
-        pid=int(rank[3] or 0),
+        rank=int(rank[1][:9]),
+        pid=int((rank[3] or "0")[:10]),
         host=printable(rank[4] or ""),
-        counts={function: int(rank[2] or 0)} if what == "MISMATCH" and function else {},
+        counts={function: int((rank[2] or "0")[:18])} if what == "MISMATCH" and function else {},
         async_error=1 if what == "ERROR" else 0,
         missing=what == "INCOMPLETE",
     )

@@ -94,6 +94,14 @@ def heard(answer: RasAnswer, before: RasAnswer | None = None) -> Snapshot:
     return snapshot(workers, ras=answer, ras_before=before)
 
 
+def test_numbers_that_are_too_long_are_cut() -> None:
+    """Python refuses to read more than 4,300 digits."""
+    long = "9" * 5000
+    for number in ("2662", "20", "2"):
+        answer = parse_answer(TEXT.replace(number, long))
+        assert all(0 <= rank.pid < 1 << 64 for comm in answer.comms for rank in comm.ranks)
+
+
 def test_counts_that_move_are_no_difference() -> None:
     """Recorded of a healthy loop: the ranks are asked one after the other."""
     seen = read_snapshot(DATA / "h200_loop.json")

@@ -186,6 +186,13 @@ def test_threads_that_python_never_saw_are_added() -> None:
     assert "watchdog" in merged.threads[1].native[-1]
 
 
+def test_a_thread_number_that_is_too_long_is_cut() -> None:
+    """Python refuses to read more than 4,300 digits."""
+    (thread, *_) = parse_pystack(PYSTACK.replace("thread 12", f"thread {'9' * 5000}"))
+
+    assert thread.name == "pt_nccl_watchdg"
+
+
 @pytest.mark.skipif(not native.is_installed(), reason="pystack is not installed")
 def test_c_frames_of_a_real_process() -> None:
     with python(SLEEPER) as pid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,14 @@ def test_loops_in_loops_cannot_fill_the_memory(tmp_path: Path) -> None:
 
     with pytest.raises(DamagedFileError, match="more than"):
         calls(tmp_path / "a.lock", f"{HEAD}section\n{loops}{' ' * 20}tp a\n")
+
+
+def test_a_line_of_blanks_takes_no_longer_than_others(tmp_path: Path) -> None:
+    blanks = " " * 300_000
+    before = time.process_time()
+
+    assert calls(tmp_path / "a.lock", f"{HEAD}section\n  tp{blanks}a # b\n") == [[f"tp{blanks}a"]]
+    assert time.process_time() - before < 2
 
 
 def test_a_terminal_is_shown_nothing_that_it_would_act_on(tmp_path: Path) -> None:

@@ -274,6 +274,14 @@ def test_a_window_says_so(tmp_path: Path) -> None:
     assert open_run(tmp_path).window
 
 
+@pytest.mark.parametrize("step", [-1, 1 << 63, (1 << 64) - 1])
+def test_a_step_that_no_engine_counts_is_left_out(tmp_path: Path, step: int) -> None:
+    lines = [{"step": 1}, call(), {"step": step}, call()]
+    (rank,) = open_run(trace(tmp_path, *lines)).ranks
+
+    assert [one.number for one in rank.steps] == [1]
+
+
 def test_steps_stand_before_the_calls_that_belong_to_them(tmp_path: Path) -> None:
     rank = read_trace(
         trace(

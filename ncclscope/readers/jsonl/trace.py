@@ -102,7 +102,9 @@ def read_trace(path: Path) -> Rank:
             communicators[key] = _communicator(line, key)
             made[key] = number(line.get("calls"), MAX_SEQ)
         elif (step := integer(line.get("step"))) is not None:
-            steps.append(Step(step, position, integer(line.get("tokens")), bool(line.get("dummy"))))
+            if 0 <= step < MAX_SEQ:
+                tokens = integer(line.get("tokens"))
+                steps.append(Step(step, position, tokens, bool(line.get("dummy"))))
         elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
             graphs[graph.number] = graph
         elif (found := jsonl_transfers.read(line)) and (

@@ -64,7 +64,7 @@ test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs
 	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed)
+fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 .PHONY: soak

@@ -60,12 +60,12 @@ def test_a_deployment_that_can() -> None:
     ("deployment", "reason"),
     [
         (Deployment(experts=0), "the model has no experts"),
-        (Deployment(8, generates=False), "the model generates nothing"),
+        (Deployment(8, generates=False), "the model does not generate text"),
         (Deployment(8, pipeline_parallel=4), "with 4 pipeline stages no rank sees the routing"),
         (Deployment(8, context_parallel=2), "with context parallelism no rank sees all tokens"),
         (Deployment(8, kv_connector="NixlConnector"), "through NixlConnector are routed elsewhere"),
         (Deployment(8, kv_offload=True), "KV blocks that were offloaded"),
-        (Deployment(8, hidden_routing=("layers.3",)), "kernel of layers.3 does not tell"),
+        (Deployment(8, hidden_routing=("layers.3",)), "kernel of layers.3 does not expose"),
     ],
 )
 def test_a_deployment_that_cannot(deployment: Deployment, reason: str) -> None:

@@ -186,8 +186,8 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
         }
         if last is not None or rank.window:
             header["window"] = True
-        if told := metadata_of(rank.details):
-            header["told"] = told
+        if metadata := metadata_of(rank.details):
+            header["told"] = metadata
         _write_line(file, header)
         for log in rank.logs.values():
             about = log.communicator.to_dict()

@@ -33,16 +33,16 @@ class ExpertPlacement:
 
     def owned(self, rank: int) -> range:
         """Return the experts of a rank of the expert-parallel group; never none."""
-        share, odd = divmod(self.experts, self.ranks)
-        first = rank * share + min(rank, odd)
-        return range(first, first + share + (rank < odd))
+        share, remainder = divmod(self.experts, self.ranks)
+        first = rank * share + min(rank, remainder)
+        return range(first, first + share + (rank < remainder))
 
     def owner(self, expert: int) -> int:
         """Return the rank that has an expert."""
-        share, odd = divmod(self.experts, self.ranks)
-        if expert < odd * (share + 1):
+        share, remainder = divmod(self.experts, self.ranks)
+        if expert < remainder * (share + 1):
             return expert // (share + 1)
-        return odd + (expert - odd * (share + 1)) // share
+        return remainder + (expert - remainder * (share + 1)) // share
 
 
 def sequence_chunk(rows: int, tp: int, tp_rank: int) -> slice:

@@ -93,9 +93,9 @@ class UnevenProbe(Patch):
 
     def install(self, module: Any) -> None:
         for name, redop in (("all_gatherv", None), ("reduce_scatterv", "sum")):
-            folded = self.guard_scope(getattr(module, name), _fold, _unfold)
+            suppressed = self.guard_scope(getattr(module, name), _fold, _unfold)
             before = _recording(name, redop)
-            self.put(module, name, self.guard(folded, before, _returned))
+            self.put(module, name, self.guard(suppressed, before, _returned))
 
 
 def _recording(op: str, redop: str | None) -> Any:

@@ -145,9 +145,9 @@ class Record:
 
         This is the fast path: most tokens of most requests are in such pages.
         """
-        first, odd = divmod(start, self.block_size)
+        first, offset = divmod(start, self.block_size)
         found: list[Ids] = []
-        if odd == 0:
+        if offset == 0:
             for page in self._attempts[0][first : end // self.block_size]:
                 ids = page.whole
                 if ids is None:

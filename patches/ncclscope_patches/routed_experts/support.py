@@ -47,7 +47,7 @@ def refuse_unsupported(deployment: Deployment) -> None:
     if reasons:
         raise UsageError(
             f"routed experts cannot be returned: {'; '.join(reasons)}",
-            "start without them, or without what stands in their way",
+            "start without routed experts, or without the unsupported options",
         )
 
 
@@ -56,7 +56,7 @@ def _reasons(deployment: Deployment) -> list[str]:
     if deployment.experts < 1:
         reasons.append("the model has no experts")
     if not deployment.generates:
-        reasons.append("the model generates nothing")
+        reasons.append("the model does not generate text")
     if deployment.pipeline_parallel > 1:
         reasons.append(
             f"with {deployment.pipeline_parallel} pipeline stages no rank sees the routing of "
@@ -74,11 +74,11 @@ def _reasons(deployment: Deployment) -> list[str]:
         )
     if deployment.hidden_routing:
         reasons.append(
-            f"the kernel of {', '.join(deployment.hidden_routing)} does not tell which experts "
+            f"the kernel of {', '.join(deployment.hidden_routing)} does not expose which experts "
             "it chose"
         )
     if deployment.micro_batches:
-        reasons.append("micro-batches that overlap write over each other's rows")
+        reasons.append("overlapping micro-batches overwrite each other's rows")
     if deployment.other_runner:
-        reasons.append("this model runner is not one of those that tell which rows are whose")
+        reasons.append("this model runner does not expose the rows of each request")
     return reasons

@@ -245,13 +245,13 @@ def _get_new_blocks(usual: Any, routing: SchedulerRouting, *args: Any, **kwargs:
     return blocks
 
 
-def _guarded(self: Any, tell: Callable[[SchedulerRouting], None]) -> None:
+def _guarded(self: Any, report: Callable[[SchedulerRouting], None]) -> None:
     """Call the collector; if it fails, remove it, so that no request waits for it."""
     routing: SchedulerRouting | None = getattr(self, _ROUTING, None)
     if routing is None:
         return
     try:
-        tell(routing)
+        report(routing)
     except Exception as error:
         setattr(self, _ROUTING, None)
         session.warn_once(_ROUTING, f"routed experts are returned no longer: {error!r}")

@@ -133,7 +133,7 @@ def test_other_files_of_a_directory_are_passed_over(tmp_path: Path) -> None:
 def test_a_file_given_by_name_that_is_no_dump_is_an_error(tmp_path: Path) -> None:
     other = tmp_path / "config_3.json"
     other.write_text('{"entries": 3, "pg_config": 1}')
-    with pytest.raises(InputError, match="no Flight Recorder dump"):
+    with pytest.raises(InputError, match="not a Flight Recorder dump"):
         open_run(other)
     with pytest.raises(NothingFoundError):
         open_run(tmp_path)

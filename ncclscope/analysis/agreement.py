@@ -66,12 +66,13 @@ def judge_agreement(
         coverage: How much of the job is recorded.
     """
     run = case.run
-    if run.missing:
-        missing = sentence(ranks_text(run.missing))
+    if gone := [number for number in run.missing if number not in run.unreadable]:
+        missing = sentence(ranks_text(gone))
         return Agreement(
             "incomplete", f"{missing} left no record. The others agree as far as they go."
         )
-    if damaged := [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]:
+    damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
+    if damaged := sorted([*damaged, *run.unreadable]):
         return Agreement(
             "incomplete",
             f"Some records of {ranks_text(damaged)} are damaged and cannot be read. The others "

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ncclscope.analysis.damaged import has_damaged_transfers
 from ncclscope.analysis.wording import comm_text, ranks_text
-from ncclscope.model import Communicator, DamagedCall, Rank, Run
+from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import RasComm, Snapshot
 from ncclscope.untrusted import printable
@@ -135,7 +136,9 @@ def is_damaged(run: Run, number: int, key: str) -> bool:
         key: The communicator's key.
     """
     rank = run.by_rank.get(number)
-    return rank is not None and key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
+    if rank is None:
+        return number in run.unreadable
+    return key not in rank.logs and DAMAGED in unrecorded_kinds(rank)
 
 
 def _entries(rank: Rank) -> list[Mapping[str, Any]]:
@@ -146,8 +149,10 @@ def _entries(rank: Rank) -> list[Mapping[str, Any]]:
 
 
 def _missing(run: Run) -> Iterator[str]:
-    if run.missing:
-        yield f"{ranks_text(run.missing)} left no record"
+    if gone := [number for number in run.missing if number not in run.unreadable]:
+        yield f"{ranks_text(gone)} left no record"
+    if run.unreadable:
+        yield f"the records of {ranks_text(run.unreadable)} are damaged, and left out"
     snapshot = run.snapshot
     if snapshot is None:
         return
@@ -198,17 +203,14 @@ def _probes(run: Run) -> Iterator[str]:
 
 
 def _damaged_transfers(run: Run) -> Iterator[str]:
-    """Sends and receives that cannot be read, where they would be paired."""
-    for key, comm in run.communicators.items():
-        ranks = [
-            rank.rank
-            for rank in run.ranks
-            if not rank.lost
-            and any(isinstance(call, DamagedCall) for call in rank.p2p.get(key, ()))
-        ]
+    """Yield communicators whose sends and receives cannot be paired, with the ranks concerned."""
+    for comm in run.communicators.values():
+        ranks = [r.rank for r in run.ranks if not r.lost and has_damaged_transfers(r, comm)]
         if ranks:
-            where = comm_text(comm)
-            yield f"{ranks_text(ranks)}: records of sends or receives on {where} are damaged"
+            yield (
+                f"{ranks_text(ranks)}: records of sends or receives on {comm_text(comm)} are "
+                f"damaged, or their peer is no member"
+            )
 
 
 def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:

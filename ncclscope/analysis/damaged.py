@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.model import Run
+from ncclscope.model import Communicator, DamagedCall, Rank, Run
 from ncclscope.untrusted import printable
 
-__all__ = ["readable", "without_damaged"]
+__all__ = ["has_damaged_transfers", "readable", "without_damaged"]
 
 
 def without_damaged(run: Run, error: DamagedFileError) -> Run:
@@ -26,7 +26,14 @@ def without_damaged(run: Run, error: DamagedFileError) -> Run:
     left_out = len(run.ranks) + len(run.others) - len(ranks) - len(others)
     if not left_out or not ranks:
         raise error
-    return replace(run, ranks=ranks, others=others, notes=(*run.notes, printable(str(error))))
+    gone = {rank.rank for rank in run.ranks} - {rank.rank for rank in ranks}
+    return replace(
+        run,
+        ranks=ranks,
+        others=others,
+        notes=(*run.notes, printable(str(error))),
+        unreadable=tuple(sorted({*run.unreadable, *gone})),
+    )
 
 
 def readable(run: Run) -> Run:
@@ -42,6 +49,19 @@ def readable(run: Run) -> Run:
         except DamagedFileError as error:
             run = without_damaged(run, error)
     return run
+
+
+def has_damaged_transfers(rank: Rank, comm: Communicator) -> bool:
+    """Return whether sends or receives of a rank on a communicator cannot be paired with others.
+
+    A record is damaged, or its peer is no member: which call of the others it belongs to, and
+    with it all later ones, is unknown.
+    """
+    members = len(comm.ranks)
+    return any(
+        isinstance(call, DamagedCall) or (call.peer is not None and 0 < members <= call.peer)
+        for call in rank.p2p.get(comm.key, ())
+    )
 
 
 def _is_about(error: DamagedFileError, source: str) -> bool:

@@ -124,6 +124,7 @@ class Run:
         snapshot: The snapshot of the live processes; None without one.
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
+        unreadable: Missing ranks whose records turned out to be damaged, and were left out.
     """
 
     ranks: tuple[Rank, ...]
@@ -134,6 +135,7 @@ class Run:
     others: tuple[Rank, ...] = ()
     snapshot: Snapshot | None = None
     dumped: Run | None = None
+    unreadable: tuple[int, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:

@@ -17,6 +17,7 @@ from tests.support.cluster import Cluster
 
 HASH = 16
 """Where the running hash stands in a record."""
+SEQ = 24
 DESCRIPTION = b'{"key"'
 
 
@@ -339,3 +340,30 @@ def test_a_torn_last_record_of_a_process_that_ended_in_order_is_damage(tmp_path:
 
     assert verdict.status == "incomplete"
     assert verdict.coverage.unseen == ("ranks 0-2: the record of its last call is damaged",)
+
+
+def test_a_rank_whose_ring_cannot_be_read_is_not_gone(diverged: Cluster) -> None:
+    """Its calls are found missing when they are asked for; the others wait for rank 2."""
+    path = ring_of(diverged, 0)
+    flip(path, records_of(path).start + 2 * layout.RECORD.size + SEQ, 4)
+
+    verdict = diagnose(open_run(diverged.directory))
+
+    assert verdict.run.unreadable == (0,)
+    assert verdict.cause is None or 0 not in verdict.cause.diverging_ranks
+    assert "the records of rank 0 are damaged, and left out" in verdict.coverage.unseen
+
+
+def test_ranks_that_wait_for_one_whose_ring_cannot_be_read_name_nobody(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 3)
+    cluster.history()
+    cluster.post((1, 2), "tp:0", "all_gather", done=False)
+    cluster.post((0,), "tp:0", "all_gather", done=False)
+    path = ring_of(cluster, 0)
+    flip(path, records_of(path).start + 2 * layout.RECORD.size + SEQ, 4)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+    assert "It is unknown whether rank 0 joined it" in cause.summary

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ncclscope.model import Call, Communicator, DamagedCall, Rank, State
+from ncclscope.analysis.damaged import has_damaged_transfers
+from ncclscope.model import Call, Communicator, Rank, State
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
@@ -69,12 +70,10 @@ def pairs(case: Case) -> Iterator[Pair]:
         members: dict[int, tuple[int, Sequence[Call]]] = {}
         for place, number in enumerate(comm.ranks):
             rank = case.run.by_rank.get(number)
-            # After an overwrite, the counterpart of the first kept call is unknown, and with a
-            # damaged record that of all later ones.
-            if rank is not None and not rank.lost and not rank.window:
-                calls = rank.p2p.get(key, ())
-                if not any(isinstance(call, DamagedCall) for call in calls):
-                    members[place] = (number, calls)
+            # After an overwrite, the counterpart of the first kept call is unknown.
+            if rank is None or rank.lost or rank.window or has_damaged_transfers(rank, comm):
+                continue
+            members[place] = (number, rank.p2p.get(key, ()))
         for one, (sender, sent) in members.items():
             sends: dict[int, list[Call]] = {}
             for call in sent:

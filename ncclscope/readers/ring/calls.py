@@ -76,7 +76,7 @@ def decode(
         )
         numbers = (dtype, redop)
         lost = (
-            (op and call.op == "?")
+            (call.op == "?" and (op or not dtype))
             or (dtype % layout.NO_ROOM and call.dtype is None)
             or (redop % layout.NO_ROOM and call.redop is None)
             or not (ndim <= 4 or ndim == layout.NO_SHAPE)
@@ -134,7 +134,7 @@ def _is_misshapen(call: Call) -> bool:
 
     Compare the shape with the number of elements, and the root with the operation.
     """
-    if call.root is not None and call.op in _ROOTLESS:
+    if call.root is not None and call.op in _ROOTLESS and call.sizes is None:
         return True
     if call.shape is None or not call.numel:
         return False

@@ -65,29 +65,17 @@ class _RingTrail(Trail[What]):
 
 
 class RingTransfers(_RingTrail[Call]):
-    """Sends and receives on one communicator.
+    """Sends and receives on one communicator."""
 
-    Args:
-        ring: The ring.
-        number: The communicator's number in it.
-        communicator: The communicator.
-    """
-
-    def __init__(self, ring: RingFile, number: int, communicator: Communicator) -> None:
+    def __init__(self, ring: RingFile, number: int, key: str) -> None:
         super().__init__(ring)
         self._number = number
-        self._key = communicator.key
-        self._members = len(communicator.ranks)
+        self._key = key
 
     def _between(self, start: int, stop: int) -> list[Call]:
         window = self._ring.window(start, stop)
         own = (window["comm"] == self._number) & (window["fixed"] & layout.FIXED_P2P != 0)
-        calls = decode(self._ring, chosen(window, own), self._key)
-        return [self._damaged(call.seq, call) if self._is_stray(call) else call for call in calls]
-
-    def _is_stray(self, call: Call) -> bool:
-        """Return whether the peer is no member, as only damage makes it."""
-        return call.peer is not None and 0 < self._members <= call.peer
+        return decode(self._ring, chosen(window, own), self._key)
 
     def _damaged(self, seq: int, near: Call) -> DamagedCall:
         return DamagedCall(near.op, self._key, seq, near.position)
@@ -116,7 +104,7 @@ def transfers(
     The records themselves may have been overwritten.
     """
     return {
-        communicator.key: RingTransfers(ring, number, communicator)
+        communicator.key: RingTransfers(ring, number, communicator.key)
         for number, communicator in communicators.items()
         if number in ring.states and ring.states[number].p2p
     }

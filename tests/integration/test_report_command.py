@@ -100,7 +100,8 @@ def test_the_status_is_that_of_diagnose(diverged: Cluster, tmp_path: Path) -> No
     calm.history()
     assert report(calm.directory, cwd=tmp_path).returncode == 0
     assert (
-        "All ranks agree in what was recorded" in (tmp_path / "ncclscope-report.html").read_text()
+        "All ranks agree in their recorded calls"
+        in (tmp_path / "ncclscope-report.html").read_text()
     )
 
 

@@ -173,7 +173,7 @@ def test_a_terminal_is_shown_nothing_that_it_would_act_on(tmp_path: Path) -> Non
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.lock")
 
-    with pytest.raises(DamagedFileError, match="no regular file"):
+    with pytest.raises(DamagedFileError, match="not a regular file"):
         read_baseline(tmp_path / "a.lock", Vocabulary())
 
 

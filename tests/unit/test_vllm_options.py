@@ -104,7 +104,7 @@ def test_cpu_workers_of_another_version_stay_as_they_are(tmp_path: Path) -> None
     refused = run(unknown, program, NCCLSCOPE_VLLM_CPU_MOE="1")
     assert refused.stdout == "False\n"
     assert refused.stderr.count("\n") == 1
-    assert "vLLM 0.99.0 is not one of those" in refused.stderr
+    assert "vLLM 0.99.0 is not a supported version" in refused.stderr
 
     assert run(known, program, NCCLSCOPE_VLLM_CPU_MOE="1").stdout == "True\n"
     assert run(known, program, NCCLSCOPE_VLLM_CPU_MOE="0").stdout == "False\n"

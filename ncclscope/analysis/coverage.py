@@ -152,7 +152,7 @@ def _missing(run: Run) -> Iterator[str]:
     if gone := [number for number in run.missing if number not in run.unreadable]:
         yield f"{ranks_text(gone)} left no record"
     if run.unreadable:
-        yield f"the records of {ranks_text(run.unreadable)} are damaged, and left out"
+        yield f"the records of {ranks_text(run.unreadable)} cannot be read, and are left out"
     snapshot = run.snapshot
     if snapshot is None:
         return

@@ -124,7 +124,7 @@ class Run:
         snapshot: The snapshot of the live processes; None without one.
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
-        unreadable: Missing ranks whose records turned out to be damaged, and were left out.
+        unreadable: Missing ranks whose records are damaged or cannot be read.
     """
 
     ranks: tuple[Rank, ...]

@@ -51,7 +51,7 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
     notes: list[str] = []
     ranks: list[Rank] = []
     snapshots: list[Snapshot] = []
-    empty = 0
+    empty = refused = 0
     seen = set()
     nodes = Nodes()
     given_paths = {Path(path) for path in paths}
@@ -69,15 +69,20 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
                 seen.add((status.st_dev, status.st_ino))
                 rank = nodes.annotate(reader(path)) if reader is read_ring else reader(path)
                 ranks.append(replace(rank, source=printable(rank.source)))
+                # Without its metadata, a ring may be that of any rank.
+                refused += reader is read_ring and rank.rank < 0 and not rank.pid
         except NoDumpError as error:
             if path in given_paths:
                 notes.append(printable(str(error)))
         except DamagedFileError as error:
             notes.append(printable(str(error)))
+            refused += 1
         except (MemoryError, RecursionError):
             notes.append(printable(f"{path} is left out: it is too large or nested too deeply"))
+            refused += 1
         except OSError as error:
             notes.append(_cannot(path, error))
+            refused += 1
     given = tuple(printable(str(path)) for path in paths)
     if not ranks and not snapshots:
         if notes:
@@ -88,6 +93,9 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
             "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`",
         )
     run = assemble(ranks, notes=notes, sources=given)
+    if 0 < len(run.missing) <= refused:
+        # There is a file for each missing rank, so none of them left no record.
+        run = replace(run, unreadable=run.missing)
     if not snapshots:
         return run
     return with_snapshot(run, join_snapshots(snapshots, run))

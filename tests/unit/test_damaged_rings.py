@@ -351,7 +351,19 @@ def test_a_rank_whose_ring_cannot_be_read_is_not_gone(diverged: Cluster) -> None
 
     assert verdict.run.unreadable == (0,)
     assert verdict.cause is None or 0 not in verdict.cause.diverging_ranks
-    assert "the records of rank 0 are damaged, and left out" in verdict.coverage.unseen
+    assert "the records of rank 0 cannot be read, and are left out" in verdict.coverage.unseen
+
+
+def test_a_rank_whose_ring_is_refused_is_not_gone(diverged: Cluster) -> None:
+    path = ring_of(diverged, 0)
+    flip(path, 0, 4)
+
+    verdict = diagnose(open_run(diverged.directory))
+
+    assert verdict.run.unreadable == (0,)
+    assert "rank 0 left no record" not in verdict.coverage.unseen
+    path.unlink()
+    assert "rank 0 left no record" in diagnose(open_run(diverged.directory)).coverage.unseen
 
 
 def test_ranks_that_wait_for_one_whose_ring_cannot_be_read_name_nobody(tmp_path: Path) -> None:

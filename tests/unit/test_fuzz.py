@@ -43,7 +43,7 @@ class Faulty(Surface):
             while True:
                 pass
         if seed == 4:
-            assert b"x" * (600 << 20)
+            assert b"x" * (400 << 20)
         return Answer("read")
 
 
@@ -54,7 +54,7 @@ def _unchanged(_dice: object, specimen: Specimen) -> Input:
 def test_an_input_that_ends_its_judge_is_found_and_the_others_are_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(oracles, "SECONDS", 0.5)
+    monkeypatch.setattr(oracles, "SECONDS", 2.0)
     judges = Judges({"faulty": Faulty()})
     result = judges.judge(Block("faulty", tuple(range(6))))
     judges.close()

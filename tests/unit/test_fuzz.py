@@ -1,4 +1,4 @@
-"""Ten thousand of the inputs that ``make fuzz`` makes, after those that once failed."""
+"""Some of the inputs that ``make fuzz`` makes, after those that once failed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from tests.fuzz import oracles
 from tests.fuzz.corpus import CORPUS, add_kept, keep
 from tests.fuzz.inputs import Answer, Input, Specimen, Surface
 from tests.fuzz.judges import Block, Judges
+from tests.support.examples import examples
 
 
 @pytest.mark.timeout(900)
 def test_damaged_inputs_are_answered_within_their_budget() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--count", "10000"]
+    count = examples(10_000)
+    command = [sys.executable, "-m", "tests.fuzz", "--count", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=870)
 
     assert done.returncode == 0, done.stdout + done.stderr
     total = re.search(r"^(\d+) inputs in .* 0 failed$", done.stdout, re.MULTILINE)
     assert total is not None, done.stdout
-    assert int(total[1]) == 10_000 + len(list(CORPUS.glob("*.tar.gz")))
+    assert int(total[1]) == count + len(list(CORPUS.glob("*.tar.gz")))
 
 
 class Faulty(Surface):

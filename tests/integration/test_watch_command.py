@@ -80,11 +80,15 @@ def moving(directory: Path) -> Iterator[None]:
         ranks.append((tracer, tracer.communicator("k", "tp:0", [0, 1], "gloo")))
     over = threading.Event()
 
+    def post_one() -> None:
+        for tracer, comm in ranks:
+            tracer.complete(tracer.record(comm, "all_reduce", shape=(4,), dtype="int8"))
+
     def post() -> None:
         while not over.wait(0.05):
-            for tracer, comm in ranks:
-                tracer.complete(tracer.record(comm, "all_reduce", shape=(4,), dtype="int8"))
+            post_one()
 
+    post_one()  # a watch that starts at once would find ranks that have posted nothing
     thread = threading.Thread(target=post)
     thread.start()
     try:

@@ -1,0 +1,121 @@
+/* Write one ring: the file that ncclscope/ring/layout.py describes, byte for byte as
+ * ncclscope/ring/writer.py does.
+ *
+ * Every function may be called from any thread. None raises, aborts, allocates on the path of a
+ * call, or waits for anything but another thread that is writing a record. A ring stays mapped
+ * until the process ends: NCCL's threads may still record while it exits. */
+#ifndef NCCLSCOPE_RING_H
+#define NCCLSCOPE_RING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define NS_MAX_COMMS 512
+#define NS_RECORD 96
+#define NS_FIXED 48
+#define NS_REASON 320 /* bytes of a text that says why something failed */
+
+enum ns_kind { /* of a text */
+    NS_COMM = 1, NS_OP, NS_DTYPE, NS_REDOP, NS_SITE, NS_SHAPE, NS_COMM_UPDATE, NS_ACTIVITY,
+};
+enum { NS_FIXED_P2P = 1, NS_FIXED_STEP = 2, NS_FIXED_DUMMY = 4, NS_FIXED_REPLAY = 8 };
+enum { NS_CAPTURED = 1, NS_REPLAYED = 2 };
+
+typedef struct ns_ring ns_ring;
+
+/* The writing end of a communicator; lives as long as the process. */
+typedef struct ns_channel {
+    ns_ring *ring;
+    uint64_t seq;      /* collectives recorded so far */
+    uint64_t hash;     /* running hash after them */
+    uint64_t p2p;      /* sends and receives recorded so far */
+    uint64_t carried;  /* calls that NCCL reported on it, recorded here or by a probe */
+    uint32_t index;    /* its number in the file, from 1 */
+    uint32_t members;  /* number of its members; 0 if unknown */
+} ns_channel;
+
+/* Parameters of a call, in the order of the record's 48 bytes. A text is a number of ns_text(). */
+typedef struct ns_call {
+    uint64_t numel;
+    uint32_t shape[4];
+    uint16_t comm, op;
+    uint8_t dtype, redop, ndim, fixed; /* ndim 255: no shape is known */
+    int32_t root;                      /* root or peer; -1 for none */
+    uint32_t sizes, site, out;
+} ns_call;
+
+/* --- a ring ------------------------------------------------------------------------------- */
+
+/* Create a file with reserved space in a directory, or else below the temporary directory.
+ * Returns NULL with the reason in `reason`. `capacity` is the number of records, at least 1024. */
+ns_ring *ns_ring_create(const char *directory, uint64_t capacity, char reason[NS_REASON]);
+
+/* Take over an open, reserved, empty file of the size of its geometry; the caller keeps the
+ * descriptor. `device` says whether it has a device section. The caller writes the process
+ * description and then ns_ring_publish(). */
+ns_ring *ns_ring_map(int descriptor, uint64_t capacity, bool device, char reason[NS_REASON]);
+void ns_ring_publish(ns_ring *ring); /* write the header; a reader accepts the file from then on */
+
+const char *ns_ring_path(const ns_ring *ring); /* "" for one from ns_ring_map() */
+void ns_ring_set_path(ns_ring *ring, const char *path);
+uint64_t ns_ring_position(const ns_ring *ring); /* records made so far */
+uint64_t ns_ring_refused(const ns_ring *ring);  /* texts not written: the file is detached */
+
+/* Store the process description, a JSON object without NUL bytes; false if it is too long. */
+bool ns_describe(ns_ring *ring, const char *json, size_t length);
+void ns_beat(ns_ring *ring);
+void ns_finish(ns_ring *ring); /* record a normal exit; recording still works */
+void ns_detach(ns_ring *ring); /* discard everything from here on: the child after a fork */
+
+/* --- texts, lists, communicators ------------------------------------------------------------ */
+
+uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length); /* 0: no room */
+uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count);                /* 0: no room */
+bool ns_holds(const ns_ring *ring, uint32_t place); /* whether a list is not overwritten soon */
+/* Copy a list; returns its length, or -1 if there is none or it has been overwritten. */
+int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room);
+
+/* Returns NULL without room. `json` as layout.py describes a communicator's text. */
+ns_channel *ns_channel_open(ns_ring *ring, const char *json, size_t length, uint32_t members);
+/* Add to a description: `json` has "comm", the channel's index, and what has changed. */
+void ns_channel_update(ns_channel *channel, const char *json, size_t length);
+
+/* --- calls ------------------------------------------------------------------------------- */
+
+/* The signature of a call, as ncclscope.model.signature.sign() computes it; `agreed` is what the
+ * members must agree in besides, such as the number of elements in decimal. NULL texts are "". */
+uint64_t ns_sign(const char *op, const char *dtype, const char *redop, int32_t root,
+                 const char *agreed);
+
+/* Record a collective and return its position. `state`, `flags`, `group`, `graph` as in
+ * layout.py; flags change the signature as model.signature's captured() and replayed() do. */
+int64_t ns_post(ns_channel *channel, const void *fixed, uint64_t signature, unsigned state,
+                unsigned flags, uint64_t group, uint32_t graph);
+int64_t ns_post_p2p(ns_channel *channel, const void *fixed, unsigned state, unsigned flags,
+                    uint64_t group, uint32_t graph);
+int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy);
+/* Record `count` calls of a graph at once: the running hash becomes hash * power + digest.
+ * `repeats` are bytes 48 to 88 of the record without numel: 40 of FIXED and 8 of MOMENT. */
+int64_t ns_post_replay(ns_channel *channel, uint64_t count, uint64_t power, uint64_t digest,
+                       uint64_t replay, const void *repeats);
+void ns_advance(ns_ring *ring, int64_t position, unsigned state);
+void ns_write_table(ns_ring *ring);
+
+/* --- what a probe and the profiler plugin say to each other -------------------------------- */
+
+/* The ring of this process, for the plugin; the one that was set last. NULL if there is none. */
+ns_ring *ns_current(void);
+void ns_set_current(ns_ring *ring);
+
+/* Between these two this thread's calls into NCCL belong to a record that a probe has made, so
+ * the plugin makes none of its own. They nest; the innermost channel counts. NULL means that
+ * they belong to no record, as a probe has folded them into another call. */
+void ns_announce(ns_channel *channel);
+void ns_conclude(void);
+bool ns_announced(ns_channel **channel); /* whether one is open in this thread, and which */
+
+/* Note that NCCL reported a call on a channel; counted in the file for its reader. */
+void ns_carried(ns_channel *channel);
+
+#endif

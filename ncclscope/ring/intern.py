@@ -162,10 +162,14 @@ class Interner:
 
     def _site(self, site: str | None) -> int:
         """Return the number of a call site, shortened once half of the section is used."""
-        scarce = self._used > self._geometry.strings_size // 2
-        if scarce and site is not None and site not in self._numbers[layout.KIND_SITE]:
+        if site is not None and self._is_scarce(site):
             site = sites.read(site).site
         return self.text(layout.KIND_SITE, site)
+
+    def _is_scarce(self, site: str) -> bool:
+        """Return whether a new call site should be shortened."""
+        scarce = self._used > self._geometry.strings_size // 2
+        return scarce and site not in self._numbers[layout.KIND_SITE]
 
     def _small(self, kind: int, text: str | None) -> int:
         """Return the number of a text for an eight-bit field; `NO_ROOM` if it does not fit."""

@@ -170,6 +170,8 @@ HEADER_GRAPHS_USED = 160
 """u64: bytes of the graphs part that are valid."""
 HEADER_DEVICE_SIZE = 168
 """u64: bytes of the device part; zero if there is none."""
+HEADER_CARRIED = 1024
+"""MAX_COMMS u32: calls on each communicator that NCCL reported; zero without its plugin."""
 HEADER_ACTIVITIES = 256
 """MAX_ACTIVITIES entries; zero in files of older releases."""
 MAX_ACTIVITIES = 8

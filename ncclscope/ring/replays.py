@@ -19,7 +19,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.channel import Channel
 from ncclscope.ring.graph_book import GraphCall
 
-__all__ = ["Part", "parts_of", "post_replay"]
+__all__ = ["Part", "parts_of", "post_replay", "powers"]
 
 _RECORD = struct.Struct("<QQQQQ48sQ")
 """A record; ``numel``, the number of the replay, is separate from the repeating fields."""
@@ -39,19 +39,18 @@ class Part:
             the last call's packed parameters without ``numel``, graph number and flags.
     """
 
-    __slots__ = ("_hashes", "channel", "packed")
+    __slots__ = ("channel", "hashes", "packed")
 
     def __init__(self, channel: Channel, calls: Sequence[GraphCall], number: int) -> None:
         signatures = (replayed(call.signature) for call in calls)
-        self._hashes = list(accumulate(signatures, extend, initial=0))
-        while len(_powers) <= len(calls):
-            _powers.append(_powers[-1] * BASE & MASK)
+        self.hashes = list(accumulate(signatures, extend, initial=0))
+        power = powers(len(calls))[-1]
         fixed = bytearray(calls[-1].fixed)
         fixed[layout.FIXED_FLAGS] |= layout.FIXED_REPLAY
         if calls[-1].sizes is not None:
             fixed[layout.FIXED_SIZES] = bytes(4)  # they are in the graphs section
         moment = layout.MOMENT.pack(number & 0xFFFFFFFF, 0, layout.FLAG_REPLAYED, 0)
-        power, digest = _powers[len(calls)], self._hashes[-1]
+        digest = self.hashes[-1]
         self.channel = channel
         self.packed = channel, len(calls), power, digest, bytes(fixed[8:]) + moment
 
@@ -62,7 +61,14 @@ class Part:
             running: Running hash before the replay.
             count: Number of its calls to include.
         """
-        return (running * _powers[count] + self._hashes[count]) & MASK
+        return (running * _powers[count] + self.hashes[count]) & MASK
+
+
+def powers(count: int) -> tuple[int, ...]:
+    """Return the powers of BASE from 0 to `count`, modulo 2 ** 64."""
+    while len(_powers) <= count:
+        _powers.append(_powers[-1] * BASE & MASK)
+    return tuple(_powers[: count + 1])
 
 
 class _Ring(Protocol):

@@ -24,10 +24,10 @@ from ncclscope.model.signature import BASE, MASK, captured, replayed
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Activities
 from ncclscope.ring.channel import Channel
-from ncclscope.ring.graph_book import GraphBook
+from ncclscope.ring.graph_book import GraphBook, GraphCall
 from ncclscope.ring.intern import Interner
-from ncclscope.ring.place import leave_pointer, make_file
-from ncclscope.ring.replays import Part, post_replay
+from ncclscope.ring.place import RingPlace, leave_pointer, make_file
+from ncclscope.ring.replays import parts_of, post_replay
 
 if TYPE_CHECKING:
     from ncclscope.ring.slots import Slots
@@ -97,8 +97,10 @@ class RingWriter:
         self.geometry = layout.Geometry.for_capacity(capacity, device=device)
         place = make_file(Path(directory), self.geometry.total)
         self.path = place.path
+        self.capacity = capacity
         try:
             buffer = mmap.mmap(place.descriptor, self.geometry.total)
+            self._interner = self._open(place, buffer, device)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(place.path)
@@ -108,7 +110,6 @@ class RingWriter:
         self.moved = place.reason
         self.pointed = bool(place.reason) and leave_pointer(Path(directory), place.path)
         self._buffer: mmap.mmap | bytearray = buffer
-        self._interner = Interner(buffer, self.geometry)
         self.fixed = self._interner.fixed
         """:meth:`Interner.fixed`, which packs the repeating part of a record."""
         self.holds_sizes = self._interner.holds_sizes
@@ -119,27 +120,29 @@ class RingWriter:
         self.graphs = GraphBook(buffer, self.geometry)
         self.slots = _slots(buffer, self.geometry) if device else None
         self.capture: Callable[[Channel, bytes, int, int], int] = _nothing
-        self.capacity = capacity
-        self.position = 0
-        self._base = self.geometry.records
-        self._table_mask = layout.table_every(capacity) - 1
-        self.post_replay: Callable[[Sequence[Part], int], int] = functools.partial(
-            post_replay, self
-        )
-        """Records that a CUDA graph is replayed: :func:`ncclscope.ring.replays.post_replay`."""
         self._detached = False
-        self._channels: list[Channel] = []
-        self._post_lock = threading.RLock()
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            self._guard_posts()
         # For what is written once in a while; re-entered only by a signal handler.
         self._lock = threading.RLock()
         self._about: dict[str, Any] = dict(about or {})
         self._about_generation = 0
-        self._tables = 0
-        self._marks = 0
         self.describe()
         self.beat()
+        self._publish()
+
+    def _open(self, place: RingPlace, buffer: mmap.mmap, device: bool) -> Interner:
+        """Prepare to write; return what writes texts."""
+        self.position = 0
+        self._base = self.geometry.records
+        self._table_mask = layout.table_every(self.capacity) - 1
+        self._channels: list[Channel] = []
+        self._tables = 0
+        self._marks = 0
+        self._post_lock = threading.RLock()
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self._guard_posts()
+        return Interner(buffer, self.geometry)
+
+    def _publish(self) -> None:
         # The magic comes last: a reader never sees a header that is not whole.
         layout.HEADER.pack_into(
             self._buffer,
@@ -147,7 +150,7 @@ class RingWriter:
             b"",
             layout.VERSION,
             layout.RECORD.size,
-            capacity,
+            self.capacity,
             self.geometry.about_size,
             self.geometry.strings_size,
             self.geometry.heap_size,
@@ -292,6 +295,14 @@ class RingWriter:
             self._write_table()
         return position
 
+    def parts_of(self, calls: Sequence[GraphCall], number: int) -> list[Any]:
+        """Return the collectives of a graph by communicator, for :meth:`post_replay`."""
+        return list(parts_of(calls, number))
+
+    def post_replay(self, parts: list[Any], number: int) -> int:
+        """Record that a graph is replayed: :func:`ncclscope.ring.replays.post_replay`."""
+        return post_replay(self, parts, number)
+
     def advance(self, position: int, state: int) -> None:
         """Set the state of a record, if it has not been overwritten."""
         if position >= 0 and self.position - position <= self.capacity:
@@ -319,21 +330,31 @@ class RingWriter:
             RingError: There is no room for another one.
         """
         with self._lock:
-            if len(self._channels) >= layout.MAX_COMMS:
-                raise RingError(f"a ring holds {layout.MAX_COMMS} communicators at most")
-            if self._detached:
-                return Channel(1)
-            number = self._interner.text(layout.KIND_COMM, json.dumps(about))
-            if number != len(self._channels) + 1:
-                raise RingError("the ring has no room for another communicator")
-            channel = Channel(number)
-            self._channels.append(channel)
-            self._write_table()
-            return channel
+            channel = self._open_channel(json.dumps(about), about)
+        if channel is None:
+            raise RingError(
+                "the ring has no room for another communicator; "
+                f"it holds {layout.MAX_COMMS} communicators at most"
+            )
+        return channel
 
     def update_channel(self, channel: Channel, changed: Mapping[str, Any]) -> None:
         """Add to a communicator's description, such as the label that became known later."""
         self._interner.text(layout.KIND_COMM_UPDATE, json.dumps({"comm": channel.index, **changed}))
+
+    def _open_channel(self, text: str, about: Mapping[str, Any]) -> Channel | None:
+        """Return the channel of a communicator with this text; None without room."""
+        if self._detached:
+            return Channel(1)
+        if len(self._channels) >= layout.MAX_COMMS:
+            return None
+        number = self._interner.text(layout.KIND_COMM, text)
+        if number != len(self._channels) + 1:
+            return None
+        channel = Channel(number)
+        self._channels.append(channel)
+        self._write_table()
+        return channel
 
     # --- process description -----------------------------------------------------------------
 
@@ -344,12 +365,15 @@ class RingWriter:
 
     def _write_about(self, fields: Mapping[str, Any]) -> None:
         self._about.update(fields)
-        self._about_generation += 1
         kept = dict(self._about)
         data = json.dumps(kept, default=str).encode()
         while len(data) > self.geometry.about_size - layout.ABOUT.size:
             del kept[max(kept, key=lambda name: len(json.dumps(kept[name], default=str)))]
             data = json.dumps(kept, default=str).encode()
+        self._store_about(data)
+
+    def _store_about(self, data: bytes) -> None:
+        self._about_generation += 1
         offset = self.geometry.about + self._about_generation % 2 * self.geometry.about_size
         self._put_u64(offset, 0)
         start = offset + layout.ABOUT.size

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ncclscope.ring import layout
 from ncclscope.ring.graph_book import GraphCall
-from ncclscope.ring.replays import parts_of
 
 if TYPE_CHECKING:
     from ncclscope.ring.channel import Channel
@@ -60,7 +59,7 @@ class TracedGraph:
         self.number = number
         self.replays = 0
         self.marks: Sequence[tuple[Any, int]] = ()
-        self._parts = parts_of(calls, number) if kept else []
+        self._parts = tracer.ring.parts_of(calls, number) if kept else []
         # Sends and receives, or all calls if the graphs section had no room for the graph.
         self._singles = [call for call in calls if not (kept and call.signature)]
 

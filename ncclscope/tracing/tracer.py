@@ -25,6 +25,7 @@ from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
+from ncclscope.ring.native_writer import open_writer
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
@@ -73,7 +74,7 @@ class Tracer:
         about.update(rank=rank, world_size=world_size, labels=dict(labels or {}))
         about.update(details or {})
         counts = device.mode()
-        self.ring = RingWriter(directory, capacity=capacity, about=about, device=bool(counts))
+        self.ring = open_writer(directory, capacity=capacity, about=about, device=bool(counts))
         self.rank = rank
         self.world_size = world_size
         self._comms: dict[str, Comm] = {}

@@ -23,7 +23,8 @@ BASE = {
 """Modules that every room may use, and which use no room."""
 ARROWS = {
     "model": "",
-    "ring": "model",
+    "native": "",
+    "ring": "native model",
     "tracing": "ring model",
     "readers": "ring model",
     "analysis": "model",

@@ -1,9 +1,9 @@
 /* Write one ring: the file that ncclscope/ring/layout.py describes, byte for byte as
  * ncclscope/ring/writer.py does.
  *
- * Every function may be called from any thread. None raises, aborts, allocates on the path of a
- * call, or waits for anything but another thread that is writing a record. A ring stays mapped
- * until the process ends: NCCL's threads may still record while it exits. */
+ * Every function may be called from any thread. None aborts, and none waits for anything but another
+ * thread that is writing a record or a text. Recording a call allocates nothing. A ring stays mapped
+ * until the process ends, since NCCL's threads may still record while it exits. */
 #ifndef NCCLSCOPE_RING_H
 #define NCCLSCOPE_RING_H
 
@@ -14,6 +14,10 @@
 #define NS_MAX_COMMS 512
 #define NS_RECORD 96
 #define NS_FIXED 48
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
 #define NS_REASON 320 /* bytes of a text that says why something failed */
 
 enum ns_kind { /* of a text */
@@ -45,6 +49,15 @@ typedef struct ns_call {
     uint32_t sizes, site, out;
 } ns_call;
 
+/* The collectives of one CUDA graph on one communicator. */
+typedef struct ns_part {
+    ns_channel *channel;
+    uint64_t count;                           /* how many there are */
+    const uint64_t *powers;                   /* of the hash's base, from 0 to `count` */
+    const uint64_t *hashes;                   /* running hashes from 0 after 0 to `count` calls */
+    unsigned char repeats[NS_FIXED];          /* of the last call: FIXED without numel, MOMENT */
+} ns_part;
+
 /* --- a ring ------------------------------------------------------------------------------- */
 
 /* Create a file with reserved space in a directory, or else below the temporary directory.
@@ -71,6 +84,8 @@ void ns_detach(ns_ring *ring); /* discard everything from here on: the child aft
 /* --- texts, lists, communicators ------------------------------------------------------------ */
 
 uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length); /* 0: no room */
+bool ns_knows(ns_ring *ring, enum ns_kind kind, const char *text, size_t length);
+uint64_t ns_strings_used(const ns_ring *ring); /* bytes of texts written */
 uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count);                /* 0: no room */
 bool ns_holds(const ns_ring *ring, uint32_t place); /* whether a list is not overwritten soon */
 /* Copy a list; returns its length, or -1 if there is none or it has been overwritten. */
@@ -95,10 +110,9 @@ int64_t ns_post(ns_channel *channel, const void *fixed, uint64_t signature, unsi
 int64_t ns_post_p2p(ns_channel *channel, const void *fixed, unsigned state, unsigned flags,
                     uint64_t group, uint32_t graph);
 int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy);
-/* Record `count` calls of a graph at once: the running hash becomes hash * power + digest.
- * `repeats` are bytes 48 to 88 of the record without numel: 40 of FIXED and 8 of MOMENT. */
-int64_t ns_post_replay(ns_channel *channel, uint64_t count, uint64_t power, uint64_t digest,
-                       uint64_t replay, const void *repeats);
+/* Record a replay of a graph, one record for each communicator. Returns the position of the first
+ * record; -1 for a graph without collectives. `replay` counts the graph's replays. */
+int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64_t replay);
 void ns_advance(ns_ring *ring, int64_t position, unsigned state);
 void ns_write_table(ns_ring *ring);
 
@@ -117,5 +131,9 @@ bool ns_announced(ns_channel **channel); /* whether one is open in this thread, 
 
 /* Note that NCCL reported a call on a channel; counted in the file for its reader. */
 void ns_carried(ns_channel *channel);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 
 #endif

@@ -1,0 +1,53 @@
+"""The ring's core in C, where it serves: see ``src/ring.h``.
+
+It is optional. Without a compiler at installation, on an interpreter without a GIL, or on another
+platform, the writer in Python does the same, more slowly.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from ncclscope.settings import variable
+
+__all__ = ["core", "plugin_path", "why_not"]
+
+_PLUGIN = Path(__file__).with_name("libnccl-profiler-ncclscope.so")
+
+_found: ModuleType | None = None
+_why_not = ""
+
+
+def core() -> ModuleType | None:
+    """Return the extension module; None if the writer in Python serves."""
+    return None if why_not() else _found
+
+
+def why_not() -> str:
+    """Return why the extension does not serve, as a clause; empty if it does."""
+    if variable("NATIVE") == "0":
+        return "NCCLSCOPE_NATIVE=0 is set"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "this interpreter has no GIL"
+    return _why_not
+
+
+def plugin_path() -> Path | None:
+    """Return the path of NCCL's profiler plugin; None if it was not built."""
+    return _PLUGIN if _PLUGIN.exists() else None
+
+
+def _load() -> None:
+    global _found, _why_not
+    try:
+        from ncclscope.native import _core as found
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) or "partially initialized" in str(error)
+        _why_not = "it was not built" if missing else f"it does not load: {error}"
+    else:
+        _found = found
+
+
+_load()

@@ -1,0 +1,559 @@
+/* The ring's core for Python, by the Limited API: see ncclscope/ring/native_writer.py. */
+#define Py_LIMITED_API 0x030a0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "module.h"
+
+PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
+
+/* --- arguments ------------------------------------------------------------------------------ */
+
+static int check_count(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most)
+{
+    if (given >= least && given <= most)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments for %zd to %zd", given, least, most);
+    return 0;
+}
+
+static uint64_t number(PyObject *const *args, Py_ssize_t given, Py_ssize_t at)
+{
+    return at < given ? PyLong_AsUnsignedLongLongMask(args[at]) : 0;
+}
+
+static const char *fixed_of(PyObject *object)
+{
+    char *data;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(object, &data, &length) < 0)
+        return NULL;
+    if (length == NS_FIXED)
+        return data;
+    PyErr_SetString(PyExc_ValueError, "packed parameters have 48 bytes");
+    return NULL;
+}
+
+static ns_channel *channel_of(PyObject *object)
+{
+    if (Py_TYPE(object) == ns_channel_type)
+        return ((Channel *)object)->channel;
+    PyErr_SetString(PyExc_TypeError, "not a channel of this writer");
+    return NULL;
+}
+
+/* --- calls ------------------------------------------------------------------------------- */
+
+/* Whether a captured call has become part of a CUDA graph, which Python keeps; -1 for an error. */
+static int taken(Ring *self, PyObject *channel, PyObject *fixed, PyObject *signature,
+                 uint64_t group)
+{
+    if (!self->capture || self->capture == Py_None)
+        return 0;
+    PyObject *found = PyObject_CallFunction(self->capture, "OOOK", channel, fixed, signature,
+                                            (unsigned long long)group);
+    if (!found)
+        return -1;
+    int is_taken = PyObject_IsTrue(found);
+    Py_DECREF(found);
+    return is_taken;
+}
+
+static PyObject *post(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (!check_count(given, 3, 7))
+        return NULL;
+    ns_channel *channel = channel_of(args[0]);
+    const char *fixed = channel ? fixed_of(args[1]) : NULL;
+    if (!fixed)
+        return NULL;
+    unsigned flags = (unsigned)number(args, given, 4);
+    uint64_t group = number(args, given, 5);
+    if (flags & NS_CAPTURED) {
+        int is_taken = taken((Ring *)self, args[0], args[1], args[2], group);
+        if (is_taken)
+            return is_taken < 0 ? NULL : PyLong_FromLong(-1);
+    }
+    int64_t position =
+        ns_post(channel, fixed, number(args, given, 2), (unsigned)number(args, given, 3), flags,
+                group, (uint32_t)number(args, given, 6));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+}
+
+static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (!check_count(given, 2, 6))
+        return NULL;
+    ns_channel *channel = channel_of(args[0]);
+    const char *fixed = channel ? fixed_of(args[1]) : NULL;
+    if (!fixed)
+        return NULL;
+    unsigned flags = (unsigned)number(args, given, 3);
+    uint64_t group = number(args, given, 4);
+    if (flags & NS_CAPTURED) {
+        PyObject *none = PyLong_FromLong(0);
+        int is_taken = none ? taken((Ring *)self, args[0], args[1], none, group) : -1;
+        Py_XDECREF(none);
+        if (is_taken)
+            return is_taken < 0 ? NULL : PyLong_FromLong(-1);
+    }
+    int64_t position = ns_post_p2p(channel, fixed, (unsigned)number(args, given, 2), flags, group,
+                                   (uint32_t)number(args, given, 5));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+}
+
+static PyObject *post_step(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (!check_count(given, 3, 3))
+        return NULL;
+    int dummy = PyObject_IsTrue(args[2]);
+    int64_t position = ns_post_step(((Ring *)self)->ring, number(args, given, 0),
+                                    number(args, given, 1), dummy > 0);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+}
+
+enum { MOST_PARTS = NS_MAX_COMMS };
+
+static PyObject *post_replay(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    static const char *const wrong = "parts are a list of parts of this writer";
+    ns_part parts[16], *all = parts;
+    if (!check_count(given, 2, 2))
+        return NULL;
+    Py_ssize_t count = PyList_Check(args[0]) ? PyList_Size(args[0]) : -1;
+    if (count < 0 || count > MOST_PARTS) {
+        PyErr_SetString(PyExc_TypeError, wrong);
+        return NULL;
+    }
+    if (count > 16 && !(all = malloc((size_t)count * sizeof *all)))
+        return PyErr_NoMemory();
+    for (Py_ssize_t at = 0; at < count; at++) {
+        PyObject *part = PyList_GetItem(args[0], at);
+        if (Py_TYPE(part) != ns_part_type) {
+            PyErr_SetString(PyExc_TypeError, wrong);
+            break;
+        }
+        all[at] = ((Part *)part)->part;
+    }
+    int64_t position = -1;
+    if (!PyErr_Occurred())
+        position = ns_post_replay(((Ring *)self)->ring, all, (size_t)count, number(args, given, 1));
+    if (all != parts)
+        free(all);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+}
+
+static PyObject *advance(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (!check_count(given, 2, 2))
+        return NULL;
+    long long position = PyLong_AsLongLong(args[0]);
+    unsigned state = (unsigned)number(args, given, 1);
+    if (PyErr_Occurred())
+        return NULL;
+    ns_advance(((Ring *)self)->ring, position, state);
+    Py_RETURN_NONE;
+}
+
+/* --- texts and lists -------------------------------------------------------------------------- */
+
+/* The UTF-8 bytes of a text, as str.encode("utf-8", "replace"). */
+static PyObject *encoded(PyObject *text, char **data, Py_ssize_t *length)
+{
+    PyObject *bytes = PyUnicode_AsEncodedString(text, "utf-8", "replace");
+    if (bytes && PyBytes_AsStringAndSize(bytes, data, length) < 0)
+        Py_CLEAR(bytes);
+    return bytes;
+}
+
+static PyObject *text(PyObject *self, PyObject *args)
+{
+    int kind;
+    char *data;
+    Py_ssize_t length;
+    PyObject *given, *bytes;
+    if (!PyArg_ParseTuple(args, "iO", &kind, &given))
+        return NULL;
+    if (given == Py_None)
+        return PyLong_FromLong(0);
+    if (!(bytes = encoded(given, &data, &length)))
+        return NULL;
+    uint32_t found = ns_text(((Ring *)self)->ring, (enum ns_kind)kind, data, (size_t)length);
+    Py_DECREF(bytes);
+    return PyLong_FromUnsignedLong(found);
+}
+
+static PyObject *knows(PyObject *self, PyObject *args)
+{
+    int kind;
+    char *data;
+    Py_ssize_t length;
+    PyObject *given, *bytes;
+    if (!PyArg_ParseTuple(args, "iO", &kind, &given))
+        return NULL;
+    if (!(bytes = encoded(given, &data, &length)))
+        return NULL;
+    bool known = ns_knows(((Ring *)self)->ring, (enum ns_kind)kind, data, (size_t)length);
+    Py_DECREF(bytes);
+    return PyBool_FromLong(known);
+}
+
+static PyObject *sizes(PyObject *self, PyObject *given)
+{
+    int64_t some[64], *all = some;
+    Py_ssize_t count = PyTuple_Check(given) ? PyTuple_Size(given) : -1;
+    if (count < 0) {
+        PyErr_SetString(PyExc_TypeError, "sizes are a tuple");
+        return NULL;
+    }
+    if (count > 64 && !(all = malloc((size_t)count * sizeof *all)))
+        return PyErr_NoMemory();
+    uint32_t place = 0;
+    for (Py_ssize_t at = 0; at < count && !PyErr_Occurred(); at++)
+        all[at] = PyLong_AsLongLong(PyTuple_GetItem(given, at));
+    if (!PyErr_Occurred())
+        place = ns_sizes(((Ring *)self)->ring, all, (size_t)count);
+    else if (PyErr_ExceptionMatches(PyExc_OverflowError))
+        PyErr_Clear(); /* no list is better than a wrong one */
+    if (all != some)
+        free(all);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(place);
+}
+
+static PyObject *holds(PyObject *self, PyObject *place)
+{
+    unsigned long at = PyLong_AsUnsignedLong(place);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(ns_holds(((Ring *)self)->ring, (uint32_t)at));
+}
+
+static PyObject *sizes_of(PyObject *self, PyObject *place)
+{
+    ns_ring *ring = ((Ring *)self)->ring;
+    unsigned long at = PyLong_AsUnsignedLong(place);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t count = ns_sizes_of(ring, (uint32_t)at, NULL, 0);
+    if (count < 0)
+        Py_RETURN_NONE;
+    int64_t *all = malloc((size_t)(count ? count : 1) * sizeof *all);
+    if (!all)
+        return PyErr_NoMemory();
+    ns_sizes_of(ring, (uint32_t)at, all, (size_t)count);
+    PyObject *found = PyTuple_New((Py_ssize_t)count);
+    for (int64_t item = 0; found && item < count; item++)
+        if (PyTuple_SetItem(found, (Py_ssize_t)item, PyLong_FromLongLong(all[item])) < 0)
+            Py_CLEAR(found);
+    free(all);
+    return found;
+}
+
+/* --- communicators -------------------------------------------------------------------------- */
+
+static PyObject *channel(PyObject *self, PyObject *args)
+{
+    const char *json;
+    Py_ssize_t length;
+    unsigned int members;
+    if (!PyArg_ParseTuple(args, "s#I", &json, &length, &members))
+        return NULL;
+    ns_channel *opened = ns_channel_open(((Ring *)self)->ring, json, (size_t)length, members);
+    if (!opened)
+        Py_RETURN_NONE;
+    Channel *made = PyObject_New(Channel, ns_channel_type);
+    if (made)
+        made->channel = opened;
+    return (PyObject *)made;
+}
+
+static PyObject *channel_get(PyObject *self, void *field)
+{
+    const ns_channel *channel = ((Channel *)self)->channel;
+    switch ((int)(intptr_t)field) {
+    case 0:
+        return PyLong_FromUnsignedLong(channel->index);
+    case 1:
+        return PyLong_FromUnsignedLongLong(channel->seq);
+    case 2:
+        return PyLong_FromUnsignedLongLong(channel->hash);
+    case 3:
+        return PyLong_FromUnsignedLongLong(channel->p2p);
+    default:
+        return PyLong_FromUnsignedLongLong(channel->carried);
+    }
+}
+
+static void simple_free(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* --- replays ---------------------------------------------------------------------------------- */
+
+static bool fill(uint64_t *to, PyObject *from, Py_ssize_t count)
+{
+    for (Py_ssize_t at = 0; at < count; at++)
+        to[at] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(from, at));
+    return !PyErr_Occurred();
+}
+
+static PyObject *part(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *channel, *powers, *hashes;
+    const char *repeats;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "OO!O!y#", &channel, &PyTuple_Type, &powers, &PyTuple_Type, &hashes,
+                          &repeats, &length))
+        return NULL;
+    ns_channel *mine = channel_of(channel);
+    Py_ssize_t count = PyTuple_Size(powers);
+    if (!mine)
+        return NULL;
+    if (count < 1 || PyTuple_Size(hashes) != count || length != NS_FIXED) {
+        PyErr_SetString(PyExc_ValueError, "powers and hashes go from none to all calls");
+        return NULL;
+    }
+    Part *made = PyObject_New(Part, ns_part_type);
+    if (!made)
+        return NULL;
+    made->numbers = malloc((size_t)count * 2 * sizeof *made->numbers);
+    made->owner = channel;
+    Py_INCREF(channel);
+    if (!made->numbers || !fill(made->numbers, powers, count)
+        || !fill(made->numbers + count, hashes, count)) {
+        Py_DECREF(made);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    made->part = (ns_part){.channel = mine,
+                           .count = (uint64_t)count - 1,
+                           .powers = made->numbers,
+                           .hashes = made->numbers + count};
+    memcpy(made->part.repeats, repeats, NS_FIXED);
+    return (PyObject *)made;
+}
+
+static void part_free(PyObject *self)
+{
+    free(((Part *)self)->numbers);
+    Py_XDECREF(((Part *)self)->owner);
+    simple_free(self);
+}
+
+static PyObject *part_channel(PyObject *self, void *Py_UNUSED(unused))
+{
+    PyObject *owner = ((Part *)self)->owner;
+    Py_INCREF(owner);
+    return owner;
+}
+
+/* --- the ring --------------------------------------------------------------------------------- */
+
+static PyObject *open_ring(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    int descriptor, device;
+    unsigned long long capacity;
+    const char *path;
+    char reason[NS_REASON] = "";
+    if (!PyArg_ParseTuple(args, "iKpy", &descriptor, &capacity, &device, &path))
+        return NULL;
+    ns_ring *ring = ns_ring_map(descriptor, capacity, device, reason);
+    if (!ring) {
+        PyErr_SetString(PyExc_OSError, reason);
+        return NULL;
+    }
+    ns_ring_set_path(ring, path);
+    Ring *made = PyObject_New(Ring, ns_ring_type);
+    if (made) {
+        made->ring = ring;
+        made->capture = NULL;
+    }
+    return (PyObject *)made;
+}
+
+static void ring_free(PyObject *self)
+{
+    Py_XDECREF(((Ring *)self)->capture);
+    simple_free(self); /* the file stays mapped: the plugin may still write */
+}
+
+static PyObject *describe(PyObject *self, PyObject *json)
+{
+    char *data;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(json, &data, &length) < 0)
+        return NULL;
+    return PyBool_FromLong(ns_describe(((Ring *)self)->ring, data, (size_t)length));
+}
+
+#define PLAIN(name, call)                                                                         \
+    static PyObject *name(PyObject *self, PyObject *Py_UNUSED(unused))                            \
+    {                                                                                             \
+        call(((Ring *)self)->ring);                                                               \
+        Py_RETURN_NONE;                                                                           \
+    }
+PLAIN(publish, ns_ring_publish)
+PLAIN(beat, ns_beat)
+PLAIN(finish, ns_finish)
+PLAIN(detach, ns_detach)
+PLAIN(write_table, ns_write_table)
+PLAIN(set_current, ns_set_current)
+
+static PyObject *ring_position(PyObject *self, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(ns_ring_position(((Ring *)self)->ring));
+}
+
+static PyObject *ring_refused(PyObject *self, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(ns_ring_refused(((Ring *)self)->ring));
+}
+
+static PyObject *ring_used(PyObject *self, void *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(ns_strings_used(((Ring *)self)->ring));
+}
+
+static PyObject *ring_capture(PyObject *self, void *Py_UNUSED(unused))
+{
+    PyObject *capture = ((Ring *)self)->capture ? ((Ring *)self)->capture : Py_None;
+    Py_INCREF(capture);
+    return capture;
+}
+
+static int ring_set_capture(PyObject *self, PyObject *capture, void *Py_UNUSED(unused))
+{
+    PyObject *before = ((Ring *)self)->capture;
+    Py_XINCREF(capture);
+    ((Ring *)self)->capture = capture;
+    Py_XDECREF(before);
+    return 0;
+}
+
+/* --- announcements ------------------------------------------------------------------------------ */
+
+static PyObject *announce(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    ns_channel *channel = object == Py_None ? NULL : channel_of(object);
+    if (!channel && object != Py_None)
+        return NULL;
+    ns_announce(channel);
+    Py_RETURN_NONE;
+}
+
+static PyObject *conclude(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    ns_conclude();
+    Py_RETURN_NONE;
+}
+
+/* --- the module --------------------------------------------------------------------------------- */
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+
+static PyMethodDef ring_methods[] = {
+    {"advance", FAST(advance), "Set the state of the record at a position."},
+    {"beat", beat, METH_NOARGS, "Store a heartbeat."},
+    {"channel", channel, METH_VARARGS, "Return a new channel; None without room."},
+    {"describe", describe, METH_O, "Store the process description; False if it is too long."},
+    {"detach", detach, METH_NOARGS, "Discard everything from here on."},
+    {"finish", finish, METH_NOARGS, "Record a normal exit."},
+    {"holds", holds, METH_O, "Return whether a sizes list is not overwritten soon."},
+    {"knows", knows, METH_VARARGS, "Return whether a text of a kind has a number."},
+    {"post", FAST(post), "Record a collective and return its position."},
+    {"post_p2p", FAST(post_p2p), "Record a send or a receive and return its position."},
+    {"post_replay", FAST(post_replay), "Record a replay and return its first position."},
+    {"post_step", FAST(post_step), "Record a step of the engine and return its position."},
+    {"publish", publish, METH_NOARGS, "Write the header."},
+    {"set_current", set_current, METH_NOARGS, "Make it the ring of NCCL's plugin, too."},
+    {"sizes", sizes, METH_O, "Return the place of a sizes list; 0 without room."},
+    {"sizes_of", sizes_of, METH_O, "Return the sizes list at a place; None if it has expired."},
+    {"text", text, METH_VARARGS, "Return the number of a text of a kind; 0 without room."},
+    {"write_table", write_table, METH_NOARGS, "Write the table of communicators."},
+    {0},
+};
+
+static PyGetSetDef ring_fields[] = {
+    {"capture", ring_capture, ring_set_capture, "Takes captured calls.", NULL},
+    {"position", ring_position, NULL, "Number of records made.", NULL},
+    {"refused", ring_refused, NULL, "Number of texts not written.", NULL},
+    {"strings_used", ring_used, NULL, "Bytes of texts written.", NULL},
+    {0},
+};
+
+static PyGetSetDef channel_fields[] = {
+    {"index", channel_get, NULL, "Number in the file.", (void *)0},
+    {"seq", channel_get, NULL, "Collectives recorded so far.", (void *)1},
+    {"hash", channel_get, NULL, "Running hash after them.", (void *)2},
+    {"p2p", channel_get, NULL, "Sends and receives recorded so far.", (void *)3},
+    {"carried", channel_get, NULL, "Calls that NCCL reported.", (void *)4},
+    {0},
+};
+
+static PyGetSetDef part_fields[] = {
+    {"channel", part_channel, NULL, "The communicator.", NULL},
+    {0},
+};
+
+static PyType_Slot ring_slots[] = {
+    {Py_tp_dealloc, ring_free}, {Py_tp_methods, ring_methods}, {Py_tp_getset, ring_fields}, {0},
+};
+static PyType_Slot channel_slots[] = {
+    {Py_tp_dealloc, simple_free}, {Py_tp_getset, channel_fields}, {0},
+};
+static PyType_Slot part_slots[] = {
+    {Py_tp_dealloc, part_free}, {Py_tp_getset, part_fields}, {0},
+};
+
+enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION };
+
+static PyType_Spec ring_spec = {"ncclscope.native._core.Ring", sizeof(Ring), 0, FLAGS, ring_slots};
+static PyType_Spec channel_spec = {"ncclscope.native._core.Channel", sizeof(Channel), 0, FLAGS,
+                                   channel_slots};
+static PyType_Spec part_spec = {"ncclscope.native._core.Part", sizeof(Part), 0, FLAGS, part_slots};
+
+static PyMethodDef functions[] = {
+    {"announce", announce, METH_O, "This thread's calls into NCCL belong to a channel's record."},
+    {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
+    {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
+    {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
+    {0},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_core", "The ring's core in C.", -1, functions, 0, 0, 0, 0,
+};
+
+static PyTypeObject *add_type(PyObject *to, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (!type)
+        return NULL;
+    Py_INCREF(type);
+    if (PyModule_AddObject(to, name, type) < 0) {
+        Py_DECREF(type);
+        Py_DECREF(type);
+        return NULL;
+    }
+    return (PyTypeObject *)type;
+}
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (!made)
+        return NULL;
+    ns_ring_type = add_type(made, "Ring", &ring_spec);
+    ns_channel_type = add_type(made, "Channel", &channel_spec);
+    ns_part_type = add_type(made, "Part", &part_spec);
+    if (!ns_ring_type || !ns_channel_type || !ns_part_type)
+        Py_CLEAR(made);
+    return made;
+}

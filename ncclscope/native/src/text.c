@@ -1,0 +1,196 @@
+/* Texts and lists of sizes: each is stored once and gets a number. */
+#include "inside.h"
+#include "sign.h"
+
+#include <stdlib.h>
+
+enum { LISTS_KEPT = 4096 };
+static const uint64_t heap_end = (uint64_t)8 << 32;
+
+static uint64_t hash_of(const void *data, size_t length)
+{
+    const unsigned char *bytes = data;
+    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+    for (size_t at = 0; at < length; at++)
+        hash = (hash ^ bytes[at]) * 0x100000001b3;
+    return hash;
+}
+
+ns_known *ns_find(const ns_dictionary *in, const void *data, size_t length)
+{
+    uint64_t hash = hash_of(data, length);
+    ns_known *known = in->buckets[hash % NS_BUCKETS];
+    while (known
+           && (known->hash != hash || known->length != length
+               || memcmp(known->data, data, length) != 0))
+        known = known->next;
+    return known;
+}
+
+bool ns_remember(ns_dictionary *in, const void *data, size_t length, uint32_t number)
+{
+    ns_known *known = malloc(sizeof *known + length);
+    if (!known)
+        return false;
+    known->hash = hash_of(data, length);
+    known->length = (uint32_t)length;
+    known->number = number;
+    memcpy(known->data, data, length);
+    known->next = in->buckets[known->hash % NS_BUCKETS];
+    in->buckets[known->hash % NS_BUCKETS] = known;
+    in->count++;
+    return true;
+}
+
+void ns_forget(ns_dictionary *all)
+{
+    for (size_t at = 0; at < NS_BUCKETS; at++) {
+        ns_known *known = all->buckets[at];
+        while (known) {
+            ns_known *next = known->next;
+            free(known);
+            known = next;
+        }
+        all->buckets[at] = NULL;
+    }
+    all->count = 0;
+}
+
+/* As layout.checksum(). */
+static uint16_t checksum(uint32_t kind, uint32_t number, const void *data, size_t length)
+{
+    return (uint16_t)(ns_crc32(kind << 24 ^ (number & 0xFFFFFF), data, length) % 0xFFFF + 1);
+}
+
+uint32_t ns_text_locked(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
+{
+    ns_dictionary *known = &ring->texts[kind];
+    const ns_known *found = ns_find(known, text, length);
+    if (found)
+        return found->number;
+    if (ring->detached) {
+        ring->refused++;
+        return 0;
+    }
+    uint64_t size = (NS_TEXT_HEAD + length + 7) / 8 * 8, room = ring->geometry.strings_size;
+    if (kind == NS_SHAPE)
+        room /= 2; /* leave room for texts that matter more */
+    else if (kind == NS_SITE)
+        room -= room / 4;
+    uint32_t number = known->count + 1;
+    if (length >= room || ring->strings_used + size > room
+        || !ns_remember(known, text, length, number))
+        return 0;
+    unsigned char *to = ring->file + ring->geometry.strings + ring->strings_used;
+    uint16_t check = checksum(kind, number, text, length);
+    ns_put32(to, (uint32_t)length);
+    to[4] = (unsigned char)kind;
+    to[5] = 0;
+    memcpy(to + 6, &check, sizeof check);
+    memcpy(to + NS_TEXT_HEAD, text, length);
+    ring->strings_used += size;
+    ns_publish64(ring->file + NS_STRINGS_USED, ring->strings_used);
+    return number;
+}
+
+uint32_t ns_text(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
+{
+    if ((int)kind < NS_COMM || (int)kind > NS_KINDS)
+        return 0;
+    pthread_mutex_lock(&ring->lock);
+    uint32_t number = ns_text_locked(ring, kind, text, length);
+    pthread_mutex_unlock(&ring->lock);
+    return number;
+}
+
+bool ns_knows(ns_ring *ring, enum ns_kind kind, const char *text, size_t length)
+{
+    if ((int)kind < NS_COMM || (int)kind > NS_KINDS)
+        return false;
+    pthread_mutex_lock(&ring->lock);
+    bool known = ns_find(&ring->texts[kind], text, length) != NULL;
+    pthread_mutex_unlock(&ring->lock);
+    return known;
+}
+
+uint64_t ns_strings_used(const ns_ring *ring)
+{
+    return ring->strings_used;
+}
+
+/* Whether a list is in the newer half of the heap, a circular buffer. */
+static bool holds(const ns_ring *ring, uint32_t place)
+{
+    uint64_t begin = ((uint64_t)place - 1) * 8;
+    return !place
+           || (ring->heap_used >= begin
+               && ring->heap_used - begin < ring->geometry.heap_size / 2);
+}
+
+bool ns_holds(const ns_ring *ring, uint32_t place)
+{
+    return holds(ring, place);
+}
+
+static uint32_t append_list(ns_ring *ring, const int64_t *sizes, size_t count)
+{
+    uint64_t room = ring->geometry.heap_size, length = 8 * (uint64_t)count;
+    uint64_t size = NS_HEAP_HEAD + length, start = ring->heap_used;
+    if (count > room || size > room / 4)
+        return 0;
+    if (start % room + size > room) /* entries do not wrap around the end */
+        start += room - start % room;
+    if (start >= heap_end / room * room) {
+        start = 0;
+        ns_forget(&ring->lists);
+    }
+    if (ring->lists.count >= LISTS_KEPT)
+        ns_forget(&ring->lists);
+    ns_known *known = ns_find(&ring->lists, sizes, length);
+    uint32_t place = (uint32_t)(start / 8 + 1);
+    unsigned char *to = ring->file + ring->geometry.heap + start % room;
+    ring->heap_used = start + size;
+    /* Invalid while it is written, so that no reader sees the old entry here. */
+    ns_publish64(to, 0);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    ns_put32(to + 8, (uint32_t)count);
+    ns_put32(to + 12, ns_crc32((uint32_t)(start + 1), sizes, length));
+    memcpy(to + NS_HEAP_HEAD, sizes, length);
+    ns_publish64(to, start + 1);
+    if (known)
+        known->number = place;
+    else
+        ns_remember(&ring->lists, sizes, length, place);
+    return place;
+}
+
+uint32_t ns_sizes(ns_ring *ring, const int64_t *sizes, size_t count)
+{
+    uint32_t place = 0;
+    pthread_mutex_lock(&ring->lock);
+    const ns_known *known = ns_find(&ring->lists, sizes, 8 * count);
+    if (known && holds(ring, known->number))
+        place = known->number;
+    else if (ring->detached)
+        ring->refused++;
+    else
+        place = append_list(ring, sizes, count);
+    pthread_mutex_unlock(&ring->lock);
+    return place;
+}
+
+int64_t ns_sizes_of(const ns_ring *ring, uint32_t place, int64_t *sizes, size_t room)
+{
+    if (!place || ring->detached)
+        return -1;
+    uint64_t begin, absolute = ((uint64_t)place - 1) * 8;
+    uint32_t count;
+    const unsigned char *from =
+        ring->file + ring->geometry.heap + absolute % ring->geometry.heap_size;
+    memcpy(&begin, from, sizeof begin);
+    memcpy(&count, from + 8, sizeof count);
+    if (begin != absolute + 1 || 8 * (uint64_t)count > ring->geometry.heap_size / 4)
+        return -1;
+    memcpy(sizes, from + NS_HEAP_HEAD, 8 * (count < room ? count : room));
+    return count;
+}

@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "inside.h"
 #include "profiler_abi.h"
-#include "ring.h"
 
 #define NS_MASK (NP_COLL_API | NP_P2P_API | NP_P2P) /* P2P: only there is the peer known */
 #define NS_MASK_V4 (NP_COLL | NP_P2P)
@@ -22,7 +22,7 @@ typedef struct ns_comm {
     bool late;    /* calls were made on it before recording was armed */
     bool chained;
     void *next; /* context of the next plugin */
-    uint64_t era; /* in which its ring was chosen; see ns_rings_era() */
+    _Atomic uint64_t era; /* in which its ring was chosen; see ns_rings_era() */
     ns_ring *ring;
     _Atomic(ns_channel *) bound; /* the channel of the probe that records calls on it */
     _Atomic(ns_channel *) own;   /* our channel, opened when the first call needs it */
@@ -85,12 +85,12 @@ typedef struct ns_about {
 size_t ns_about_json(const ns_about *about, char *json, size_t room);
 const char *ns_variable(const char *name); /* NCCLSCOPE_<name> or NCCL_SCOPE_<name>; "" if unset */
 bool ns_rank_of_launcher(int *rank, int *world);
-uint64_t ns_now(void);
 
 /* --- plugin_chain.c: the plugin that was configured before ----------------------------------- */
 
 void ns_chain_open(int version, np_logger *log); /* once; hold ns_lock */
 bool ns_chain_exists(void);
+int ns_chain_mask(void);
 /* Its mask for a communicator that it has accepted, else 0. */
 int ns_chain_init(ns_comm *comm, const char *name, int nodes, np_logger *log);
 void ns_chain_watch(int *mask, int own); /* NCCL's mask, and our bits of it */

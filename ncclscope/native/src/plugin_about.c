@@ -10,7 +10,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define COMMAND 16384   /* bytes of a command line that are read */
@@ -56,13 +55,6 @@ bool ns_rank_of_launcher(int *rank, int *world)
         if (number_of(names[one][0], rank) && number_of(names[one][1], world) && *rank < *world)
             return true;
     return false;
-}
-
-uint64_t ns_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* --- JSON ----------------------------------------------------------------------------------------- */

@@ -35,15 +35,16 @@ static bool mode_known;
 static _Atomic uint64_t era;
 static _Atomic(const int *) watched; /* NCCL's mask */
 static _Atomic bool pinned;          /* its library stays, so that the heartbeat may read it */
-static int nccl_version;
+static int nccl_version; /* as ncclGetVersion() spells it, 0 if unknown */
+static void forget(void);
 
 /* --- whether to record -------------------------------------------------------------------------- */
 
 static enum ns_mode read_mode(void)
 {
     const char *off = getenv("NCCLSCOPE");
-    if (off != NULL && strcmp(off, "0") == 0)
-        return NS_OFF;
+    if ((off != NULL && strcmp(off, "0") == 0) || strcmp(ns_variable("NATIVE"), "0") == 0)
+        return NS_OFF; /* the writer in Python knows nothing of the plugin */
     if (*ns_variable("ARM"))
         return NS_DORMANT;
     return *ns_variable("DIR") ? NS_ON : NS_OFF;
@@ -51,6 +52,8 @@ static enum ns_mode read_mode(void)
 
 enum ns_mode ns_rings_mode(void)
 {
+    if (!fork_watched)
+        fork_watched = pthread_atfork(NULL, NULL, forget) == 0;
     if (!mode_known) {
         mode = read_mode();
         mode_known = true;
@@ -78,20 +81,34 @@ uint64_t ns_rings_era(void)
     return atomic_load_explicit(&era, memory_order_acquire);
 }
 
-/* Keep the library that an address belongs to in this process, as NCCL may be unloaded. */
-static bool pin(const void *address)
+/* Open the loaded library that an address belongs to; NULL for the program itself. */
+static void *library_of(const void *address, int flags)
 {
     Dl_info found;
     if (dladdr(address, &found) == 0 || found.dli_fname == NULL)
-        return false;
-    return dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) != NULL;
+        return NULL;
+    return dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD | flags);
+}
+
+static void read_version(const int *mask)
+{
+    void *library = library_of(mask, 0);
+    int (*version_of)(int *) = NULL;
+    *(void **)&version_of =
+        dlsym(library != NULL ? library : RTLD_DEFAULT, "ncclGetVersion");
+    if (version_of == NULL || version_of(&nccl_version) != 0)
+        nccl_version = 0;
+    if (library != NULL)
+        dlclose(library);
 }
 
 void ns_rings_watch(const int *mask)
 {
-    if (mode != NS_DORMANT || atomic_load(&watched) == mask)
+    if (atomic_load(&watched) == mask)
         return;
-    atomic_store(&pinned, pin(mask));
+    read_version(mask);
+    /* NCCL may be unloaded, and the heartbeat goes on. */
+    atomic_store(&pinned, mode == NS_DORMANT && library_of(mask, RTLD_NODELETE) != NULL);
     atomic_store(&watched, mask);
 }
 
@@ -159,14 +176,7 @@ static void forget(void)
     ns_lock = fresh;
     ns_comms_forget();
     ns_calls_forget();
-    for (unsigned one = 0; one < atomic_load(&owns); one++)
-        ns_detach(own[one].ring);
-    ns_ring *current = ns_current();
-    if (current != NULL) {
-        ns_detach(current);
-        ns_set_current(NULL);
-    }
-    atomic_store(&owns, 0);
+    atomic_store(&owns, 0); /* the core has detached them */
     failed = beating = mode_known = false;
 }
 
@@ -230,9 +240,9 @@ static struct own *make_ring(const ns_comm *comm)
     if (!one->launched || comm->ranks > one->about.world)
         identify(one, comm);
     describe(one);
+    ns_beat(one->ring);
+    ns_ring_publish(one->ring);
     atomic_store(&owns, count + 1);
-    if (!fork_watched)
-        fork_watched = pthread_atfork(NULL, NULL, forget) == 0;
     start_beating();
     return one;
 }
@@ -266,8 +276,6 @@ ns_ring *ns_rings_choose(ns_comm *comm)
 {
     ns_ring *current = ns_current();
     atomic_store(&comm->era, atomic_load(&era));
-    if (!fork_watched)
-        fork_watched = pthread_atfork(NULL, NULL, forget) == 0;
     if (current != NULL && !ns_comm_shares(comm, current))
         return comm->ring = current;
     struct own *one = find_own(comm);
@@ -307,9 +315,4 @@ void ns_rings_note_full(const ns_ring *ring)
         one->about.full = true;
         describe(one);
     }
-}
-
-void ns_rings_nccl(int version)
-{
-    nccl_version = version;
 }

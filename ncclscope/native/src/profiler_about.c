@@ -1,6 +1,6 @@
 /* Describe this process in its ring, in the fields that the Python recorder writes, too. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <ctype.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  * process, stores heartbeats and records the normal exit. A process that holds several ranks of a
  * communicator gets a ring for each, as a ring is that of one rank. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -4,7 +4,7 @@
  * it alone: the events of its own mask and their parents, in the highest version that it and NCCL
  * know. Its handles go through NCCL unchanged, except where we need one of our own. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Turn NCCL's reports of calls into records, in the words that the other recorders use. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* The parts of the NCCL profiler plugin; see plugin.c for what it does. */
-#ifndef NCCLSCOPE_PLUGIN_H
-#define NCCLSCOPE_PLUGIN_H
+/* The parts of the NCCL profiler plugin; see profiler.c for what it does. */
+#ifndef NCCLSCOPE_PROFILER_H
+#define NCCLSCOPE_PROFILER_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -31,7 +31,7 @@ typedef struct ns_comm {
     char name[NS_NAME];
 } ns_comm;
 
-/* --- plugin_comms.c: contexts ------------------------------------------------------------ */
+/* --- profiler_comms.c: contexts ------------------------------------------------------------ */
 
 ns_comm *ns_comm_new(void **context); /* NULL when 65,536 exist; hold ns_lock */
 ns_comm *ns_comm_of(void *context);   /* NULL for one that is not ours or was finalized */
@@ -46,7 +46,7 @@ void ns_comm_close(ns_comm *comm);
 
 extern pthread_mutex_t ns_lock; /* for what happens once for a communicator, never for a call */
 
-/* --- plugin_calls.c: calls --------------------------------------------------------------- */
+/* --- profiler_calls.c: calls --------------------------------------------------------------- */
 
 void ns_group_entered(const struct np_group_api *group);
 void ns_collective(ns_comm *comm, const char *func, size_t count, const char *dtype, int root,
@@ -59,7 +59,7 @@ void ns_transfer_keep(uint64_t transfer, void *next); /* the next plugin's handl
 void *ns_transfer_next(uint64_t transfer);
 void ns_calls_forget(void);
 
-/* --- plugin_rings.c: which ring, heartbeat, end -------------------------------------------- */
+/* --- profiler_rings.c: which ring, heartbeat, end -------------------------------------------- */
 
 enum ns_mode { NS_OFF, NS_ON, NS_DORMANT };
 enum ns_mode ns_rings_mode(void); /* as the environment says; hold ns_lock */
@@ -74,7 +74,7 @@ bool ns_rings_own(const ns_ring *ring); /* whether we made it */
 int ns_rings_world(const ns_comm *comm);
 void ns_rings_note_full(const ns_ring *ring);
 
-/* --- plugin_about.c: the process description ------------------------------------------------ */
+/* --- profiler_about.c: the process description ------------------------------------------------ */
 
 typedef struct ns_about {
     int rank, world, api, nccl; /* nccl: version as ncclGetVersion() spells it, 0 if unknown */
@@ -86,7 +86,7 @@ size_t ns_about_json(const ns_about *about, char *json, size_t room);
 const char *ns_variable(const char *name); /* NCCLSCOPE_<name> or NCCL_SCOPE_<name>; "" if unset */
 bool ns_rank_of_launcher(int *rank, int *world);
 
-/* --- plugin_chain.c: the plugin that was configured before ----------------------------------- */
+/* --- profiler_chain.c: the plugin that was configured before ----------------------------------- */
 
 void ns_chain_open(int version, np_logger *log); /* once; hold ns_lock */
 bool ns_chain_exists(void);

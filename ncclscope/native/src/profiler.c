@@ -12,7 +12,7 @@
  * NCCL's callbacks must neither fail nor wait. A communicator is named by a number, not by a
  * pointer, so that a callback for one that has ended does nothing. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* The communicators that NCCL has told of, and the channel on which each one's calls are recorded. */
 #define _GNU_SOURCE
-#include "plugin.h"
+#include "profiler.h"
 
 #include <inttypes.h>
 #include <stdio.h>

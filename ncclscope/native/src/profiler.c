@@ -54,10 +54,8 @@ static bool is_comparable(const ns_comm *comm, int nodes)
 static int start_comm(int version, void **context, uint64_t hash, int *mask, const char *name,
                       int nodes, int ranks, int rank, np_logger *log)
 {
-    static int no_mask;
     void *unused;
     context = context == NULL ? &unused : context;
-    mask = mask == NULL ? &no_mask : mask;
     *context = NULL;
     pthread_mutex_lock(&ns_lock);
     enum ns_mode mode = ns_rings_mode();
@@ -72,7 +70,8 @@ static int start_comm(int version, void **context, uint64_t hash, int *mask, con
         comm->late = false;
         name_comm(comm, name);
         comm->records = mode != NS_OFF && is_comparable(comm, nodes);
-        ns_rings_watch(mask);
+        if (mask != NULL)
+            ns_rings_watch(mask);
         if (comm->records && (mode == NS_ON || ns_rings_armed()))
             wanted = version > 4 ? NS_MASK : NS_MASK_V4;
         comm->late = comm->records && !wanted;
@@ -83,7 +82,9 @@ static int start_comm(int version, void **context, uint64_t hash, int *mask, con
     pthread_mutex_unlock(&ns_lock);
     if (comm != NULL && wanted && ns_rings_own(comm->ring))
         ns_comm_channel(comm); /* a rank that then calls nothing has left a trace */
-    *mask = wanted | (comm == NULL ? 0 : ns_chain_init(comm, name, nodes, log));
+    wanted |= comm == NULL ? 0 : ns_chain_init(comm, name, nodes, log);
+    if (mask != NULL)
+        __atomic_store_n(mask, wanted, __ATOMIC_RELAXED); /* NCCL's threads read it at any time */
     return 0;
 }
 
@@ -126,7 +127,7 @@ static int start(void *context, void **handle, struct np_event *event)
     handle = handle == NULL ? &unused : handle;
     *handle = NULL; /* NCCL keeps the handle of an earlier event here */
     ns_comm *comm = ns_comm_of(context);
-    if (comm == NULL || event == NULL)
+    if (comm == NULL || event == NULL || comm->version == 4)
         return 0;
     uint64_t transfer = comm->records ? observe(comm, event) : 0;
     if (comm->chained) {
@@ -147,7 +148,7 @@ static int start_v4(void *context, void **handle, struct np_event_v4 *event)
     handle = handle == NULL ? &unused : handle;
     *handle = NULL;
     ns_comm *comm = ns_comm_of(context);
-    if (comm == NULL || event == NULL)
+    if (comm == NULL || event == NULL || comm->version != 4)
         return 0;
     if (comm->records)
         observe_v4(comm, event);

@@ -155,7 +155,7 @@ def test_signatures_are_those_of_the_python_recorder(nccl: Built, rings: Path) -
         ("extra_call", lambda lines: [*lines[:9], call("AllGather", 5), *lines[9:]]),
         ("dtype_mismatch", lambda lines: [*lines[:10], call("AllGather", 64, "Int32")]),
         ("root_mismatch", lambda lines: [*lines[:7], call("Broadcast", 7, "Int64", root=3)]),
-        ("not_joined", lambda lines: lines[:9]),
+        ("not_joined", lambda lines: lines[:25]),
     ],
 )
 def test_the_rank_that_left_the_sequence_is_named(

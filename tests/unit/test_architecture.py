@@ -25,7 +25,7 @@ ARROWS = {
     "model": "",
     "native": "",
     "ring": "native model",
-    "tracing": "ring model",
+    "tracing": "ring native model",
     "readers": "ring model",
     "analysis": "model",
     "analyzers": "analysis model",

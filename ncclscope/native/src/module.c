@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "module.h"
+#include "place.h"
 
 PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
 
@@ -554,6 +555,8 @@ static PyMethodDef functions[] = {
     {"announce", announce, METH_O, "This thread's calls into NCCL belong to a channel's record."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
+    {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
+    {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
     {0},
@@ -585,7 +588,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_ring_type = add_type(made, "Ring", &ring_spec);
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
-    if (!ns_ring_type || !ns_channel_type || !ns_part_type)
+    if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready())
         Py_CLEAR(made);
     return made;
 }

@@ -11,6 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The library exports these and nothing else but what NCCL looks up in it. */
+#pragma GCC visibility push(default)
+
 #define NS_MAX_COMMS 512
 #define NS_RECORD 96
 #define NS_FIXED 48
@@ -117,5 +120,7 @@ bool ns_announced(ns_channel **channel); /* whether one is open in this thread, 
 
 /* Note that NCCL reported a call on a channel; counted in the file for its reader. */
 void ns_carried(ns_channel *channel);
+
+#pragma GCC visibility pop
 
 #endif

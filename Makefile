@@ -16,6 +16,7 @@ VLLM_JOBS ?= 2
 BY_FILE := --dist loadfile --no-loadscope-reorder
 SLOWEST := --durations=10 --durations-min=1
 VENV := .venv
+CORE := CMakeLists.txt $(wildcard build_backend/ncclscope_build.py ncclscope/native/src/*)
 VLLM_VENV := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -34,16 +35,21 @@ help: ## Show this list
 .PHONY: venv
 venv: $(VENV)/.installed ## Create .venv with torch, the project and its tools
 
+.PHONY: native
+native: $(VENV)/.installed ## Build the C core into the source tree again
+	$(VENV)/bin/python build_backend/ncclscope_build.py
+	touch $(VENV)/.core
+
 .PHONY: demo
-demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARGS: its options)
+demo: $(VENV)/.core ## Hang eight processes on purpose and explain why (ARGS: its options)
 	$(VENV)/bin/ncclscope demo $(ARGS)
 
 .PHONY: test
-test: lint ## Lint, then run the tests for each change, in minutes (ARGS: pytest options)
+test: lint $(VENV)/.core ## Lint, then run the tests for each change, in minutes (ARGS: pytest options)
 	$(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) $(ARGS)
 
 .PHONY: test-all
-test-all: lint ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
+test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
 	NCCLSCOPE_TESTS=all $(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) \
 	    -m "not vllm and not gpu and not foreign" $(ARGS)
 
@@ -52,19 +58,19 @@ test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on
 	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: mutation
-mutation: $(VENV)/.installed ## Change one line at a time and print which changes the tests notice (ARGS: its options)
+mutation: $(VENV)/.core ## Change one line at a time and print which changes the tests notice (ARGS: its options)
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 .PHONY: test-ray
-test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
+test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
 	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
 
 .PHONY: test-foreign
-test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
+test-foreign: $(VENV)/.foreign $(VENV)/.core ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
 	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
+fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 .PHONY: soak
@@ -83,11 +89,11 @@ format: $(VENV)/.installed ## Rewrite the sources in the project's format
 	$(VENV)/bin/ruff check --fix .
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
+bench: $(VENV)/.core ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
 	$(VENV)/bin/python -m benchmarks.runners $(ARGS)
 
 .PHONY: compare
-compare: $(VENV)/.installed ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)
+compare: $(VENV)/.core ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)
 	$(VENV)/bin/python -m tests.comparison $(ARGS)
 
 .PHONY: clean
@@ -101,7 +107,11 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
 	$(VENV)/bin/python $(INSTALL) torch==2.13.0
 	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
-	touch $@
+	touch $@ $(VENV)/.core
+
+# Installing has built the core; its sources may have changed since. Without a compiler the Python writer serves.
+$(VENV)/.core: $(CORE) | $(VENV)/.installed
+	@if command -v $(firstword $(CC)) >/dev/null; then $(MAKE) --no-print-directory native; else touch $@; fi
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'

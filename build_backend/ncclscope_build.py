@@ -4,8 +4,8 @@ Two things differ from it. What cannot be compiled here does not fail an install
 then pure Python. And an editable install is a path file and libraries in the source tree, so that
 type checkers, profilers and child processes see the sources as they see any other folder.
 
-``NCCLSCOPE_BUILD=native`` fails where the libraries cannot be built, ``pure`` leaves them out. Run as
-a program, it builds the libraries into the source tree.
+``NCCLSCOPE_BUILD=native`` fails where the libraries cannot be built, ``pure`` leaves them out. As a
+program it builds the libraries into the source tree.
 """
 
 from __future__ import annotations

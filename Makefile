@@ -77,6 +77,16 @@ fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (AR
 soak: $(VLLM_VENV)/.installed ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)
 
+.PHONY: sanitize
+sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer
+	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
+	for sanitizers in address,undefined thread; do \
+	    tree=build/sanitize/$$sanitizers; \
+	    echo "Running tests/native with -fsanitize=$$sanitizers"; \
+	    cmake --log-level=WARNING -G Ninja -S . -B $$tree -DNCCLSCOPE_C_TESTS=ON -DNCCLSCOPE_SANITIZE=$$sanitizers && \
+	    cmake --build $$tree && ctest --test-dir $$tree --output-on-failure $(ARGS) || exit; \
+	done
+
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
 	$(VENV)/bin/ruff format --check .
@@ -99,6 +109,7 @@ compare: $(VENV)/.core ## Print what ncclscope, torchfrtrace and RAS say of the 
 .PHONY: clean
 clean: ## Remove environments, caches and build products
 	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f ncclscope/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A finished environment is known by its stamp; an interrupted installation is resumed.

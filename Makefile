@@ -77,6 +77,10 @@ fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (AR
 soak: $(VLLM_VENV)/.installed ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)
 
+.PHONY: wheels
+wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install them in every Python found here
+	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
+
 .PHONY: sanitize
 sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer
 	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
@@ -126,6 +130,10 @@ $(VENV)/.core: $(CORE) | $(VENV)/.installed
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
+	touch $@
+
+$(VENV)/.wheels: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[wheels]'
 	touch $@
 
 $(VENV)/.native: $(VENV)/.installed

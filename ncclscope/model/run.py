@@ -49,6 +49,9 @@ class Rank:
         activities: Activities besides its calls, by name.
         graphs: Captured CUDA graphs, by number.
         device: Progress of its communicators on its GPU, by key, where that was counted.
+        carried: Number of collectives that NCCL reported to its profiler plugin, by key; empty
+            where that was not loaded.
+        places: Own rank in communicators of NCCL's, by key, as NCCL reported it.
         orders: Digests of the order in which it used its communicators, by the number of newest
             calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
@@ -74,6 +77,8 @@ class Rank:
     activities: Mapping[str, Activity] = field(default_factory=dict)
     graphs: Mapping[int, Graph] = field(default_factory=dict)
     device: Mapping[str, DeviceProgress] = field(default_factory=dict)
+    carried: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -172,6 +172,13 @@ class RingFile(RingImage):
         """The calls of its CUDA graphs, read on demand."""
         return read_graphs(self)
 
+    @property
+    def carried(self) -> dict[int, int]:
+        """Number of collectives that NCCL reported, by communicator; without those of none."""
+        data = self.read_bytes(layout.HEADER_CARRIED, 4 * layout.MAX_COMMS)
+        counts = np.frombuffer(data[: len(data) // 4 * 4], "<u4").tolist()
+        return {number: count for number, count in enumerate(counts, 1) if count}
+
     # --- records ---------------------------------------------------------------------------
 
     def window(self, start: int, stop: int) -> Records:

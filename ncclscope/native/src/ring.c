@@ -182,12 +182,30 @@ int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64
     return first;
 }
 
+/* Return a record of a ring whose lock is held; NULL if it has been overwritten. */
+static unsigned char *kept(ns_ring *ring, int64_t position)
+{
+    if (position < 0 || ring->detached || ring->position <= (uint64_t)position
+        || ring->position - (uint64_t)position > ring->capacity)
+        return NULL;
+    return ring->records + (uint64_t)position % ring->capacity * NS_RECORD;
+}
+
 void ns_advance(ns_ring *ring, int64_t position, unsigned state)
 {
     pthread_mutex_lock(&ring->lock);
-    if (position >= 0 && !ring->detached && ring->position > (uint64_t)position
-        && ring->position - (uint64_t)position <= ring->capacity)
-        ring->records[(uint64_t)position % ring->capacity * NS_RECORD + 87] = (unsigned char)state;
+    unsigned char *record = kept(ring, position);
+    if (record)
+        record[87] = (unsigned char)state;
+    pthread_mutex_unlock(&ring->lock);
+}
+
+void ns_set_peer(ns_ring *ring, int64_t position, int32_t peer)
+{
+    pthread_mutex_lock(&ring->lock);
+    unsigned char *record = kept(ring, position);
+    if (record)
+        ns_put32(record + 64, (uint32_t)peer);
     pthread_mutex_unlock(&ring->lock);
 }
 
@@ -231,16 +249,6 @@ void ns_channel_update(ns_channel *channel, const char *json, size_t length)
     ns_text(channel->ring, NS_COMM_UPDATE, json, length);
 }
 
-void ns_carried(ns_channel *channel)
-{
-    ns_ring *ring = channel->ring;
-    uint64_t count = __atomic_add_fetch(&channel->carried, 1, __ATOMIC_RELAXED);
-    if (!ring->detached)
-        __atomic_store_n(
-            (uint32_t *)(void *)(ring->file + NS_CARRIED + 4 * (uint64_t)(channel->index - 1)),
-            (uint32_t)count, __ATOMIC_RELAXED);
-}
-
 /* --- what a probe and the plugin say to each other -------------------------------------------- */
 
 enum { DEEPEST = 16 };
@@ -248,12 +256,15 @@ enum { DEEPEST = 16 };
 static _Thread_local struct {
     unsigned depth;
     ns_channel *channels[DEEPEST];
+    bool counted[DEEPEST];
 } open_calls;
 
 void ns_announce(ns_channel *channel)
 {
-    if (open_calls.depth < DEEPEST)
+    if (open_calls.depth < DEEPEST) {
         open_calls.channels[open_calls.depth] = channel;
+        open_calls.counted[open_calls.depth] = false;
+    }
     open_calls.depth++;
 }
 
@@ -270,4 +281,27 @@ bool ns_announced(ns_channel **channel)
         return false;
     *channel = open_calls.channels[depth <= DEEPEST ? depth - 1 : DEEPEST - 1];
     return true;
+}
+
+/* Whether this is a further call of an announced one, which is one record. */
+static bool is_counted(const ns_channel *channel)
+{
+    unsigned at = open_calls.depth - 1;
+    if (!open_calls.depth || at >= DEEPEST || open_calls.channels[at] != channel)
+        return false;
+    bool before = open_calls.counted[at];
+    open_calls.counted[at] = true;
+    return before;
+}
+
+void ns_carried(ns_channel *channel)
+{
+    ns_ring *ring = channel->ring;
+    if (is_counted(channel))
+        return;
+    uint64_t count = __atomic_add_fetch(&channel->carried, 1, __ATOMIC_RELAXED);
+    if (!ring->detached)
+        __atomic_store_n(
+            (uint32_t *)(void *)(ring->file + NS_CARRIED + 4 * (uint64_t)(channel->index - 1)),
+            (uint32_t)count, __ATOMIC_RELAXED);
 }

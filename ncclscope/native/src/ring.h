@@ -117,6 +117,8 @@ int64_t ns_post_step(ns_ring *ring, uint64_t number, uint64_t held, bool dummy);
  * record; -1 for a graph without collectives. `replay` counts the graph's replays. */
 int64_t ns_post_replay(ns_ring *ring, const ns_part *parts, size_t count, uint64_t replay);
 void ns_advance(ns_ring *ring, int64_t position, unsigned state);
+/* Set the peer of a send or receive that was recorded before its peer was known. */
+void ns_set_peer(ns_ring *ring, int64_t position, int32_t peer);
 void ns_write_table(ns_ring *ring);
 
 /* --- what a probe and the profiler plugin say to each other -------------------------------- */
@@ -132,7 +134,8 @@ void ns_announce(ns_channel *channel);
 void ns_conclude(void);
 bool ns_announced(ns_channel **channel); /* whether one is open in this thread, and which */
 
-/* Note that NCCL reported a call on a channel; counted in the file for its reader. */
+/* Note that NCCL reported a call on a channel; counted in the file for its reader. Of several that
+ * belong to one announced call, such as the broadcasts of an uneven all_gather, one counts. */
 void ns_carried(ns_channel *channel);
 
 #if defined(__GNUC__)

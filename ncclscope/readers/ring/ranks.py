@@ -21,6 +21,7 @@ from ncclscope.model.sites import read as read_sites
 from ncclscope.readers.ring.calls import decode, is_signable
 from ncclscope.readers.ring.device import device_progress, with_states
 from ncclscope.readers.ring.distinct import Distinct, distinct_records
+from ncclscope.readers.ring.profiler import profiler_notes
 from ncclscope.readers.ring.records import CommRecords
 from ncclscope.readers.ring.replays import Expansion, RingGraphs
 from ncclscope.readers.ring.trails import RingSteps, activities, transfers
@@ -60,7 +61,8 @@ def read_ring(path: Path) -> Rank:
         ring.close()
         raise
     device = device_progress(ring)
-    details = _with_damage(read_about(about), ring, found)
+    notes = profiler_notes(ring, found)
+    details = _with_unseen(read_about(about), [*_damage(ring, found), *notes.unseen])
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
     return Rank(
@@ -71,13 +73,16 @@ def read_ring(path: Path) -> Rank:
         gpu=integer(about.get("gpu")),
         labels=texts(about.get("labels")),
         logs={
-            communicator.key: RingLog(ring, index, communicator, device.get(index))
+            communicator.key: RingLog(
+                ring, index, communicator, device.get(index), late=index in notes.late
+            )
             for index, communicator in found.items()
             if index in ring.states
         },
         p2p=transfers(ring, found),
         records=ring.head - ring.lost,
         lost=ring.lost,
+        window=bool(notes.late),
         started_ns=integer(about.get("started_ns")) or None,
         last_seen_ns=ring.heartbeat_ns or None,
         exited=exited,
@@ -86,15 +91,22 @@ def read_ring(path: Path) -> Rank:
         activities=activities(ring),
         graphs=RingGraphs(ring, {index: comm.key for index, comm in found.items()}),
         device={found[index].key: pending for index, pending in device.items() if index in found},
+        carried=notes.carried,
+        places=notes.places,
         source=str(path),
         details=details,
     )
 
 
-def _with_damage(
-    details: dict[str, Any], ring: RingFile, found: Mapping[int, Communicator]
-) -> dict[str, Any]:
-    """Return details that report communicators with a damaged description, and a torn last record.
+def _with_unseen(details: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return details with further entries of what is not recorded."""
+    if not entries:
+        return details
+    return {**details, "unseen": [*(details.get("unseen") or ()), *entries]}
+
+
+def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str, Any]]:
+    """Return entries for communicators with a damaged description, and for a torn last record.
 
     A process that ended in order was not killed while it wrote a record.
     """
@@ -107,19 +119,19 @@ def _with_damage(
         damage.append(f"the calls on {where} cannot be read: the description is damaged")
     if ring.exited_ns and ring.is_torn:
         damage.append("the record of its last call is damaged")
-    if not damage:
-        return details
-    entries: list[dict[str, Any]] = [
-        {"kind": DAMAGED, "text": text, "comms": [], "since_ns": None} for text in damage
-    ]
-    return {**details, "unseen": [*(details.get("unseen") or ()), *entries]}
+    return [{"kind": DAMAGED, "text": text, "comms": [], "since_ns": None} for text in damage]
 
 
 class RingLog:
-    """A :class:`~ncclscope.model.CallLog` of a ring, decoded on demand."""
+    """A :class:`~ncclscope.model.CallLog` of a ring, decoded on demand.
 
-    anchored = True
-    rooted = True
+    Args:
+        ring: The ring.
+        number: Number of the communicator in it.
+        communicator: The communicator.
+        device: Progress on the GPU, if it was counted.
+        late: Whether earlier calls were made before recording began.
+    """
 
     def __init__(
         self,
@@ -127,8 +139,11 @@ class RingLog:
         number: int,
         communicator: Communicator,
         device: DeviceProgress | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         self.communicator = communicator
+        self.anchored = self.rooted = not late
         self._device = device
         self._ring = ring
         self._number = number
@@ -346,6 +361,8 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
         ranks=integers(about.get("ranks"), MAX_RANKS) or _range(about.get("range")),
         backend=text(about.get("backend")) or "",
         created_at=text(about.get("created_at")),
+        hash=text(about.get("comm_hash")) or "",
+        size=number(about.get("size")),
     )
 
 

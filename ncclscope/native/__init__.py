@@ -45,7 +45,9 @@ def _load() -> None:
         from ncclscope.native import _core as found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) or "partially initialized" in str(error)
-        _why_not = "it is not part of this installation" if missing else f"it does not load: {error}"
+        _why_not = f"it does not load: {error}"
+        if missing:
+            _why_not = "it is not part of this installation"
     else:
         _found = found
 

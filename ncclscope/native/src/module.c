@@ -556,6 +556,8 @@ static PyMethodDef functions[] = {
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
     {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
+    {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
+    {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
@@ -588,7 +590,8 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_ring_type = add_type(made, "Ring", &ring_spec);
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
-    if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready())
+    if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
+        || !ns_posting_ready())
         Py_CLEAR(made);
     return made;
 }

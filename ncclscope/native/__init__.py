@@ -30,7 +30,7 @@ def why_not() -> str:
     if variable("NATIVE") == "0":
         return "NCCLSCOPE_NATIVE=0 is set"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "this interpreter has no GIL"
+        return "this Python has no GIL, and the extension needs one"
     return _why_not
 
 
@@ -45,7 +45,9 @@ def _load() -> None:
         from ncclscope.native import _core as found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) or "partially initialized" in str(error)
-        _why_not = "it was not built" if missing else f"it does not load: {error}"
+        _why_not = f"it does not load: {error}"
+        if missing:
+            _why_not = "it is not part of this installation"
     else:
         _found = found
 

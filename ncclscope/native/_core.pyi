@@ -17,6 +17,14 @@ class Part:
     @property
     def channel(self) -> Channel: ...
 
+class Method:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> int | None: ...
+
+class Post: ...
+
+class Recorder:
+    def record(self, *args: Any, **kwargs: Any) -> int: ...
+
 class Ring:
     capture: Callable[..., int] | None
     @property
@@ -50,3 +58,19 @@ def open_ring(descriptor: int, capacity: int, device: bool, path: bytes, /) -> R
 def part(
     channel: Channel, powers: tuple[int, ...], hashes: tuple[int, ...], repeats: bytes, /
 ) -> Part: ...
+def sign(op: str, dtype: str, redop: str, root: int, agreed: str, /) -> int: ...
+def places(classify: Callable[..., tuple[int, bool]], plumbing: int, /) -> None: ...
+def recorder(ring: Ring, slow: Callable[..., int], groups: dict[int, list[int]], /) -> Recorder: ...
+def post_of(
+    channel: Channel,
+    templates: dict[Any, tuple[bytes, int, bool]],
+    capturing: Callable[[], bool] | None,
+    /,
+) -> Post: ...
+def posting(
+    known: dict[int, Post],
+    read: Callable[..., tuple[Any, ...]],
+    groups: dict[int, list[int]],
+    folding: dict[int, int],
+    /,
+) -> Method: ...

@@ -305,7 +305,7 @@ class RingWriter:
 
     def advance(self, position: int, state: int) -> None:
         """Set the state of a record, if it has not been overwritten."""
-        if position >= 0 and self.position - position <= self.capacity:
+        if position >= 0 and 0 < self.position - position <= self.capacity:
             self._buffer[self._base + position % self.capacity * 96 + layout.STATE_OFFSET] = state
 
     def _guard_posts(self) -> None:

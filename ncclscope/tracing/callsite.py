@@ -19,7 +19,16 @@ from typing import Any
 from ncclscope.model import sites
 from ncclscope.model.sites import INSTALLED, PLUMBING
 
-__all__ = ["Place", "add_plumbing", "describe", "locate", "plumbing", "user_line", "user_place"]
+__all__ = [
+    "Place",
+    "add_plumbing",
+    "describe",
+    "locate",
+    "plumbing",
+    "role_of",
+    "user_line",
+    "user_place",
+]
 
 Instruction = int | tuple[int, int, int]
 """Offset of an instruction; with identity and offset of the user's code, if that was found."""
@@ -73,6 +82,11 @@ def locate(frame: FrameType | None) -> Place | None:
             return id(code), frame.f_lasti, code
         frame = frame.f_back
     return None
+
+
+def role_of(code: CodeType) -> tuple[int, bool]:
+    """Return a code's role, and whether the code is kept, so that its id stays its own."""
+    return _classify(code), id(code) in plumbing
 
 
 def describe(code: CodeType, instruction: Instruction) -> str:

@@ -20,12 +20,14 @@ from importlib.metadata import EntryPoint
 from math import prod
 from typing import Any
 
+from ncclscope import native
 from ncclscope.model import signature
+from ncclscope.model.sites import PLUMBING
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
 from ncclscope.ring.layout import BEAT_SECONDS
-from ncclscope.ring.native_writer import open_writer
+from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
 from ncclscope.tracing import callsite, device, identity, scope
@@ -91,6 +93,8 @@ class Tracer:
         self._guard = _open_guard(self)
         if self._guard is not None:
             self.post, self.watched = self._guard.post, self._guard.replayed
+        else:
+            self._record_natively()
         if heartbeat:
             beat = threading.Thread(
                 target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
@@ -100,6 +104,14 @@ class Tracer:
                 beat.start()
         _tracers.add(self)
         _end_with_multiprocessing()
+
+    def _record_natively(self) -> None:
+        """Let the core record calls whose parameters are known, where it writes the ring."""
+        core = native.core()
+        if core is not None and isinstance(self.ring, NativeWriter):
+            core.places(callsite.role_of, PLUMBING)
+            recorder = core.recorder(self.ring.core, self.record, scope.groups)
+            self.record = recorder.record  # type: ignore[method-assign]
 
     @property
     def closed(self) -> bool:

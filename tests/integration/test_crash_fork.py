@@ -12,6 +12,8 @@ from ncclscope import open_run
 from ncclscope.model import Rank
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.both_writers
+
 BEGIN = """
 import json, multiprocessing, os, sys, threading
 import ncclscope
@@ -256,7 +258,8 @@ tracer = ncclscope.Tracer(sys.argv[1], capacity=1024) if first else session.curr
 opened, done = threading.Event(), threading.Event()
 
 def hold():
-    with session._lock, tracer._lock, tracer.ring._lock, tracer.ring._interner._lock:
+    texts = getattr(tracer.ring._interner, "_lock", threading.Lock())
+    with session._lock, tracer._lock, tracer.ring._lock, texts:
         tracer.ring._interner._busy = True
         opened.set()
         done.wait()

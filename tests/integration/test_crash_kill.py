@@ -15,6 +15,8 @@ from ncclscope.model.signature import P2P_OPS, extend, sign
 from tests.integration import crash_writer
 from tests.integration.crash_writer import COMMS, THREADS, content
 
+pytestmark = pytest.mark.both_writers
+
 Posted = tuple[int, int]
 """Thread and its counter."""
 

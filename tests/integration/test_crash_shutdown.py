@@ -17,6 +17,8 @@ from ncclscope.model import Rank
 from ncclscope.ring import layout
 from tests.support.programs import ROOT, run_program
 
+pytestmark = pytest.mark.both_writers
+
 BEGIN = """
 import atexit, os, signal, sys, threading, time
 import ncclscope

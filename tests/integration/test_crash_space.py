@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.programs import run_program
 
+pytestmark = pytest.mark.both_writers
+
 # Records 3000 calls as a probe does, and prints what can be read of them afterwards. With
 # "fill" the file system is full before the ring is made, with "fill later" after.
 PROGRAM = """

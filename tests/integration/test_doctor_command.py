@@ -46,7 +46,7 @@ def test_it_looks_at_everything() -> None:
     assert set(found) >= {
         *("switch", "shm", "rings", "fallback", "recorded", "vllm"),
         *("stacks", "permission", "native", "gpu", "ras", "flight_recorder"),
-        *("ncclscope", "diagnoses", "probes", "vLLM plugin", "pytest plugin"),
+        *("ncclscope", "C core", "diagnoses", "probes", "vLLM plugin", "pytest plugin"),
         *("torch", "vLLM version", "NCCL"),
     }
     assert found["stacks"]["status"] == "ok"

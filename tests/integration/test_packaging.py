@@ -1,8 +1,12 @@
-"""Wheel and sdist: what is in them, and that they work in an environment that has nothing else."""
+"""Wheel and sdist: what is in them, and that they work in an environment that has nothing else.
+
+A wheel with the compiled core needs a C compiler; without one the tests that need it skip.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -23,33 +27,51 @@ PACKAGES = ("ncclscope", "ncclscope_analyzers", "ncclscope_patches")
 VERSION = ncclscope.__version__
 
 
-def build(source: Path, target: Path, *options: str) -> Path:
+LIBRARIES = {
+    f"ncclscope/native/{name}" for name in ("_core.abi3.so", "libnccl-profiler-ncclscope.so")
+}
+HOOK = "import sys, ncclscope_build as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def build(source: Path, target: Path, kind: str = "wheel", **environment: str) -> Path:
+    """Calls the build backend as pip does, with what this environment has; returns the product."""
+    target.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", target, *options],
+        [sys.executable, "-c", HOOK, kind, target],
         cwd=source,
+        env={**os.environ, "PYTHONPATH": str(source / "build_backend"), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return target
+    assert done.returncode == 0, done.stdout + done.stderr
+    (product,) = target.iterdir()
+    return product
+
+
+def without_compiler(folder: Path) -> dict[str, str]:
+    """An environment in which CMake finds no compiler."""
+    folder.mkdir()
+    return {"PATH": str(folder), "CC": ""}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("dist"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    (found,) = built.glob("*.whl")
-    return found
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("sdist"), "sdist")
 
 
-@pytest.fixture(scope="module")
-def sdist(built: Path) -> Path:
-    (found,) = built.glob("*.tar.gz")
-    return found
+@pytest.fixture
+def unpacked(sdist: Path, tmp_path: Path) -> Path:
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    return tmp_path / f"ncclscope-{VERSION}"
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -58,14 +80,73 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_a_wheel_of_the_sdist_is_that_of_the_checkout(
-    wheel: Path, sdist: Path, tmp_path: Path
+    wheel: Path, unpacked: Path, tmp_path: Path
 ) -> None:
-    with tarfile.open(sdist) as file:
-        file.extractall(tmp_path, filter="data")
-    again = build(tmp_path / f"ncclscope-{VERSION}", tmp_path / "dist", "-t", "wheel")
-    (second,) = again.glob("*.whl")
+    again = build(unpacked, tmp_path / "dist")
 
-    assert contents(second) == contents(wheel)
+    assert again.name == wheel.name
+    assert contents(again) == contents(wheel)
+
+
+@needs_compiler
+def test_the_wheel_has_the_compiled_core_for_all_pythons_and_no_source_of_it(wheel: Path) -> None:
+    names = set(contents(wheel))
+
+    assert wheel.name.startswith(f"ncclscope-{VERSION}-cp310-abi3-linux_")
+    assert names >= LIBRARIES
+    assert not [name for name in names if name.endswith((".c", ".h", ".o"))]
+
+
+def test_without_a_compiler_the_python_writer_is_installed_and_doctor_says_so(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    (unpacked / "ncclscope" / "native" / "_core.abi3.so").write_bytes(b"of an editable install")
+    place = tmp_path / "installed"
+    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--target", place]
+    clean = {**os.environ, **without_compiler(tmp_path / "bin")}
+    subprocess.run([sys.executable, "-m", "pip", *install, unpacked], env=clean, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclscope", "doctor", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(place), "NCCL_RAS_ADDR": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert not list(place.rglob("*.so"))
+    about = (place / f"ncclscope-{VERSION}.dist-info" / "WHEEL").read_text()
+    assert "Tag: py3-none-any" in about
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["C core"]
+    assert (found["status"], found["state"].count("\n")) == ("off", 0)
+    assert found["state"].startswith("the Python writer serves: ")
+    assert "C compiler" in found["enable"]
+
+
+def test_without_a_compiler_a_wheel_that_must_have_the_core_is_not_built(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="CMAKE_C_COMPILER"):
+        build(
+            ROOT, tmp_path / "dist", NCCLSCOPE_BUILD="native", **without_compiler(tmp_path / "bin")
+        )
+
+
+@needs_compiler
+def test_an_editable_install_is_the_path_of_the_sources_with_the_libraries_in_them(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    editable = build(unpacked, tmp_path / "with", "editable")
+
+    paths = contents(editable).pop("_ncclscope_editable.pth").decode().splitlines()
+    assert paths == [str(unpacked / part) for part in ("", "analyzers", "patches")]
+    assert {name.partition("/")[0] for name in contents(editable)} == {
+        "_ncclscope_editable.pth",
+        f"ncclscope-{VERSION}.dist-info",
+    }
+    assert all((unpacked / name).stat().st_size for name in LIBRARIES)
+
+    # They would be of older sources than the package.
+    build(unpacked, tmp_path / "without", "editable", **without_compiler(tmp_path / "bin"))
+    assert not any((unpacked / name).exists() for name in LIBRARIES)
 
 
 def test_the_wheel_has_what_is_read_at_run_time(wheel: Path) -> None:
@@ -164,6 +245,23 @@ def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path
     assert "<script" in (tmp_path / "page.html").read_text()
     run(fresh, "export", trace, "--format", "csv", "-o", tmp_path / "tables")
     assert "pip install torch" in run(fresh, "demo", status=2).stderr
+
+
+@needs_compiler
+def test_the_compiled_core_loads_without_the_source_tree(fresh: Path) -> None:
+    program = "from ncclscope import native as n; print(n.why_not() or n.plugin_path())"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [fresh, "-c", program],
+        cwd=fresh.parents[2],
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert Path(done.stdout.strip()).is_relative_to(fresh.parents[1])
+    assert "C core" in run(fresh, "doctor").stdout
 
 
 def test_with_torch_the_demo_works_too(fresh: Path, tmp_path: Path) -> None:

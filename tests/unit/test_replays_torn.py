@@ -21,6 +21,8 @@ from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 CALLS = 62
 
 WRITER = """

@@ -16,6 +16,8 @@ from ncclscope.ring import layout
 from tests.support.programs import ROOT
 from tests.support.rings import fill, read, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 
 def activity(rank_path: str, name: str) -> Activity:
     return read(rank_path).activities[name]

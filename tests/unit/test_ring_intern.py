@@ -116,6 +116,7 @@ def test_a_full_heap_or_a_list_too_long_for_it_costs_only_the_list(rings: Path) 
     )
 
 
+@pytest.mark.usefixtures("python_writer")
 def test_places_in_the_heap_begin_again_where_a_record_cannot_tell_them_apart(
     rings: Path,
 ) -> None:
@@ -217,6 +218,7 @@ class Watched(dict[Any, int]):
         super().__setitem__(key, value)
 
 
+@pytest.mark.usefixtures("python_writer")
 def test_what_another_thread_can_look_up_is_on_the_file(rings: Path) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
@@ -274,6 +276,7 @@ def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, told: str) -> N
     assert read(tracer.path).logs["k"].communicator.ranks == ()
 
 
+@pytest.mark.usefixtures("python_writer")
 def test_a_call_in_a_signal_handler_while_a_text_is_written_leaves_no_nameless_template(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

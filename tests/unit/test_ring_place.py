@@ -17,6 +17,8 @@ from ncclscope.ring import layout, place
 from ncclscope.ring.writer import RingWriter
 from tests.support.rings import SMALL, check_log, fill, read, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -23,6 +23,8 @@ from ncclscope.tracing.graphs import TracedGraph
 from ncclscope.tracing.tracer import Comm, Tracer
 from tests.support.rings import SMALL, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 Place = tuple[int | None, int, int, int]
 """Number of the graph, of the replay, of the call in the graph, and calls in the graph."""
 

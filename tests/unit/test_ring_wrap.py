@@ -10,6 +10,8 @@ from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
 from tests.support.rings import SMALL, check_log, fill, post, read, running, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 EVERY = layout.table_every(SMALL)
 
 

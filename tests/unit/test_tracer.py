@@ -21,6 +21,8 @@ from ncclscope.tracing import identity, scope
 from tests.support.programs import run_program
 from tests.support.rings import SMALL, check_log, fill, read, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 
 def test_everything_that_is_recorded_is_read(rings: Path) -> None:
     tracer = tracer_in(rings, rank=3, world_size=8, labels={"tp": "1", "dp": "1"})
@@ -144,8 +146,8 @@ def test_numbers_that_no_record_can_hold_do_not_stop_the_program(
         ({"shape": ("x", 2)}, (struct.error, TypeError)),
         ({"shape": 5}, TypeError),
         ({"shape": ([1],)}, TypeError),
-        ({"state": 300}, struct.error),
-        ({"state": "started"}, struct.error),
+        ({"state": 300}, (struct.error, ValueError)),
+        ({"state": "started"}, (struct.error, TypeError)),
     ],
 )
 def test_a_call_that_cannot_be_recorded_leaves_no_gap(

@@ -18,6 +18,8 @@ from ncclscope.ring.reader import RingFile
 from tests.support.programs import run_program
 from tests.support.rings import read, tracer_in
 
+pytestmark = pytest.mark.both_writers
+
 THREADS = 4
 CALLS = 16_000
 
@@ -231,6 +233,7 @@ def test_a_number_that_was_given_has_its_record_wherever_the_program_stops(rings
             assert logs["k"].fingerprint(number) == value
 
 
+@pytest.mark.usefixtures("python_writer")
 def test_the_guard_of_interpreters_without_a_gil(rings: Path) -> None:
     # With a GIL it proves no more than that it records the same; without one it is needed.
     tracer = tracer_in(rings, capacity=65_536)

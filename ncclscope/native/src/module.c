@@ -9,8 +9,14 @@
 #include <string.h>
 
 #include "module.h"
+#include "place.h"
 
 PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
+
+/* The fields of a record that depend on the moment of the call. */
+typedef struct Moment {
+    uint64_t state, flags, group, graph;
+} Moment;
 
 /* --- arguments ------------------------------------------------------------------------------ */
 
@@ -25,6 +31,21 @@ static int check_count(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most)
 static uint64_t number(PyObject *const *args, Py_ssize_t given, Py_ssize_t at)
 {
     return at < given ? PyLong_AsUnsignedLongLongMask(args[at]) : 0;
+}
+
+/* The arguments from `at` on as fields of a record's moment; false with an error set. */
+static bool moment_of(PyObject *const *args, Py_ssize_t given, Py_ssize_t at, Moment *to)
+{
+    to->state = number(args, given, at);
+    to->flags = number(args, given, at + 1);
+    to->group = number(args, given, at + 2);
+    to->graph = number(args, given, at + 3);
+    if (PyErr_Occurred())
+        return false;
+    if (to->state <= UINT8_MAX && to->flags <= UINT8_MAX)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "state and flags have 8 bits");
+    return false;
 }
 
 static const char *fixed_of(PyObject *object)
@@ -70,19 +91,20 @@ static PyObject *post(PyObject *self, PyObject *const *args, Py_ssize_t given)
         return NULL;
     ns_channel *channel = channel_of(args[0]);
     const char *fixed = channel ? fixed_of(args[1]) : NULL;
-    if (!fixed)
+    Moment moment;
+    if (!fixed || !moment_of(args, given, 3, &moment))
         return NULL;
-    unsigned flags = (unsigned)number(args, given, 4);
-    uint64_t group = number(args, given, 5);
-    if (flags & NS_CAPTURED) {
-        int is_taken = taken((Ring *)self, args[0], args[1], args[2], group);
+    uint64_t signature = number(args, given, 2);
+    if (PyErr_Occurred())
+        return NULL;
+    if (moment.flags & NS_CAPTURED) {
+        int is_taken = taken((Ring *)self, args[0], args[1], args[2], moment.group);
         if (is_taken)
             return is_taken < 0 ? NULL : PyLong_FromLong(-1);
     }
-    int64_t position =
-        ns_post(channel, fixed, number(args, given, 2), (unsigned)number(args, given, 3), flags,
-                group, (uint32_t)number(args, given, 6));
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+    return PyLong_FromLongLong(ns_post(channel, fixed, signature, (unsigned)moment.state,
+                                       (unsigned)moment.flags, moment.group,
+                                       (uint32_t)moment.graph));
 }
 
 static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t given)
@@ -91,30 +113,30 @@ static PyObject *post_p2p(PyObject *self, PyObject *const *args, Py_ssize_t give
         return NULL;
     ns_channel *channel = channel_of(args[0]);
     const char *fixed = channel ? fixed_of(args[1]) : NULL;
-    if (!fixed)
+    Moment moment;
+    if (!fixed || !moment_of(args, given, 2, &moment))
         return NULL;
-    unsigned flags = (unsigned)number(args, given, 3);
-    uint64_t group = number(args, given, 4);
-    if (flags & NS_CAPTURED) {
+    if (moment.flags & NS_CAPTURED) {
         PyObject *none = PyLong_FromLong(0);
-        int is_taken = none ? taken((Ring *)self, args[0], args[1], none, group) : -1;
+        int is_taken = none ? taken((Ring *)self, args[0], args[1], none, moment.group) : -1;
         Py_XDECREF(none);
         if (is_taken)
             return is_taken < 0 ? NULL : PyLong_FromLong(-1);
     }
-    int64_t position = ns_post_p2p(channel, fixed, (unsigned)number(args, given, 2), flags, group,
-                                   (uint32_t)number(args, given, 5));
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+    return PyLong_FromLongLong(ns_post_p2p(channel, fixed, (unsigned)moment.state,
+                                           (unsigned)moment.flags, moment.group,
+                                           (uint32_t)moment.graph));
 }
 
 static PyObject *post_step(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     if (!check_count(given, 3, 3))
         return NULL;
+    uint64_t step = number(args, given, 0), held = number(args, given, 1);
     int dummy = PyObject_IsTrue(args[2]);
-    int64_t position = ns_post_step(((Ring *)self)->ring, number(args, given, 0),
-                                    number(args, given, 1), dummy > 0);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLongLong(ns_post_step(((Ring *)self)->ring, step, held, dummy));
 }
 
 enum { MOST_PARTS = NS_MAX_COMMS };
@@ -141,8 +163,9 @@ static PyObject *post_replay(PyObject *self, PyObject *const *args, Py_ssize_t g
         all[at] = ((Part *)part)->part;
     }
     int64_t position = -1;
+    uint64_t replay = number(args, given, 1);
     if (!PyErr_Occurred())
-        position = ns_post_replay(((Ring *)self)->ring, all, (size_t)count, number(args, given, 1));
+        position = ns_post_replay(((Ring *)self)->ring, all, (size_t)count, replay);
     if (all != parts)
         free(all);
     return PyErr_Occurred() ? NULL : PyLong_FromLongLong(position);
@@ -454,6 +477,15 @@ static PyObject *conclude(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unuse
     Py_RETURN_NONE;
 }
 
+static PyObject *sign(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *op, *dtype, *redop, *agreed;
+    int root;
+    if (!PyArg_ParseTuple(args, "sssis", &op, &dtype, &redop, &root, &agreed))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ns_sign(op, dtype, redop, root, agreed));
+}
+
 /* --- the module --------------------------------------------------------------------------------- */
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
@@ -523,6 +555,11 @@ static PyMethodDef functions[] = {
     {"announce", announce, METH_O, "This thread's calls into NCCL belong to a channel's record."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
+    {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
+    {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
+    {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},
+    {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
+    {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
     {0},
 };
@@ -553,7 +590,8 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_ring_type = add_type(made, "Ring", &ring_spec);
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
-    if (!ns_ring_type || !ns_channel_type || !ns_part_type)
+    if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
+        || !ns_posting_ready())
         Py_CLEAR(made);
     return made;
 }

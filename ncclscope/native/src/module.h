@@ -24,6 +24,14 @@ typedef struct Part {
     ns_part part;
 } Part;
 
+PyObject *ns_recorder(PyObject *module, PyObject *args);
+bool ns_record_ready(void); /* false with an error set */
+PyObject *ns_posting(PyObject *module, PyObject *args);
+PyObject *ns_post_of(PyObject *module, PyObject *args);
+bool ns_posting_ready(void); /* false with an error set */
+PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,
+                           PyObject *keywords);
+
 extern PyTypeObject *ns_ring_type, *ns_channel_type, *ns_part_type;
 
 #endif

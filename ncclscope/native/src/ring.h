@@ -11,6 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The library exports these and nothing else but what NCCL looks up in it. */
+#pragma GCC visibility push(default)
+
 #define NS_MAX_COMMS 512
 #define NS_RECORD 96
 #define NS_FIXED 48

@@ -80,19 +80,27 @@ def _posting(
     returns_none: bool,
 ) -> Callable[..., Any]:
     known, open_handle = handles.known, handles.of
+    quick = None if applies is not None else recording.recorder(handles, read)
     folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
     start, finish = device_streams.start, device_streams.finish
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
 
     def posted(*args: Any, **kwargs: Any) -> Any:
-        position, mark = -1, None
+        position, mark = None, None
         if patch.active:
             try:
                 thing = args[0]
-                handle = known.get(id(thing)) or open_handle(thing)
+                is_off = can_be_off and thing.disabled
+                if quick is not None and not is_off:
+                    position = quick(args, kwargs)
+                if position is not None:
+                    handle = known[id(thing)]
+                else:
+                    handle = known.get(id(thing)) or open_handle(thing)
                 if (
-                    handle is not NOBODY
-                    and not (can_be_off and thing.disabled)
+                    position is None
+                    and handle is not NOBODY
+                    and not is_off
                     and not (folding and scope.is_folded())
                     and (applies is None or applies(thing))
                 ):
@@ -133,7 +141,7 @@ def _posting(
         result = function(*args, **kwargs)
         if mark is not None:
             finish(mark, result)
-        if position >= 0 and after is not None:
+        if after is not None and position is not None and position >= 0:
             try:
                 after(handle, position, args, result)
             except Exception as error:

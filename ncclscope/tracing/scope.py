@@ -1,6 +1,6 @@
-"""Per-thread state while a block is open: suppressed recording, and NCCL groups.
+"""Per-thread state while a block is open: suppressed or announced calls, and NCCL groups.
 
-Both states are rare, so both tables are empty most of the time. A probe checks
+These states are rare, so their tables are empty most of the time. A probe checks
 ``if scope.folding`` before it looks up its thread.
 """
 
@@ -13,6 +13,9 @@ import threading
 from collections.abc import Iterator
 
 __all__ = [
+    "announce",
+    "announced",
+    "conclude",
     "enter_group",
     "folded",
     "folding",
@@ -24,6 +27,12 @@ __all__ = [
 
 folding: dict[int, int] = {}
 """Depth of open :func:`folded` blocks by thread identity."""
+
+announced: dict[int, int] = {}
+"""Depth of open :func:`announce` blocks by thread identity."""
+
+listening = False
+"""Whether a probe further down sees the same calls again, so that probes must announce theirs."""
 
 groups: dict[int, list[int]] = {}
 """[depth, number] of the open NCCL group by thread identity."""
@@ -49,6 +58,25 @@ def folded() -> Iterator[None]:
 def is_folded() -> bool:
     """Return whether this thread is inside a :func:`folded` block."""
     return bool(folding) and threading.get_ident() in folding
+
+
+def announce() -> None:
+    """Declare that this thread enqueues a call that a probe has just recorded.
+
+    Until :func:`conclude`, probes further down do not record this thread's calls.
+    """
+    thread = threading.get_ident()
+    announced[thread] = announced.get(thread, 0) + 1
+
+
+def conclude() -> None:
+    """Declare that the announced call has been enqueued or has failed."""
+    thread = threading.get_ident()
+    depth = announced.get(thread, 1) - 1
+    if depth:
+        announced[thread] = depth
+    else:
+        announced.pop(thread, None)
 
 
 def enter_group() -> None:
@@ -82,7 +110,7 @@ def group_number() -> int:
 def _forget_threads() -> None:
     """Drop the state of the parent's other threads, whose identities new threads may get."""
     here = threading.get_ident()
-    for table in (folding, groups):
+    for table in (folding, announced, groups):
         for thread in [thread for thread in table if thread != here]:
             del table[thread]
 

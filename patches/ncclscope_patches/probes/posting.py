@@ -85,7 +85,7 @@ def _posting(
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
 
     def posted(*args: Any, **kwargs: Any) -> Any:
-        position, mark = -1, None
+        position, mark, announced = -1, None, False
         if patch.active:
             try:
                 thing = args[0]
@@ -128,9 +128,17 @@ def _posting(
                         position = handle.ring.post_p2p(
                             handle.channel, template[0], 0, flags, scope.group_number()
                         )
+                    announced = scope.listening
             except Exception as error:
                 patch.fail(error)
-        result = function(*args, **kwargs)
+        if announced:
+            scope.announce()
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                scope.conclude()
+        else:
+            result = function(*args, **kwargs)
         if mark is not None:
             finish(mark, result)
         if position >= 0 and after is not None:

@@ -25,6 +25,7 @@ _OWN = (
     "ncclscope_patches.probes.functional:FunctionalProbe",
     "ncclscope_patches.probes.pynccl:PyNcclProbe",
     "ncclscope_patches.vllm.cpu_shm:CpuShmProbe",
+    "ncclscope_patches.probes.backward:BackwardNote",
     "ncclscope_patches.probes.cuda_graphs:CudaGraphProbe",
     "ncclscope_patches.probes.ddp:DdpNote",
     "ncclscope_patches.probes.dispatcher:DispatcherProbe",

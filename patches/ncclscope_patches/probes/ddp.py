@@ -87,12 +87,9 @@ class DdpNote(Patch):
         if not self._watches_backward:
             self._watches_backward = True
             autograd = sys.modules["torch"].autograd
-            # Both ways into the engine look it up there: backward() and grad().
-            name = (
-                "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
-            )
+            name = "_engine_run_backward"
             run = self.guard_scope(
-                waiting(getattr(autograd, name)), self._enter_backward, self._leave_backward
+                getattr(autograd, name), self._enter_backward, self._leave_backward
             )
             self.put(autograd, name, run)
 
@@ -102,12 +99,10 @@ class DdpNote(Patch):
             return None
         phase = self._begin("ddp_backward")
         self._in_backward = phase is not None
-        callsite.elsewhere = callsite.locate(sys._getframe(_CALLER))
         return phase
 
     def _leave_backward(self, phase: _Phase) -> None:
         self._in_backward = False
-        callsite.elsewhere = None
         _leave(phase)
 
     def _begin(self, name: str) -> _Phase | None:

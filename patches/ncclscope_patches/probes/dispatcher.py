@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes import backward, process_groups
 from ncclscope_patches.probes.operators import is_plain
 from ncclscope_patches.probes.posted_calls import READERS, first_tensor
 from ncclscope_patches.probes.posting import Read
@@ -135,6 +135,9 @@ class DispatcherProbe(Patch):
                     names = [argument.name for argument in operator._schema.arguments]
                     kernel = self._kernel(operator.redispatch, after, self._recorder(read, names))
                     self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        autograd, name = torch.autograd, "_engine_run_backward"
+        self.put(autograd, name, waiting(getattr(autograd, name)))
+        backward.watch()
         scope.listening = True
 
     def _kernel(

@@ -82,11 +82,12 @@ def _posting(
     known, open_handle = handles.known, handles.of
     quick = None if applies is not None else recording.recorder(handles, read)
     folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
+    listeners, announce, conclude = scope.listeners, scope.announce, scope.conclude
     start, finish = device_streams.start, device_streams.finish
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
 
     def posted(*args: Any, **kwargs: Any) -> Any:
-        position, mark = None, None
+        position, mark, announced = None, None, False
         if patch.active:
             try:
                 thing = args[0]
@@ -95,6 +96,7 @@ def _posting(
                     position = quick(args, kwargs)
                 if position is not None:
                     handle = known[id(thing)]
+                    announced = bool(listeners)
                 else:
                     handle = known.get(id(thing)) or open_handle(thing)
                 if (
@@ -136,9 +138,17 @@ def _posting(
                         position = handle.ring.post_p2p(
                             handle.channel, template[0], 0, flags, scope.group_number()
                         )
+                    announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        result = function(*args, **kwargs)
+        if announced:
+            announce(handle.channel)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                conclude()
+        else:
+            result = function(*args, **kwargs)
         if mark is not None:
             finish(mark, result)
         if after is not None and position is not None and position >= 0:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,18 +30,20 @@ assert bool(native.why_not()) == free, native.why_not()
 assert (native.plugin_path() is None) == free
 print(sys.version.split()[0], native.why_not() or "with the C core")
 """
-_ABOUT = "import sys, sys as s; print(sys.version_info >= (3, 10), sys.version, sys.abiflags)"
+_ABOUT = "import sys; print(sys.version_info >= (3, 10), sys.version, sys.abiflags)"
 
 
 def main() -> None:
-    """Build the wheels into a folder, empty before, and check them."""
+    """Build the wheels into a folder, in place of older ones, and check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=Path("dist"))
     parser.add_argument("--machine", choices=MACHINES, nargs="*", default=MACHINES)
     options = parser.parse_args()
     target = options.output.resolve()
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
+    # pip chooses among all that are there.
+    for old in (*target.glob("ncclscope-*.whl"), *target.glob("ncclscope-*.tar.gz")):
+        old.unlink()
     os.chdir(Path(__file__).parents[1])
     for machine in options.machine:
         check_tag(target / build_for(machine, target))

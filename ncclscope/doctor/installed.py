@@ -113,8 +113,8 @@ def _core(section: str) -> Check:
         section,
         "C core",
         "off",
-        f"the Python writer serves: {reason}",
-        "reinstall ncclscope where pip finds a wheel for this platform, or a C compiler",
+        f"Python writes the rings: {reason}",
+        "install a C compiler, then ncclscope again",
     )
 
 

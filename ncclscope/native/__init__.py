@@ -29,8 +29,6 @@ def why_not() -> str:
     """Return why the extension does not serve, as a clause; empty if it does."""
     if variable("NATIVE") == "0":
         return "NCCLSCOPE_NATIVE=0 is set"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "this Python has no GIL, and the extension needs one"
     return _why_not
 
 
@@ -41,6 +39,9 @@ def plugin_path() -> Path | None:
 
 def _load() -> None:
     global _found, _why_not
+    if "t" in sys.abiflags:
+        _why_not = "this Python has no GIL, and the extension needs one"
+        return
     try:
         from ncclscope.native import _core as found
     except ImportError as error:

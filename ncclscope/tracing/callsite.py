@@ -44,6 +44,10 @@ _lines: dict[tuple[int, Any], str] = {}
 _misses: dict[int, int] = {}
 """Number of times that no user frame was found above a site, by ``id(code)`` of the site."""
 
+elsewhere: Place | None = None
+"""The site of calls from threads without a frame of the program: autograd runs a backward on a
+thread of C++ for each GPU, and the site is the line that began it."""
+
 _LIMIT = 20_000
 """Most entries of these tables, as programs can create code at run time."""
 _DEPTH = 32
@@ -67,8 +71,8 @@ def locate(frame: FrameType | None) -> Place | None:
 
     Returns:
         Identity of its code, offset of the instruction (with the user's frame, if this frame is
-        installed), and the code; None if there is no such frame. The first two identify the call
-        site and are cheap to hash.
+        installed), and the code; None if there is no such place. The first two identify the call
+        site and are cheap to hash. If the thread has no such frame, :data:`elsewhere`.
     """
     known = plumbing
     while frame is not None:
@@ -81,7 +85,7 @@ def locate(frame: FrameType | None) -> Place | None:
                 return id(code), _with_user(frame, id(code)), code
             return id(code), frame.f_lasti, code
         frame = frame.f_back
-    return None
+    return elsewhere
 
 
 def role_of(code: CodeType) -> tuple[int, bool]:

@@ -1,6 +1,6 @@
-"""Per-thread state while a block is open: suppressed recording, and NCCL groups.
+"""Per-thread state while a block is open: suppressed or announced calls, and NCCL groups.
 
-Both states are rare, so both tables are empty most of the time. A probe checks
+These states are rare, so their tables are empty most of the time. A probe checks
 ``if scope.folding`` before it looks up its thread.
 """
 
@@ -11,19 +11,33 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
+
+from ncclscope import native
 
 __all__ = [
+    "announce",
+    "conclude",
     "enter_group",
     "folded",
     "folding",
     "group_number",
     "groups",
+    "is_announced",
     "is_folded",
     "leave_group",
+    "listeners",
 ]
 
 folding: dict[int, int] = {}
 """Depth of open :func:`folded` blocks by thread identity."""
+
+listeners: set[str] = set()
+"""What sees the same calls again further down, so that probes must announce theirs: torch's
+dispatcher, NCCL's profiler plugin."""
+
+_announced: dict[int, int] = {}
+"""Depth of open :func:`announce` blocks by thread identity."""
 
 groups: dict[int, list[int]] = {}
 """[depth, number] of the open NCCL group by thread identity."""
@@ -36,9 +50,11 @@ def folded() -> Iterator[None]:
     """Suppress recording of this thread's calls in the block: a recorded call contains them."""
     thread = threading.get_ident()
     folding[thread] = folding.get(thread, 0) + 1
+    announce(None)
     try:
         yield
     finally:
+        conclude()
         depth = folding[thread] - 1
         if depth:
             folding[thread] = depth
@@ -49,6 +65,39 @@ def folded() -> Iterator[None]:
 def is_folded() -> bool:
     """Return whether this thread is inside a :func:`folded` block."""
     return bool(folding) and threading.get_ident() in folding
+
+
+def announce(_channel: Any) -> None:
+    """Declare that this thread enqueues a call that a probe has just recorded.
+
+    Until :func:`conclude`, nothing further down records this thread's calls. They nest.
+
+    Args:
+        _channel: The channel of the communicator.
+    """
+    thread = threading.get_ident()
+    _announced[thread] = _announced.get(thread, 0) + 1
+
+
+def conclude() -> None:
+    """Declare that the announced call has been enqueued or has failed."""
+    thread = threading.get_ident()
+    depth = _announced.get(thread, 1) - 1
+    if depth:
+        _announced[thread] = depth
+    else:
+        _announced.pop(thread, None)
+
+
+def is_announced() -> bool:
+    """Return whether this thread's calls belong to a call that a probe has recorded."""
+    return threading.get_ident() in _announced
+
+
+_core = native.core()
+if _core is not None:
+    # The plugin asks the same question, from C.
+    announce, conclude, is_announced = _core.announce, _core.conclude, _core.is_announced
 
 
 def enter_group() -> None:
@@ -82,7 +131,7 @@ def group_number() -> int:
 def _forget_threads() -> None:
     """Drop the state of the parent's other threads, whose identities new threads may get."""
     here = threading.get_ident()
-    for table in (folding, groups):
+    for table in (folding, _announced, groups):
         for thread in [thread for thread in table if thread != here]:
             del table[thread]
 

@@ -1,4 +1,4 @@
-"""What a ring says of DistributedDataParallel, whose collectives are posted by C++."""
+"""What a ring says of the phases of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ def have_trouble(rank: int) -> None:
     from torch.distributed.algorithms.join import Join
 
     dist = join()
-    dist._broadcast_coalesced(dist.group.WORLD, [torch.ones(4), torch.ones(2)], 1 << 20, 0)
     alone = [dist.new_group([one]) for one in (0, 1)][rank]
     replica(process_group=alone)(inputs()).sum().backward()
     assert seen("ddp_backward", rank) is None, "it waits for nobody"
@@ -148,24 +147,6 @@ def ended(rank: Rank, activity: str) -> Activity:
     return found
 
 
-def unseen(run: Run) -> list[dict[str, list[str]]]:
-    """Return, by rank, the kinds of use that are not recorded, with their communicators."""
-    return [
-        {entry["kind"]: entry["comms"] for entry in rank.details.get("unseen", ())}
-        for rank in run.ranks
-    ]
-
-
-def test_a_module_says_that_its_buckets_are_not_recorded(trained: Run) -> None:
-    (pair,) = [comm for comm in trained.communicators.values() if comm.label == "pg1"]
-    assert unseen(trained) == [{"ddp": [pair.key]}] * 2
-    for rank in trained.ranks:
-        (entry,) = rank.details["unseen"]
-        assert entry["text"] == "gradient buckets of DistributedDataParallel are posted by C++"
-        assert entry["since_ns"] <= rank.activities["ddp_init"].since_ns, "noted before it was used"
-        assert rank.details["probes"]["c10d"]["state"] == "on"
-
-
 def test_its_phases_are_noted_with_the_line_of_the_program(trained: Run) -> None:
     for rank in trained.ranks:
         functions = {
@@ -179,14 +160,6 @@ def test_its_phases_are_noted_with_the_line_of_the_program(trained: Run) -> None
             assert "test_c10d_ddp.py:" in detail
             assert detail.endswith(f" {function}")
         assert ended(rank, "ddp_backward").count == 1
-
-
-def test_buckets_that_are_broadcast_by_themselves_are_noted(troubled: Run) -> None:
-    (world,) = [comm for comm in troubled.communicators.values() if comm.label == "world"]
-    expected = {"broadcast_coalesced": [world.key], "ddp": [world.key]}
-    assert unseen(troubled) == [expected] * 2
-    for rank in troubled.ranks:
-        ended(rank, "broadcast_coalesced")
 
 
 def test_backward_ends_where_it_raises_and_not_where_a_nested_one_does(troubled: Run) -> None:

@@ -119,7 +119,7 @@ def test_without_a_compiler_the_python_writer_is_installed_and_doctor_says_so(
     assert "Tag: py3-none-any" in about
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["C core"]
     assert (found["status"], found["state"].count("\n")) == ("off", 0)
-    assert found["state"].startswith("the Python writer serves: ")
+    assert found["state"].startswith("Python writes the rings: ")
     assert "C compiler" in found["enable"]
 
 

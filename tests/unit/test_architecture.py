@@ -29,7 +29,7 @@ ARROWS = {
     "readers": "ring model",
     "analysis": "model",
     "analyzers": "analysis model",
-    "patches": "tracing ring model",
+    "patches": "tracing ring native model",
     "guard": "tracing readers analysis ring model",
     "launch": "tracing ring",
     "attach": "readers analysis ring model",

@@ -464,11 +464,15 @@ static int ring_set_capture(PyObject *self, PyObject *capture, void *Py_UNUSED(u
 
 static PyObject *announce(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    ns_channel *channel = object == Py_None ? NULL : channel_of(object);
-    if (!channel && object != Py_None)
-        return NULL;
-    ns_announce(channel);
+    /* A channel of the writer in Python is in no ring of the core. */
+    ns_announce(Py_TYPE(object) == ns_channel_type ? ((Channel *)object)->channel : NULL);
     Py_RETURN_NONE;
+}
+
+static PyObject *is_announced(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    ns_channel *channel;
+    return PyBool_FromLong(ns_announced(&channel));
 }
 
 static PyObject *conclude(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -553,6 +557,7 @@ static PyType_Spec part_spec = {"ncclscope.native._core.Part", sizeof(Part), 0, 
 
 static PyMethodDef functions[] = {
     {"announce", announce, METH_O, "This thread's calls into NCCL belong to a channel's record."},
+    {"is_announced", is_announced, METH_NOARGS, "Whether an announced call is open here."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
     {"open_ring", open_ring, METH_VARARGS, "Map a new file of reserved size as a ring."},
     {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},

@@ -1,9 +1,9 @@
-"""Note the phases of DistributedDataParallel, whose collectives are enqueued by C++.
+"""Note the phases of DistributedDataParallel, whose collectives are posted by C++.
 
 Gradient buckets go from autograd's engine directly to the process group, and so do the broadcasts
-of parameters, buffers and bucket sizes. No Python code sees them, but Python sees when a phase that
-enqueues them begins and ends. So each ring records that such a module exists, its communicator,
-and its current phase.
+of parameters, buffers and bucket sizes. :mod:`ncclscope_patches.probes.dispatcher` records them,
+from the first such module on. Python sees when a phase that posts them begins and ends. So each
+ring notes the current phase, and at its end the calls that C++ has waited for.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import weakref
 from typing import Any
 
 from ncclscope.ring.activity import Begun, Slot
-from ncclscope.tracing import callsite, coverage, session
+from ncclscope.tracing import callsite, session
 from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.dispatcher import record_from_now, waiting
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY
@@ -54,40 +55,39 @@ class DdpNote(Patch):
     def install(self, module: Any) -> None:
         cls = module.DistributedDataParallel
         self._find_group = _group_finder(cls)
-        made = self.guard_scope(cls.__init__, self._enter_init, _leave)
+        made = self.guard_scope(waiting(cls.__init__), self._enter_init, _leave)
         self.put(cls, "__init__", self.guard(made, after=self._keep))
         for name in ("_pre_forward", "_post_forward"):
-            put_noting(self, cls, name, "ddp_forward", self._forward)
+            put_noting(self, cls, name, "ddp_forward", self._forward, waiting)
         hook = getattr(module, "_DDPJoinHook", None)
         for name in ("main_hook", "post_hook"):
-            put_noting(self, hook, name, "ddp_join", self._join)
+            put_noting(self, hook, name, "ddp_join", self._join, waiting)
+        self.replace(cls, "__setstate__", after=self._keep)
 
     def _enter_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Phase | None:
-        handle = process_groups.handles.of(self._find_group(args, kwargs))
-        if handle is NOBODY or handle.comm is None:
-            return None
-        coverage.unseen(
-            "ddp",
-            "gradient buckets of DistributedDataParallel are posted by C++",
-            [handle.comm.key],
-        )
-        self._watch_backward()
-        return self._begin("ddp_init")
+        return self._begin("ddp_init") if self._record(self._find_group(args, kwargs)) else None
 
     def _keep(self, token: Any, _result: Any) -> None:
         owned = token[0][0]
-        if process_groups.handles.of(owned.process_group) is not NOBODY:
+        if self._record(owned.process_group):
             self._modules.add(owned)
+
+    def _record(self, group: Any) -> bool:
+        """Record what C++ posts from now on; return False if no other rank waits for it."""
+        handle = process_groups.handles.of(group)
+        if handle is NOBODY or handle.comm is None:
+            return False
+        text = "gradient buckets of DistributedDataParallel are posted by C++"
+        record_from_now("ddp", text, [handle.comm.key])
+        self._watch_backward()
+        return True
 
     def _watch_backward(self) -> None:
         """Guard autograd's engine, only once the program has a DDP module."""
         if not self._watches_backward:
             self._watches_backward = True
             autograd = sys.modules["torch"].autograd
-            # Both ways into the engine look it up there: backward() and grad().
-            name = (
-                "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
-            )
+            name = "_engine_run_backward"
             run = self.guard_scope(
                 getattr(autograd, name), self._enter_backward, self._leave_backward
             )

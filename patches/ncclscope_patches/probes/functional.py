@@ -13,9 +13,10 @@ from typing import Any
 
 from ncclscope.tracing import scope
 from ncclscope_patches.probes import process_groups, works
+from ncclscope_patches.probes.dispatcher import record_from_now
 from ncclscope_patches.probes.operators import guard_operator, is_real
 from ncclscope_patches.probes.probe import Before, Patch
-from ncclscope_patches.probes.recording import NOBODY, record
+from ncclscope_patches.probes.recording import NOBODY, Handle, record
 from ncclscope_patches.probes.works import Posted
 
 __all__ = ["FunctionalProbe"]
@@ -23,7 +24,9 @@ __all__ = ["FunctionalProbe"]
 _getframe = sys._getframe
 _CALLER = 2
 
-_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+_WITH_BACKWARD = "_c10d_functional_autograd"
+"""Operators whose backward posts the opposite collective from C++."""
+_NAMESPACES = ("_c10d_functional", _WITH_BACKWARD)
 
 # Canonical operation and the positions of reduction, root and input splits among the arguments, by
 # operator name. Output splits precede input splits. The group is the last positional argument.
@@ -58,6 +61,8 @@ class FunctionalProbe(Patch):
                 packet = getattr(getattr(operators, namespace), name, None)
                 if packet is not None:
                     before = _recording(op, redop_at, root_at, sizes_at)
+                    if namespace == _WITH_BACKWARD:
+                        before = _noting_backward(before)
                     guard_operator(self, packet, before, _posted)
         functional = operators._c10d_functional
         for name, op in (("isend", "send"), ("irecv", "recv")):
@@ -66,6 +71,10 @@ class FunctionalProbe(Patch):
         if hasattr(functional, "batch_p2p_ops"):
             guard_operator(self, functional.batch_p2p_ops, _record_batch, None)
         guard_operator(self, functional.wait_tensor, _find_result, _waited)
+        if hasattr(operators._dtensor, "shard_dim_alltoall"):
+            guard_operator(
+                self, operators._dtensor.shard_dim_alltoall, _before_shard_exchange, None
+            )
 
 
 def _recording(op: str, redop_at: int, root_at: int, sizes_at: int) -> Before:
@@ -100,6 +109,29 @@ def _recording(op: str, redop_at: int, root_at: int, sizes_at: int) -> Before:
     return before
 
 
+def _noting_backward(record: Before) -> Before:
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        token = record(args, kwargs)
+        if token is not None and "dispatcher" not in scope.listeners:
+            _from_cpp(
+                "functional_backward", "the backward of a collective posts another one", token[0]
+            )
+        return token
+
+    return before
+
+
+def _before_shard_exchange(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    handle = process_groups.handles.of(_group(args[-1]))
+    if handle is not NOBODY:
+        _from_cpp("dtensor", "DTensor exchanges shards from C++", handle)
+
+
+def _from_cpp(kind: str, text: str, handle: Handle) -> None:
+    if handle.comm is not None:
+        record_from_now(kind, text, [handle.comm.key])
+
+
 def _recording_p2p(op: str) -> Before:
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posted | None:
         tensor, peer, _tag, name = args
@@ -112,10 +144,10 @@ def _recording_p2p(op: str) -> Before:
     return before
 
 
-def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
     ops, peers, _tags, tensors, name = args
     if not tensors or not is_real(tensors[0]):
-        return
+        return None
     group = _group(name)
     scope.enter_group()
     try:
@@ -125,6 +157,7 @@ def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
             _record(group, (called, tensor.shape, tensor.dtype, None, None, rank), tensor)
     finally:
         scope.leave_group()
+    return True
 
 
 def _record(group: Any, parameters: tuple[Any, ...], tensor: Any) -> Posted | None:

@@ -24,8 +24,13 @@ __all__ = ["Noted", "put_noting"]
 Noted = Callable[[tuple[Any, ...], dict[str, Any]], tuple[str | None, int] | None]
 """Return a detail and a number from a call's arguments; None if it is not to be recorded."""
 
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Return a function that calls another one."""
 
-def put_noting(patch: Patch, owner: Any, name: str, activity: str, read: Noted) -> bool:
+
+def put_noting(
+    patch: Patch, owner: Any, name: str, activity: str, read: Noted, around: Around | None = None
+) -> bool:
     """Record an activity while a method runs.
 
     Args:
@@ -34,6 +39,7 @@ def put_noting(patch: Patch, owner: Any, name: str, activity: str, read: Noted) 
         name: Name of the method; nothing happens if it does not exist or is already patched.
         activity: Name of the activity; see :meth:`Tracer.activity`.
         read: Return the activity's detail and number from the arguments.
+        around: Wrap the method inside the activity.
 
     Returns:
         Whether the method is now patched.
@@ -41,7 +47,8 @@ def put_noting(patch: Patch, owner: Any, name: str, activity: str, read: Noted) 
     function = getattr(owner, name, None)
     if not callable(function) or patch.has_replaced(function):
         return False
-    noted = functools.update_wrapper(_noting(patch, function, activity, read), function)
+    inner = function if around is None else around(function)
+    noted = functools.update_wrapper(_noting(patch, inner, activity, read), function)
     return patch.put(owner, name, noted)
 
 

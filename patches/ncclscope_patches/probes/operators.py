@@ -11,11 +11,14 @@ mode runs the kernel, and each such run is exactly one call. A mode may be activ
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+from ncclscope.tracing import scope
 from ncclscope_patches.probes.probe import After, Before, Patch
 
-__all__ = ["guard_operator", "is_real"]
+__all__ = ["guard_operator", "is_plain", "is_real"]
 
 _plain_types: dict[type, bool] = {}
 
@@ -26,14 +29,44 @@ def guard_operator(patch: Patch, packet: Any, before: Before, after: After | Non
     Args:
         patch: The patch; an error in recording ends it, but not the call.
         packet: ``torch.ops.namespace.name``.
-        before: As in :meth:`Patch.replace`.
+        before: As in :meth:`Patch.replace`. A token means that the call has been recorded; the
+            first item of a tuple is its handle.
         after: As in :meth:`Patch.replace`.
     """
     for overload in packet.overloads():
         operator = getattr(packet, overload)
         ordered = _in_order(before, [argument.name for argument in operator._schema.arguments])
-        patch.replace(operator, "_op", ordered, after)
-        patch.replace(packet, "_op", ordered, after)
+        for owner in (operator, packet):
+            if not patch.has_replaced(owner._op):
+                patch.put(owner, "_op", _announcing(patch, owner._op, ordered, after))
+
+
+def _announcing(
+    patch: Patch, function: Callable[..., Any], before: Before, after: After | None
+) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        token = None
+        if patch.active:
+            try:
+                token = before(args, kwargs)
+            except Exception as error:
+                patch.fail(error)
+        if token is None or not scope.listeners:
+            result = function(*args, **kwargs)
+        else:
+            scope.announce(getattr(token[0], "channel", None) if type(token) is tuple else None)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                scope.conclude()
+        if token is not None and after is not None:
+            try:
+                after(token, result)
+            except Exception as error:
+                patch.fail(error)
+        return result
+
+    return functools.update_wrapper(guarded, function)
 
 
 def _in_order(before: Before, names: list[str]) -> Before:
@@ -52,14 +85,20 @@ def is_real(tensor: Any) -> bool:
     """Return whether an operator called with this tensor now runs its kernel."""
     import torch
 
-    kind = type(tensor)
-    plain = _plain_types.get(kind)
-    if plain is None:
-        disabled = torch._C._disabled_torch_dispatch_impl
-        plain = _plain_types[kind] = kind.__torch_dispatch__ is disabled
     return (
-        plain
-        and not tensor.is_meta
+        is_plain(tensor)
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._is_torch_function_mode_enabled()
     )
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor has data and a type that torch calls operators on directly."""
+    kind = type(tensor)
+    plain = _plain_types.get(kind)
+    if plain is None:
+        import torch
+
+        disabled = torch._C._disabled_torch_dispatch_impl
+        plain = _plain_types[kind] = kind.__torch_dispatch__ is disabled
+    return plain and not tensor.is_meta

@@ -18,7 +18,7 @@ from typing import Any
 from ncclscope_patches.probes.posting import Read
 from ncclscope_patches.probes.recording import redop_name
 
-__all__ = ["READERS", "REDOP_OPTIONS", "note_redop", "on_cpu"]
+__all__ = ["READERS", "REDOP_OPTIONS", "first_tensor", "note_redop", "on_cpu"]
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -37,12 +37,18 @@ def note_redop(options: Any, redop: Any) -> None:
 
 def on_cpu(args: Arguments) -> bool:
     """Return whether the first tensor among the arguments is in host memory."""
-    for argument in args[1:]:
+    tensor = first_tensor(args[1:])
+    return tensor is not None and bool(tensor.is_cpu)
+
+
+def first_tensor(args: Arguments) -> Any:
+    """Return the first tensor among arguments and their lists; None if there is none."""
+    for argument in args:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
         if hasattr(argument, "is_cpu"):
-            return bool(argument.is_cpu)
-    return False
+            return argument
+    return None
 
 
 def _all_reduce(args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
@@ -269,6 +275,7 @@ READERS: dict[str, Read] = {
     "gather_single": _gather,
     "monitored_barrier": _monitored_barrier,
     "recv": _recv,
+    "recv_any_source": _recv_from_any,
     "recv_anysource": _recv_from_any,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter_list,

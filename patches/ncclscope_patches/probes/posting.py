@@ -80,19 +80,29 @@ def _posting(
     returns_none: bool,
 ) -> Callable[..., Any]:
     known, open_handle = handles.known, handles.of
+    quick = None if applies is not None else recording.recorder(handles, read)
     folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
+    listeners, announce, conclude = scope.listeners, scope.announce, scope.conclude
     start, finish = device_streams.start, device_streams.finish
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
 
     def posted(*args: Any, **kwargs: Any) -> Any:
-        position, mark = -1, None
+        position, mark, announced = None, None, False
         if patch.active:
             try:
                 thing = args[0]
-                handle = known.get(id(thing)) or open_handle(thing)
+                is_off = can_be_off and thing.disabled
+                if quick is not None and not is_off:
+                    position = quick(args, kwargs)
+                if position is not None:
+                    handle = known[id(thing)]
+                    announced = bool(listeners)
+                else:
+                    handle = known.get(id(thing)) or open_handle(thing)
                 if (
-                    handle is not NOBODY
-                    and not (can_be_off and thing.disabled)
+                    position is None
+                    and handle is not NOBODY
+                    and not is_off
                     and not (folding and scope.is_folded())
                     and (applies is None or applies(thing))
                 ):
@@ -128,12 +138,20 @@ def _posting(
                         position = handle.ring.post_p2p(
                             handle.channel, template[0], 0, flags, scope.group_number()
                         )
+                    announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        result = function(*args, **kwargs)
+        if announced:
+            announce(handle.channel)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                conclude()
+        else:
+            result = function(*args, **kwargs)
         if mark is not None:
             finish(mark, result)
-        if position >= 0 and after is not None:
+        if after is not None and position is not None and position >= 0:
             try:
                 after(handle, position, args, result)
             except Exception as error:

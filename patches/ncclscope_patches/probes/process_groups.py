@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ncclscope.tracing import session
+from ncclscope_patches.probes import backward
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
 
 __all__ = ["CPU_SUFFIX", "DEVICE_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]
@@ -90,6 +91,7 @@ def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
     backends = _backends(group)
     if backends & _ON_CUDA:
         watch_captures()
+        backward.watch()
     backend = ",".join(sorted(backends))
     members = ",".join(map(str, ranks)) if ranks else str(group.size())
     shared = f"{backend}|{group.group_name}|{members}|{_port(group)}"

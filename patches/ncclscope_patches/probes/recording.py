@@ -7,7 +7,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ncclscope import native
+from ncclscope.model.sites import PLUMBING
 from ncclscope.ring import layout
+from ncclscope.ring.native_writer import NativeWriter
 from ncclscope.tracing import callsite, scope, session
 from ncclscope.tracing.tracer import NamelessTemplate
 
@@ -26,6 +29,7 @@ __all__ = [
     "is_capturing",
     "learn",
     "record",
+    "recorder",
     "redop_name",
     "watch_captures",
 ]
@@ -135,7 +139,10 @@ class Handles:
         self._open = open
         self.known: dict[int, Handle] = {}
         """Handles by ``id()``; read directly on the hot path, where a function call is costly."""
+        self.posts: dict[int, Any] = {}
+        """What the core in C needs to record their calls, by ``id()``; not all have it."""
         session.on_reset(self.known.clear)
+        session.on_reset(self.posts.clear)
 
     def of(self, thing: Any) -> Handle:
         """Return the object's handle, creating it on first use."""
@@ -146,12 +153,13 @@ class Handles:
         """Use this handle for an object during the object's lifetime."""
         number = id(thing)
         # Local names, since modules are cleared before the last objects are freed.
-        known, references = self.known, _references
+        known, posts, references = self.known, self.posts, _references
 
         # Ids are reused, so an entry must not outlive its object. The weak reference must stay
         # alive for its callback: in the handle, or here for NOBODY.
         def forget(_reference: weakref.ref[Any]) -> None:
             known.pop(number, None)
+            posts.pop(number, None)
             references.pop(number, None)
 
         reference = weakref.ref(thing, forget)
@@ -159,11 +167,52 @@ class Handles:
             _references[number] = reference
         else:
             handle.about = reference
+            post = _post_of(handle)
+            if post is not None:
+                posts[number] = post
         known[number] = handle
         return handle
 
 
 _references: dict[int, weakref.ref[Any]] = {}
+
+
+def _post_of(handle: Handle) -> Any:
+    """Return what the core needs to record a handle's calls; None if Python must."""
+    core, ring = native.core(), handle.ring
+    # The guard compares each call, and marks count it on the GPU.
+    if core is None or not isinstance(ring, NativeWriter) or handle.marks is not None:
+        return None
+    if handle.post != ring.post:
+        return None
+    version = sys.modules["torch"].version if "torch" in sys.modules else None
+    on_gpus = not handle.waits and version is not None and (version.cuda or version.hip)
+    return core.post_of(handle.channel, handle.templates, _captures if on_gpus else None)
+
+
+def _captures() -> bool:
+    return is_capturing is not None and is_capturing()
+
+
+def recorder(
+    handles: Handles, read: Callable[..., tuple[Any, ...]]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], int | None] | None:
+    """Return a function in C that records a call whose parameters and call site are known.
+
+    It takes the call's arguments, and returns the position of the record, or None if Python must
+    record the call. Without the core, the result is None.
+
+    Args:
+        handles: Handles of the objects with the method.
+        read: Return the call's parameters from its arguments.
+    """
+    core = native.core()
+    if core is None:
+        return None
+    core.places(callsite.role_of, PLUMBING)
+    entered: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
+    entered = core.posting(handles.posts, read, scope.groups, scope.folding).enter
+    return entered
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:

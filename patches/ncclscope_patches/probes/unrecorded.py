@@ -11,13 +11,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage
-from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.noting import put_noting
+from ncclscope_patches.probes import dispatcher, process_groups
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY
 
 __all__ = [
-    "CoalescedNote",
     "CompiledNote",
     "CupyNote",
     "MpiNote",
@@ -62,28 +60,6 @@ class _Note(Patch):
         coverage.unseen(self.kind, self.text)
 
 
-class CoalescedNote(_Note):
-    """Parameters and buffers that C++ broadcasts in buckets."""
-
-    name = "broadcast_coalesced"
-    target = "torch.distributed"
-    supports = "torch 2.6 to 2.15"
-    kind = "broadcast_coalesced"
-    text = "parameters and buffers are broadcast in buckets by C++"
-
-    def install(self, module: Any) -> None:
-        put_noting(self, module, "_broadcast_coalesced", self.kind, self._read)
-
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int] | None:
-        handle = process_groups.handles.of(args[0] if args else kwargs["process_group"])
-        if handle is NOBODY or handle.comm is None:
-            return None
-        key = handle.comm.key
-        if not coverage.is_unseen("ddp", key):
-            coverage.unseen(self.kind, self.text, [key])
-        return None, 0
-
-
 class CompiledNote(_Note):
     """Compiled graphs with a C++ wrapper: their functional collectives bypass Python."""
 
@@ -97,7 +73,9 @@ class CompiledNote(_Note):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for source in (*args, *kwargs.values()):
             if isinstance(source, str) and "_c10d_functional" in source:
-                super().begin(args, kwargs)
+                if not dispatcher.reads_reductions():
+                    super().begin(args, kwargs)
+                dispatcher.record_from_now(self.kind, self.text)
 
 
 class RpcNote(_Note):

@@ -1,0 +1,195 @@
+"""Record what C++ posts, at torch's dispatcher.
+
+Every collective of torch, whoever posts it, is an operator of ``torch.ops.c10d``: the gradient
+buckets and broadcasts of DistributedDataParallel, the collectives of graphs with a C++ wrapper,
+the backward of functional collectives. A kernel at ``BackendSelect`` runs directly before the
+backend's own, whatever the device, also in inference mode, and after all tracers and modes. It
+records the call and passes it on.
+
+The kernel costs twice as much as the patched methods of :mod:`ncclscope_patches.probes.c10d`, which
+also know the ``Work`` that the program waits for. So it is installed only when the program begins
+to use something that posts from C++, and it leaves out calls that another probe has announced.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ncclscope.tracing import coverage, scope, session
+from ncclscope_patches.probes import backward, process_groups
+from ncclscope_patches.probes.operators import is_plain
+from ncclscope_patches.probes.posted_calls import READERS, first_tensor
+from ncclscope_patches.probes.posting import Read
+from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.probes.recording import NOBODY, Handle, record, redop_name
+
+__all__ = ["DispatcherProbe", "reads_reductions", "record_from_now", "waiting"]
+
+_GROUP, _REDUCTION = "process_group", "reduce_op"
+
+_getframe, _get_ident = sys._getframe, threading.get_ident
+_probe: DispatcherProbe | None = None
+_lock = threading.Lock()
+
+_phases: dict[int, list[tuple[Handle, int]]] = {}
+"""Calls that were posted in the open phase, by thread identity."""
+session.on_reset(_phases.clear)
+
+
+def record_from_now(kind: str, text: str, comms: Iterable[str] = ()) -> None:
+    """Record from now on what C++ posts, or note that it is not recorded.
+
+    Args:
+        kind: What the program begins to use; see :func:`coverage.unseen`.
+        text: One sentence for the user.
+        comms: Keys of the communicators concerned; empty if unknown.
+    """
+    if _probe is None or not _probe.listen():
+        coverage.unseen(kind, text, comms)
+
+
+def reads_reductions() -> bool:
+    """Return whether this version of torch tells the reduction of a call that C++ posts.
+
+    Older ones do not. What the reducer posts there is a sum.
+    """
+    return bool(sys.modules["torch"].classes.c10d.ReduceOp()._has_method("op"))
+
+
+def waiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that records the calls posted in it as completed, unless it raises.
+
+    Args:
+        function: A function of torch whose C++ waits for all calls that it has posted.
+    """
+
+    def waited(*args: Any, **kwargs: Any) -> Any:
+        thread = _get_ident()
+        if not scope.listeners or thread in _phases:
+            return function(*args, **kwargs)
+        calls = _phases[thread] = []
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            _phases.pop(thread, None)
+        for handle, position in calls:
+            handle.complete(position)
+        return result
+
+    return functools.update_wrapper(waited, function)
+
+
+class DispatcherProbe(Patch):
+    """Records calls that no other probe has announced, once C++ may post some."""
+
+    name = "dispatcher"
+    target = "torch.distributed"
+    supports = "torch 2.6 to 2.15"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._library: Any = None
+        self._sums_only = False
+
+    def install(self, module: Any) -> None:
+        global _probe
+        _probe = self
+        for name in ("_broadcast_coalesced", "_verify_params_across_processes"):
+            function = getattr(module, name, None)
+            if function is not None and not self.has_replaced(function):
+                self.put(module, name, self.guard(waiting(function), _begin))
+
+    def revert(self) -> None:
+        super().revert()
+        if self._library is not None:
+            scope.listeners.discard(self.name)
+            self._library._destroy()
+            self._library = None
+
+    def listen(self) -> bool:
+        """Install the kernels, unless they are; return whether they record."""
+        if not self.active:
+            return False
+        with _lock:
+            if self._library is None:
+                try:
+                    self._register()
+                except Exception as error:
+                    self.fail(error)
+        return self.active
+
+    def _register(self) -> None:
+        torch = sys.modules["torch"]
+        self._sums_only = not reads_reductions()
+        self._library = torch.library.Library("c10d", "IMPL")
+        keys = torch._C.DispatchKey
+        after = torch._C._dispatch_keyset_full_after(keys.BackendSelect)
+        for method, read in READERS.items():
+            for name in (f"{method}_", method):
+                operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+                if operator is not None:
+                    names = [argument.name for argument in operator._schema.arguments]
+                    kernel = self._kernel(operator.redispatch, after, self._recorder(read, names))
+                    self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        autograd, name = torch.autograd, "_engine_run_backward"
+        self.put(autograd, name, waiting(getattr(autograd, name)))
+        backward.watch()
+        scope.listeners.add(self.name)
+
+    def _kernel(
+        self, redispatch: Callable[..., Any], after: Any, post: Callable[[tuple[Any, ...]], None]
+    ) -> Callable[..., Any]:
+        is_announced, folding = scope.is_announced, scope.folding
+
+        def enqueue(keys: Any, *args: Any) -> Any:
+            if self.active:
+                try:
+                    if not is_announced() and _get_ident() not in folding:
+                        post(args)
+                except Exception as error:
+                    self.fail(error)
+            return redispatch(keys & after, *args)
+
+        return enqueue
+
+    def _recorder(self, read: Read, names: list[str]) -> Callable[[tuple[Any, ...]], None]:
+        group_at = names.index(_GROUP)
+        redop_at = names.index(_REDUCTION) if _REDUCTION in names else 0
+        order = [at for at in range(len(names)) if at != group_at]
+        if names[1:4] == [_GROUP, _REDUCTION, "root_rank"]:  # a method has the root first
+            order[1:3] = 3, 2
+        unbox = sys.modules["torch.distributed"].ProcessGroup.unbox
+
+        def post(args: tuple[Any, ...]) -> None:
+            tensor = first_tensor(args)
+            if tensor is None or not is_plain(tensor):
+                return
+            handle = process_groups.handles.of(unbox(args[group_at]))
+            if handle is NOBODY:
+                return
+            values = list(args)
+            if redop_at:
+                values[redop_at] = self._reduction(args[redop_at])
+            # torch leaves out the last arguments if they have their default values.
+            values = [values[at] for at in order if at < len(values)]
+            position = record(handle, read((None, *values), {}), _getframe())
+            phase = _phases.get(_get_ident())
+            waits = handle.waits
+            if phase is not None and (tensor.is_cpu if waits is None else waits):
+                phase.append((handle, position))
+
+        return post
+
+    def _reduction(self, boxed: Any) -> str:
+        return "sum" if self._sums_only else redop_name(boxed.op())
+
+
+def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    handle = process_groups.handles.of(args[0] if args else kwargs["process_group"])
+    if handle is not NOBODY and handle.comm is not None:
+        text = "parameters and buffers are broadcast in buckets by C++"
+        record_from_now("broadcast_coalesced", text, [handle.comm.key])

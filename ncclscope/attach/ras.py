@@ -22,10 +22,10 @@ from typing import Any
 from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank
 from ncclscope.untrusted import MAX_RANKS, integer, number, parse, printable
 
-__all__ = ["DEFAULT_ADDRESS", "ask_ras", "parse_address", "parse_answer"]
+__all__ = ["DEFAULT_ADDRESS", "PROTOCOL", "Talk", "ask_ras", "parse_address", "parse_answer"]
 
 DEFAULT_ADDRESS = ("localhost", 28028)
-_PROTOCOL = 2
+PROTOCOL = 2
 _PEERS_LIMIT = 2
 """Seconds that NCCL may take to query the other processes."""
 _MOST_BYTES = 1 << 25
@@ -68,8 +68,8 @@ def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
     deadline = time.monotonic() + limit
     try:
         with socket.create_connection(address, timeout=min(1.0, limit)) as connection:
-            talk = _Talk(connection, deadline)
-            greeting = talk.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
+            talk = Talk(connection, deadline)
+            greeting = talk.ask(f"CLIENT PROTOCOL {PROTOCOL}")
             if not greeting.upper().startswith("SERVER PROTOCOL"):
                 return f"the server on {where} is not NCCL's RAS"
             talk.ask(f"TIMEOUT {_PEERS_LIMIT}")
@@ -88,7 +88,7 @@ def ask_ras(address: tuple[str, int], limit: float = 8.0) -> RasAnswer | str:
     return answer
 
 
-class _Talk:
+class Talk:
     """One connection with a deadline for all its reads together."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
@@ -97,9 +97,11 @@ class _Talk:
         self._ahead = b""
 
     def send(self, line: str) -> None:
+        """Send one line."""
         self._connection.sendall(f"{line}\n".encode("ascii"))
 
     def ask(self, line: str) -> str:
+        """Send one line and return the first line of the answer."""
         self.send(line)
         while b"\n" not in self._ahead:
             more = self._receive()
@@ -112,6 +114,7 @@ class _Talk:
         return answer.decode("utf-8", "replace")
 
     def rest(self) -> str:
+        """Return what follows until the server closes the connection."""
         parts = [self._ahead]
         size = len(self._ahead)
         while size <= _MOST_BYTES:

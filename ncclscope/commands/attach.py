@@ -13,8 +13,11 @@ __all__ = ["AttachCommand"]
 
 _EPILOG = """\
 attach reads and changes nothing: stacks by py-spy without stopping a process, /proc, NVML, NCCL's
-RAS, and the rings of a traced job. Only --native (stops each process for some tenths of a second)
-and --flight-recorder (makes the job write dumps) touch the job.
+RAS, and the rings of a traced job. Only --native (stops each process for some tenths of a second),
+--flight-recorder (makes the job write dumps) and --arm (makes it record) touch the job.
+
+--arm is for a job on NCCL 2.31 or later that was started with NCCLSCOPE_ARM=1 and
+NCCL_PROFILER_PLUGIN=$(ncclscope plugin-path): it records nothing and pays nothing until then.
 
 Without rings a verdict is never certain: a stack shows where a rank is, not how it got there.
 
@@ -72,9 +75,20 @@ class AttachCommand:
             help="Request torch's Flight Recorder dumps, where the job is set up for them",
         )
 
+        parser.add_argument(
+            "--arm",
+            type=float,
+            nargs="?",
+            const=5.0,
+            metavar="SECONDS",
+            help="Let NCCL report its calls to the dormant plugin of a running job, for SECONDS "
+            "(default: 5) and while it is sampled",
+        )
+
     def run(self, arguments: argparse.Namespace) -> int:
         """Sample the workers, then print the verdict and write the bundle."""
         from ncclscope.analysis.verdict import diagnose
+        from ncclscope.attach.arming import armed
         from ncclscope.attach.bundle import check_directory, redact_run, write_bundle
         from ncclscope.attach.session import Options, sample_job
         from ncclscope.render.console.attach import render_attach
@@ -84,18 +98,22 @@ class AttachCommand:
         gap = arguments.gap
         if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
             raise UsageError("--gap is a number of seconds from 0 to 3600")
+        if arguments.arm is not None and not 0 <= arguments.arm <= 3600:
+            raise UsageError("--arm takes a number of seconds from 0 to 3600")
         if arguments.redact and not arguments.output:
             raise UsageError("--redact needs a bundle to write", "name its directory with -o DIR")
         directory = check_directory(arguments.output) if arguments.output else None
-        seen = sample_job(
-            Options.of(
-                gap,
-                pids=tuple(arguments.pids),
-                native=arguments.native,
-                flight_recorder=arguments.flight_recorder,
-            ),
-            _say,
+        options = Options.of(
+            gap,
+            pids=tuple(arguments.pids),
+            native=arguments.native,
+            flight_recorder=arguments.flight_recorder,
         )
+        if arguments.arm is None:
+            seen = sample_job(options, _say)
+        else:
+            with armed(options.pids, arguments.arm, _say):
+                seen = sample_job(options, _say)
         verdict = diagnose(seen.run)
         kept = diagnose(redact_run(seen.run)) if arguments.redact else verdict
         if arguments.json:

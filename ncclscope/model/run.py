@@ -52,6 +52,8 @@ class Rank:
         carried: Number of collectives that NCCL reported to its profiler plugin, by key; empty
             where that was not loaded.
         places: Own rank in communicators of NCCL's, by key, as NCCL reported it.
+        before: Number of collectives before recording began, by key and operation, on communicators
+            where it began late and NCCL reported them.
         orders: Digests of the order in which it used its communicators, by the number of newest
             calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
@@ -79,6 +81,7 @@ class Rank:
     device: Mapping[str, DeviceProgress] = field(default_factory=dict)
     carried: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
+    before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from ncclscope.readers.bundle import is_snapshot, read_snapshot, with_snapshot
 from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
+from ncclscope.readers.late_starts import number_late
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts
@@ -117,7 +118,7 @@ def assemble(
     processes = infer_windows(join_processes(_newest_run(processes, remarks)))
     others = tuple(process for process in processes if process.rank < 0)
     ranks = separate_replicas([process for process in processes if process.rank >= 0], remarks)
-    ranks = with_members(ranks)
+    ranks = number_late(with_members(ranks))
     ranks.sort(key=lambda rank: rank.rank)
     communicators: dict[str, Communicator] = {}
     for rank in ranks:

@@ -61,6 +61,11 @@ class Transfer:
     proof: str
 
 
+def _is_partial(rank: Rank) -> bool:
+    """Return whether sends and receives were made before recording began."""
+    return rank.window or "armed_ns" in rank.details
+
+
 def pairs(case: Case) -> Iterator[Pair]:
     """Yield all pairs of ranks with transfers, one for each direction."""
     used = {key for rank in case.run.ranks for key in rank.p2p}
@@ -71,7 +76,7 @@ def pairs(case: Case) -> Iterator[Pair]:
         for place, number in enumerate(comm.ranks):
             rank = case.run.by_rank.get(number)
             # After an overwrite, the counterpart of the first kept call is unknown.
-            if rank is None or rank.lost or rank.window or has_damaged_transfers(rank, comm):
+            if rank is None or rank.lost or _is_partial(rank) or has_damaged_transfers(rank, comm):
                 continue
             members[place] = (number, rank.p2p.get(key, ()))
         for one, (sender, sent) in members.items():

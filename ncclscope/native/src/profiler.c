@@ -99,6 +99,9 @@ static uint64_t observe(ns_comm *comm, const struct np_event *event)
         ns_collective(comm, event->coll_api.func, event->coll_api.count, event->coll_api.dtype,
                       event->coll_api.root, event->coll_api.captured);
         return 0;
+    case NP_COLL:
+        ns_number(comm, event->coll.func, event->coll.number);
+        return 0;
     case NP_P2P_API:
         return ns_transfer(comm, event->p2p_api.func, event->p2p_api.count, event->p2p_api.dtype,
                            -1, event->p2p_api.captured);
@@ -115,6 +118,7 @@ static void observe_v4(ns_comm *comm, const struct np_event_v4 *event)
     if (event->type == NP_COLL) {
         const struct np_coll *coll = (const void *)event->words;
         ns_collective(comm, coll->func, coll->count, coll->dtype, coll->root, false);
+        ns_number(comm, coll->func, coll->number);
     } else if (event->type == NP_P2P) {
         const struct np_p2p *p2p = (const void *)event->words;
         ns_transfer(comm, p2p->func, p2p->count, p2p->dtype, p2p->peer, false);

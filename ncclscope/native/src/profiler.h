@@ -28,6 +28,7 @@ typedef struct ns_comm {
     _Atomic(ns_channel *) own;   /* our channel, opened when the first call needs it */
     _Atomic bool full;           /* its ring has no room for another communicator */
     _Atomic bool replays;        /* noted that replays of its captured calls are not seen */
+    _Atomic uint32_t numbered;   /* functions whose first recorded call has been numbered */
     char name[NS_NAME];
 } ns_comm;
 
@@ -49,6 +50,8 @@ extern pthread_mutex_t ns_lock; /* for what happens once for a communicator, nev
 /* --- profiler_calls.c: calls --------------------------------------------------------------- */
 
 void ns_group_entered(const struct np_group_api *group);
+/* Note which of all calls of a function the first recorded one is, where earlier ones were not. */
+void ns_number(ns_comm *comm, const char *func, uint64_t number);
 void ns_collective(ns_comm *comm, const char *func, size_t count, const char *dtype, int root,
                    bool captured);
 /* Returns the number by which ns_transfer_peer() finds the record; 0 when none was made. */

@@ -219,6 +219,24 @@ static void note_replays(ns_comm *comm, ns_channel *channel)
     ns_channel_update(channel, json, (size_t)length);
 }
 
+/* NCCL numbers the launches of a function on a communicator, from 0. The first that is reported is
+ * that of the first recorded call, so that readers can number calls from the communicator's first. */
+void ns_number(ns_comm *comm, const char *func, uint64_t number)
+{
+    int function = func == NULL || !comm->late ? -1 : function_of(func);
+    if (function < 0 || !ns_rings_recording())
+        return;
+    uint32_t bit = (uint32_t)1 << function;
+    ns_channel *channel = ns_comm_channel(comm);
+    if (channel == NULL || atomic_fetch_or(&comm->numbered, bit) & bit)
+        return;
+    char json[128];
+    int length = snprintf(json, sizeof json,
+                          "{\"comm\": %" PRIu32 ", \"made_before\": {\"%s\": %" PRIu64 "}}",
+                          channel->index, functions[function].op, number);
+    ns_channel_update(channel, json, (size_t)length);
+}
+
 void ns_collective(ns_comm *comm, const char *func, size_t count, const char *dtype, int root,
                    bool captured)
 {

@@ -56,6 +56,7 @@ ns_comm *ns_comm_new(void **context)
     atomic_store(&comm->own, NULL);
     atomic_store(&comm->full, false);
     atomic_store(&comm->replays, false);
+    atomic_store(&comm->numbered, 0);
     serials = serials % SERIALS + 1;
     *context = (void *)(uintptr_t)(COMM_TAG << 48 | serials << 16 | place);
     return comm;
@@ -152,6 +153,7 @@ static ns_channel *find_channel(ns_comm *comm)
     uint64_t era = ns_rings_era();
     if (comm->era != era || comm->ring == NULL) {
         atomic_store(&comm->own, NULL);
+        atomic_store(&comm->numbered, 0);
         comm->ring = NULL;
         ns_rings_choose(comm);
     }

@@ -16,7 +16,7 @@ __all__ = ["ProfilerNotes", "profiler_notes"]
 _REPLAYS = (
     "replays of CUDA graphs are not seen: NCCL reported their calls once, when they were captured"
 )
-_NAMES = ('"comm_rank"', '"joined_late"', '"replays_unseen"')
+_NAMES = ('"comm_rank"', '"made_before"', '"replays_unseen"')
 """What only the plugin writes, so that other descriptions need not be parsed again."""
 
 
@@ -28,12 +28,14 @@ class ProfilerNotes:
         carried: Number of collectives that NCCL reported, by key.
         places: Own rank in communicators, by key.
         late: Numbers of the communicators with calls before recording began.
+        before: Number of these calls, by key and operation, as far as NCCL reported it.
         unseen: Entries for the process's list of what is not recorded.
     """
 
     carried: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     late: frozenset[int] = frozenset()
+    before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unseen: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -48,6 +50,7 @@ def profiler_notes(ring: RingFile, found: Mapping[int, Communicator]) -> Profile
     places: dict[str, int] = {}
     late = set()
     captured = []
+    before: dict[str, dict[str, int]] = {}
     for index, about in _descriptions(ring):
         if index not in found:
             continue
@@ -59,8 +62,13 @@ def profiler_notes(ring: RingFile, found: Mapping[int, Communicator]) -> Profile
             late.add(index)
         if about.get("replays_unseen") is True:
             captured.append(key)
+        made = about.get("made_before")
+        for op, count in made.items() if isinstance(made, dict) else ():
+            if (known := integer(count)) is not None and 0 <= known < layout.MOST:
+                before.setdefault(key, {})[str(op)] = known
     entry = {"kind": "graph_replays", "text": _REPLAYS, "comms": captured, "since_ns": None}
-    return ProfilerNotes(carried, places, frozenset(late), (entry,) if captured else ())
+    unseen = (entry,) if captured else ()
+    return ProfilerNotes(carried, places, frozenset(late), before, unseen)
 
 
 def _descriptions(ring: RingFile) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -82,7 +82,6 @@ def read_ring(path: Path) -> Rank:
         p2p=transfers(ring, found),
         records=ring.head - ring.lost,
         lost=ring.lost,
-        window=bool(notes.late),
         started_ns=integer(about.get("started_ns")) or None,
         last_seen_ns=ring.heartbeat_ns or None,
         exited=exited,
@@ -93,6 +92,7 @@ def read_ring(path: Path) -> Rank:
         device={found[index].key: pending for index, pending in device.items() if index in found},
         carried=notes.carried,
         places=notes.places,
+        before=notes.before,
         source=str(path),
         details=details,
     )

@@ -24,11 +24,12 @@
 
 #include "profiler_abi.h"
 
-enum { COMMS = 4096, TASKS = 4096 };
+enum { COMMS = 4096, TASKS = 4096, FUNCTIONS = 16 };
 
 static struct comm {
     void *context;
     int rank;
+    uint64_t launched[FUNCTIONS];
 } comms[COMMS];
 
 static void *library;
@@ -46,6 +47,7 @@ static _Thread_local struct task {
     int peer, root;
     bool p2p, captured;
     void *api;
+    int mask; /* when it was called, as in NCCL */
 } tasks[TASKS];
 static _Thread_local int task_count;
 
@@ -100,6 +102,16 @@ static const char *literal(const char *name)
     return found;
 }
 
+static int function_of(const char *name)
+{
+    static const char *const names[] = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast",
+                                        "Reduce",    "AlltoAll",  "Gather",        "Scatter"};
+    int at = 0;
+    while (at < 8 && strcmp(names[at], name) != 0)
+        at++;
+    return at;
+}
+
 /* --- what happens when a program calls ------------------------------------------------------ */
 
 static void api_group(struct task *task)
@@ -140,12 +152,15 @@ static void launch(struct task *task, void *group)
     struct np_event event = {.type = task->p2p ? NP_P2P : NP_COLL, .parent = task->api,
                              .rank = task->comm->rank};
     void *handle = NULL;
-    if (!(mask & ((task->p2p ? NP_P2P : NP_COLL) | proxy)))
+    uint64_t number = 0;
+    if (!task->p2p && !task->captured)
+        number = task->comm->launched[function_of(task->func)]++;
+    if (!(task->mask & ((task->p2p ? NP_P2P : NP_COLL) | proxy)))
         return;
     if (task->p2p)
         event.p2p = (struct np_p2p){task->func, NULL, task->dtype, task->count, task->peer, 1, group};
     else
-        event.coll = (struct np_coll){1, task->func, NULL, NULL, task->count, task->root,
+        event.coll = (struct np_coll){number, task->func, NULL, NULL, task->count, task->root,
                                       task->dtype, 1, 1, "RING", "LL", group};
     if (later != NULL) {
         start(task->comm, &handle, &event);
@@ -198,6 +213,7 @@ static void group_end(void)
 static void call(struct task task)
 {
     group_start();
+    task.mask = __atomic_load_n(&mask, __ATOMIC_RELAXED);
     api_group(&task);
     api_call(&task);
     if (task_count < TASKS)
@@ -255,13 +271,13 @@ __attribute__((visibility("default"))) int stand_in(const char *line)
         return init(at % COMMS, hash, a, b, c, first[0] ? first : NULL);
     if (sscanf(line, "call %d %63s %llu %63s %d %63s", &at, first, &count, second, &a, third) >= 5)
         call((struct task){&comms[at % COMMS], literal(first), literal(second), count, -1, a, false,
-                           third[0] != 0, NULL});
+                           third[0] != 0, NULL, 0});
     else if (sscanf(line, "send %d %llu %63s %d %63s", &at, &count, first, &a, second) >= 4)
         call((struct task){&comms[at % COMMS], "Send", literal(first), count, a, 0, true,
-                           second[0] != 0, NULL});
+                           second[0] != 0, NULL, 0});
     else if (sscanf(line, "recv %d %llu %63s %d %63s", &at, &count, first, &a, second) >= 4)
         call((struct task){&comms[at % COMMS], "Recv", literal(first), count, a, 0, true,
-                           second[0] != 0, NULL});
+                           second[0] != 0, NULL, 0});
     else if (sscanf(line, "mask %i", &a) == 1)
         __atomic_store_n(&mask, a, __ATOMIC_RELAXED);
     else if (sscanf(line, "final %d", &at) == 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ncclscope.analysis.damaged import has_damaged_transfers
+from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
 from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
@@ -223,8 +223,13 @@ def _probes(run: Run) -> Iterator[str]:
 def _damaged_transfers(run: Run) -> Iterator[str]:
     """Yield communicators whose sends and receives cannot be paired, with the ranks concerned."""
     for comm in run.communicators.values():
-        ranks = [r.rank for r in run.ranks if not r.lost and has_damaged_transfers(r, comm)]
-        if ranks:
+        found = [r for r in run.ranks if not r.lost and has_damaged_transfers(r, comm)]
+        if waiting := [r.rank for r in found if is_peerless(r, comm)]:
+            yield (
+                f"{ranks_text(waiting)}: NCCL did not launch sends or receives on "
+                f"{comm_text(comm)}, so that their peers are not known"
+            )
+        if ranks := [r.rank for r in found if r.rank not in waiting]:
             yield (
                 f"{ranks_text(ranks)}: records of sends or receives on {comm_text(comm)} are "
                 f"damaged, or their peer is no member"

@@ -12,7 +12,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.model import Communicator, DamagedCall, Rank, Run
 from ncclscope.untrusted import printable
 
-__all__ = ["has_damaged_transfers", "readable", "without_damaged"]
+__all__ = ["has_damaged_transfers", "is_peerless", "readable", "without_damaged"]
 
 
 def without_damaged(run: Run, error: DamagedFileError) -> Run:
@@ -54,14 +54,23 @@ def readable(run: Run) -> Run:
 def has_damaged_transfers(rank: Rank, comm: Communicator) -> bool:
     """Return whether sends or receives of a rank on a communicator cannot be paired with others.
 
-    A record is damaged, or its peer is no member: which call of the others it belongs to, and
-    with it all later ones, is unknown.
+    A record is damaged, or its peer is no member or not known: which call of the others it belongs
+    to, and with it all later ones, is unknown.
     """
     members = len(comm.ranks)
-    return any(
+    return is_peerless(rank, comm) or any(
         isinstance(call, DamagedCall) or (call.peer is not None and 0 < members <= call.peer)
         for call in rank.p2p.get(comm.key, ())
     )
+
+
+def is_peerless(rank: Rank, comm: Communicator) -> bool:
+    """Return whether NCCL did not report the peer of a send or receive: it was never launched.
+
+    A receive from any rank, which has no peer either, does not exist on NCCL.
+    """
+    transfers = rank.p2p.get(comm.key, ()) if comm.hash else ()
+    return any(call.peer is None and not isinstance(call, DamagedCall) for call in transfers)
 
 
 def _is_about(error: DamagedFileError, source: str) -> bool:

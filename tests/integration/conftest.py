@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nccl_programs import Built, build
+
 
 @pytest.fixture(scope="session")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
@@ -37,3 +39,9 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """A directory that does not outlive the test: checkpoints and rings are large."""
     yield tmp_path
     shutil.rmtree(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The profiler plugin, and a stand-in for libnccl that calls it."""
+    return build(tmp_path_factory.mktemp("nccl"))

@@ -181,7 +181,7 @@ static void emit(struct state *state)
 
 static void announce(struct state *state)
 {
-    if (state->announced > 0 && below(state, 2)) {
+    if (state->announced > 0 && below(state, 8)) {
         ns_conclude();
         state->announced--;
     } else if (state->announced < 20) {
@@ -276,7 +276,6 @@ int main(int count, char **arguments)
     setenv("NCCLSCOPE_RECORDS", "1024", 1);
     for (int at = 0; at < SHARED; at++)
         begin(&state, &shared[at]);
-    make_thousand();
 #ifndef __SANITIZE_THREAD__ /* it allows no thread in the child */
     if (fork_once() != 0)
         return fprintf(stderr, "the child failed\n"), 1;
@@ -286,6 +285,7 @@ int main(int count, char **arguments)
         pthread_create(&threads[at], NULL, run, (void *)(seed * THREADS + at + 1));
     for (int at = 0; at < THREADS; at++)
         pthread_join(threads[at], NULL);
+    make_thousand();
     if (made[0])
         nftw(made, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return 0;

@@ -153,9 +153,15 @@ static void start_beating(void)
     if (pthread_attr_init(&attributes) != 0)
         return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    beating = pthread_create(&thread, &attributes, beat, NULL) == 0;
+    pthread_attr_setstacksize(&attributes, STACK);
+    int failed_small = pthread_create(&thread, &attributes, beat, NULL);
+    if (failed_small) { /* too small for a program with many thread-local variables */
+        pthread_attr_destroy(&attributes);
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    }
+    beating = !failed_small || pthread_create(&thread, &attributes, beat, NULL) == 0;
     if (beating)
         pthread_setname_np(thread, "ncclscope-beat");
     pthread_sigmask(SIG_SETMASK, &before, NULL);

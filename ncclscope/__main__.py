@@ -27,6 +27,7 @@ _COMMANDS = {
     "attach": "ncclscope.commands.attach:AttachCommand",
     "collect": "ncclscope.commands.collect:CollectCommand",
     "doctor": "ncclscope.commands.doctor:DoctorCommand",
+    "plugin-path": "ncclscope.commands.plugin_path:PluginPathCommand",
 }
 
 _EPILOG = """\

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.errors import UsageError
+from ncclscope.native import profiler
 from ncclscope.ring import layout
 from ncclscope.tracing import session
 
@@ -65,11 +66,15 @@ class RunCommand:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Return our environment, extended so that each Python process installs the patches."""
+    """Return our environment, extended so that each process records.
+
+    Python installs the patches, and NCCL loads the profiler plugin in any program.
+    """
     bootstrap = Path(session.__file__).parent / "bootstrap"
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
+        **profiler.added_variables(os.environ),
         "NCCLSCOPE_DIR": str(directory),
         "NCCL_SCOPE_DIR": str(directory),
         "NCCLSCOPE_RUN": _run_name(),

@@ -17,6 +17,7 @@ from pathlib import Path
 from ncclscope import __version__, native
 from ncclscope.attach import environment
 from ncclscope.doctor.check import Check
+from ncclscope.native import profiler
 
 __all__ = ["check_installation", "nccl_library", "nccl_version", "support", "vllm_version"]
 
@@ -44,6 +45,7 @@ def check_installation(section: str) -> Iterable[Check]:
     yield _supported(section, "torch", environment.version_of("torch"), ranges)
     yield _supported(section, "vLLM version", vllm_version(), ranges)
     yield _nccl(section)
+    yield _profiler(section)
 
 
 def vllm_version() -> str | None:
@@ -116,6 +118,31 @@ def _core(section: str) -> Check:
         f"Python writes the rings: {reason}",
         "install a C compiler, then ncclscope again",
     )
+
+
+def _profiler(section: str) -> Check:
+    """Check which profiler plugin NCCL would load, and whether ours is among them."""
+    path, configured = native.plugin_path(), os.environ.get(profiler.SLOT, "")
+    if path is None:
+        state = "not part of this installation: calls that bypass Python are not recorded"
+        return Check(
+            section, "NCCL plugin", "off", state, "install a C compiler, then ncclscope again"
+        )
+    if not configured:
+        state = f"{profiler.SLOT} is not set; `ncclscope run` sets it"
+        how = f"for programs that it does not start: {profiler.SLOT}=$(ncclscope plugin-path)"
+        return Check(section, "NCCL plugin", "ok", state, how)
+    if not profiler.is_ours(configured):
+        how = f"ncclscope run, or NCCLSCOPE_NEXT_PROFILER={configured} with ours in its place"
+        state = f"{configured} holds NCCL's slot; under `ncclscope run` ours passes events on to it"
+        return Check(section, "NCCL plugin", "warn", state, how)
+    if "/" in configured and not os.path.exists(configured):
+        state = f"{configured} does not exist, so NCCL loads no plugin"
+        how = f"{profiler.SLOT}=$(ncclscope plugin-path)"
+        return Check(section, "NCCL plugin", "bad", state, how)
+    behind = profiler.next_plugin(os.environ)
+    also = f"; events are passed on to {behind}" if behind else ""
+    return Check(section, "NCCL plugin", "ok", f"ours holds NCCL's slot{also}")
 
 
 def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]]) -> Check:

@@ -6,6 +6,7 @@ Every Python process under ``ncclscope run`` does it, and most of them never use
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +76,12 @@ def install_all() -> None:
 def apply_all() -> None:
     """Find all patches; apply each now, or when its target is imported."""
     try:
+        from ncclscope.native import profiler
         from ncclscope.tracing import session
 
         if not session.enabled():
             return
+        profiler.arrange(os.environ)
         for reference, kind in find():
             if reference not in _installed:
                 patch = _installed[reference] = kind()

@@ -42,7 +42,7 @@ ARROWS = {
     "export": "readers analysis model",
     "render": "doctor watch parity readers analysis model",
     "commands": "collect remote lab parity export render attach watch doctor analysis readers "
-    "tracing ring model",
+    "tracing ring native model",
 }
 """The rooms, from the ground up, and those that each may import."""
 ENTRANCES = {"__init__", "__main__", "crash", "logs", "pytest_plugin", "sources"}

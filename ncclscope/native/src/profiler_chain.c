@@ -1,6 +1,7 @@
 /* The profiler plugin that was configured before ours: NCCL loads only one.
  *
- * NCCLSCOPE_NEXT_PROFILER names it, as NCCL_PROFILER_PLUGIN would. It receives what NCCL would send
+ * NCCLSCOPE_NEXT_PROFILER names it, as NCCL_PROFILER_PLUGIN would; without it, there may be one that
+ * NCCL loads by default. It receives what NCCL would send
  * it alone: the events of its own mask and their parents, in the highest version that it and NCCL
  * know. Its handles go through NCCL unchanged, except where we need one of our own. */
 #define _GNU_SOURCE
@@ -12,6 +13,7 @@
 #include <strings.h>
 
 #define LONGEST 256
+#define DEFAULT "libnccl-profiler.so"
 
 static struct {
     bool tried;
@@ -84,13 +86,13 @@ static const char *find_version(void *library, int version)
 
 void ns_chain_open(int version, np_logger *log)
 {
-    const char *name = ns_variable("NEXT_PROFILER");
-    if (next.tried || *name == 0 || strcasecmp(name, "none") == 0)
+    const char *named = ns_variable("NEXT_PROFILER"), *name = *named ? named : DEFAULT;
+    if (next.tried || strcasecmp(name, "none") == 0)
         return;
     next.tried = true;
     void *library = open_plugin(name);
     const char *reason = library == NULL ? dlerror() : find_version(library, version);
-    if (reason == NULL || log == NULL)
+    if (reason == NULL || log == NULL || *named == 0)
         return;
     log(NP_LOG_WARN, NP_LOG_INIT, __FILE__, __LINE__, "ncclscope: profiler plugin %s is not used: %s",
         name, reason);

@@ -96,7 +96,7 @@ def _with_damage(
 ) -> dict[str, Any]:
     """Return details that report communicators with a damaged description, and a torn last record.
 
-    A process that ended in order was not killed while it wrote a record.
+    A process that exited normally was not killed while it wrote a record.
     """
     lost = sum(
         1 for index, state in ring.states.items() if index not in found and (state.seq or state.p2p)

@@ -566,6 +566,7 @@ static PyMethodDef functions[] = {
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"setter", ns_setter, METH_O, "Return an object that assigns a property and remembers it."},
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
+    {"note_redop", ns_note_redop, METH_VARARGS, "Remember what was assigned to an object."},
     {"take_noted", ns_take_noted, METH_O, "Return what was just assigned to an object, once."},
     {"use_redops", ns_use_redops, METH_O, "Use these names of reductions, by id."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},

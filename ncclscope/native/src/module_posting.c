@@ -82,6 +82,24 @@ static PyObject *planned(const Method *method, PyObject *args, PyObject *kwargs)
     return found;
 }
 
+static void note(PyObject *options, PyObject *redop)
+{
+    PyObject *before = noted_redop;
+    Py_INCREF(redop);
+    noted_options = options;
+    noted_redop = redop;
+    Py_XDECREF(before);
+}
+
+PyObject *ns_note_redop(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *options, *redop;
+    if (!PyArg_ParseTuple(args, "OO", &options, &redop))
+        return NULL;
+    note(options, redop);
+    Py_RETURN_NONE;
+}
+
 static PyObject *assign(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2) {
@@ -92,11 +110,7 @@ static PyObject *assign(PyObject *self, PyObject *const *args, Py_ssize_t count)
     if (!done)
         return NULL;
     Py_DECREF(done);
-    PyObject *before = noted_redop;
-    Py_INCREF(args[1]);
-    noted_options = args[0];
-    noted_redop = args[1];
-    Py_XDECREF(before);
+    note(args[0], args[1]);
     Py_RETURN_NONE;
 }
 

@@ -34,7 +34,10 @@ def note_redop(options: Any, redop: Any) -> None:
     Reading it back creates two objects in C++, which costs more than the record itself.
     """
     global _noted
-    _noted = id(options), redop
+    if _core is None:
+        _noted = id(options), redop
+    else:
+        _core.note_redop(options, redop)
 
 
 def _noting(assign: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -143,15 +143,18 @@ def add_records(table: Table, directory: Path, effort: Effort) -> None:
     say("one record")
     found, size = records.measure(directory, rounds=effort.rounds, count=effort.count)
     say("gloo programs")
-    together, single = gloo.measure(directory, rounds=effort.turns)
+    taken = gloo.measure(directory, rounds=effort.turns)
 
-    recorder = together[gloo.RECORDER].over(together[gloo.PLAIN])
+    recorder = taken.together[gloo.RECORDER].over(taken.together[gloo.PLAIN])
     add_header(table, "one record in a hot loop, ns", "least", "median", "of Flight R.")
     for title, sample in found.items():
         add_sample(table, title, sample, recorder)
     add_header(table, "all_reduce of two gloo ranks, ns", "least", "median", "of Flight R.")
-    add_program(table, "posted one after the other", together)
-    add_program(table, "waited for one by one", single)
+    add_program(table, "posted one after the other", taken.together)
+    add_program(table, "waited for one by one", taken.single)
+    add_program(table, "posted one after the other, with a module of DDP", taken.after)
+    add_header(table, "a step of DDP with eight layers, ns", "least", "median", "of Flight R.")
+    add_program(table, "forward and backward", taken.step)
 
     add_header(table, "one call, bytes", "", "", "")
     table.add_row("in a ring, with all its parts", "", f"{size:.0f}", "")

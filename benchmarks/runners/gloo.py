@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.runners.timing import Rounds
 from ncclscope.readers import open_run
 
-__all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "measure", "started", "turns"]
+__all__ = ["NCCLSCOPE", "PLAIN", "RECORDER", "Taken", "measure", "started", "turns"]
 
 PLAIN, RECORDER, NCCLSCOPE = "plain", "Flight Recorder", "ncclscope"
 RANKS = 2
@@ -24,18 +25,30 @@ RANKS = 2
 Ranks = list[subprocess.Popen[str]]
 
 
-def measure(directory: Path, *, rounds: int) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
+class Taken(NamedTuple):
+    """Nanoseconds of processor time on the thread that posts, by variant.
+
+    Attributes:
+        together: One all_reduce of those that are posted one after the other and waited for
+            later, as on a GPU.
+        single: One of those that are waited for one by one, where the processor has forgotten
+            the code each time the next one is made.
+        step: A step of DistributedDataParallel with eight layers.
+        after: As `together`, in a process that has such a module.
+    """
+
+    together: dict[str, Rounds]
+    single: dict[str, Rounds]
+    step: dict[str, Rounds]
+    after: dict[str, Rounds]
+
+
+def measure(directory: Path, *, rounds: int) -> Taken:
     """Measures in turns.
 
     Args:
         directory: For rings and for what the ranks meet in.
         rounds: How often each variant has its turn.
-
-    Returns:
-        Nanoseconds of processor time of one all_reduce, on the thread that posts it. First of
-        calls that are posted one after the other and waited for later, as on a GPU; then of
-        calls that are waited for one by one, where the processor has forgotten the code each
-        time the next one is made.
     """
     settings = {
         PLAIN: {"TORCH_FR_BUFFER_SIZE": "0"},
@@ -47,7 +60,8 @@ def measure(directory: Path, *, rounds: int) -> tuple[dict[str, Rounds], dict[st
             name: stack.enter_context(started(directory / f"store-{place}", setting))
             for place, (name, setting) in enumerate(settings.items())
         }
-        taken = turns(variants, "together 50", rounds), turns(variants, "single 50", rounds)
+        orders = "together 50", "single 50", "step 2", "together 50"
+        taken = Taken(*(turns(variants, order, rounds) for order in orders))
     kept = [rank.records for rank in open_run(directory / "gloo").ranks]
     if len(kept) != RANKS or min(kept) < 100 * rounds:
         raise SystemExit("the gloo program was not recorded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 RANKS = 2
+LAYERS, ROWS = 8, 256
 SETTLE = 0.01
 """Seconds in which a batch of calls completes, so that waiting for them is no waiting."""
 
@@ -23,9 +25,9 @@ def main(store: str, rank: int) -> None:
     """
     torch.set_num_threads(1)
     if os.environ.get("NCCLSCOPE_DIR"):
-        from ncclscope_patches.probes.c10d import C10dProbe
+        from ncclscope_patches import registry
 
-        C10dProbe().apply()
+        registry.install_all()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     tensor = torch.zeros(15, 2)
     for line in sys.stdin:
@@ -62,7 +64,24 @@ def post_then_wait(tensor: torch.Tensor, count: int) -> float:
     return (posted + time.thread_time_ns() - start) / count
 
 
-_PROGRAMS = {"together": post_then_wait, "single": post_and_wait, "wall": pass_by}
+@functools.cache
+def replica() -> torch.nn.Module:
+    """Returns a module of eight layers, whose gradients C++ reduces."""
+    layers = [torch.nn.Linear(256, 256) for _ in range(LAYERS)]
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+
+
+def train(_tensor: torch.Tensor, count: int) -> float:
+    """Returns nanoseconds of processor time of a step of that module."""
+    model, rows = replica(), torch.ones(ROWS, 256)
+    start = time.thread_time_ns()
+    for _ in range(count):
+        model.zero_grad()
+        model(rows).sum().backward()
+    return (time.thread_time_ns() - start) / count
+
+
+_PROGRAMS = {"together": post_then_wait, "single": post_and_wait, "wall": pass_by, "step": train}
 
 
 if __name__ == "__main__":

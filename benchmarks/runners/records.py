@@ -18,7 +18,7 @@ from ncclscope.model.signature import sign
 from ncclscope.tracing import session
 from ncclscope.tracing.tracer import Tracer
 from ncclscope_patches.probes.c10d import C10dProbe
-from ncclscope_patches.probes.pynccl import PyNcclProbe
+from ncclscope_patches.vllm.pynccl import PyNcclProbe
 
 __all__ = ["bytes_of_a_line", "bytes_of_a_record", "measure"]
 

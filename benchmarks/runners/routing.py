@@ -177,7 +177,7 @@ class Bench:
     @contextmanager
     def _old(self) -> Iterator[None]:
         """Has each step saved, and read for each request that ends, in the loop that feeds all."""
-        from ncclscope_patches.routed_experts.shared_memory_specimen import SharedMemorySpecimen
+        from examples.routed_experts.shared_memory_specimen import SharedMemorySpecimen
 
         blocks = self.scheduler.kv_cache_config.num_blocks
         size = self.scheduler.block_size

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from plan import Plan
+from shared_memory_specimen import SharedMemorySpecimen
 
 from ncclscope_patches.routed_experts import (
     Collector,
@@ -16,7 +17,6 @@ from ncclscope_patches.routed_experts import (
     routed_tokens,
 )
 from ncclscope_patches.routed_experts.records import Ticket
-from ncclscope_patches.routed_experts.shared_memory_specimen import SharedMemorySpecimen
 
 if TYPE_CHECKING:
     from scheduler import Request

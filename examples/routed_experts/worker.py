@@ -17,6 +17,7 @@ from device import Device
 from model import Model, make_groups
 from plan import Plan
 from scheduler import UNKNOWN
+from shared_memory_specimen import SharedMemorySpecimen
 from tracing import trace
 from truth import Numbers, next_token
 from wire import Array, Channel, Frame
@@ -24,7 +25,6 @@ from wire import Array, Channel, Frame
 from ncclscope.tracing import session
 from ncclscope_patches.routed_experts import RequestRows, StepDelta
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
-from ncclscope_patches.routed_experts.shared_memory_specimen import SharedMemorySpecimen
 from ncclscope_patches.routed_experts.transfer import Flight
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
 

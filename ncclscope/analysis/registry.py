@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Protocol
@@ -67,8 +66,3 @@ def load_analyzers() -> list[Analyzer]:
             "no analyzer is installed", "install ncclscope with pip rather than copying it"
         )
     return analyzers
-
-
-def help_text(analyzer: Analyzer) -> str:
-    """Return the first line of an analyzer's docstring."""
-    return (inspect.getdoc(analyzer) or "").partition("\n")[0]

@@ -181,6 +181,15 @@ def _frame(rows: Rows, columns: dict[str, str]) -> pd.DataFrame:
     return frame
 
 
+def _row(table: str, thing: Any, **known: Any) -> tuple[Any, ...]:
+    """Return a row: for each column the value in `known`, else the attribute of that name."""
+    values = (
+        (known[name] if name in known else getattr(thing, name), kind)
+        for name, kind in COLUMNS[table].items()
+    )
+    return tuple(_CHECKED[kind](value) if kind in _CHECKED else value for value, kind in values)
+
+
 def _calls(run: Run) -> Rows:
     rows: Rows = []
     for rank in run.ranks:
@@ -188,77 +197,44 @@ def _calls(run: Run) -> Rows:
         begins = [step.position for step in steps]
         for call in calls_of(rank):
             place = bisect.bisect_right(begins, call.position)
+            replay = call.replay
             rows.append(
-                (
-                    rank.rank,
-                    call.comm,
-                    run.communicators[call.comm].label,
-                    call.seq,
-                    call.position,
-                    call.op in P2P_OPS,
-                    call.op,
-                    call.dtype,
-                    call.redop,
-                    call.root,
-                    call.peer,
-                    _small(call.numel),
-                    _list(call.shape),
-                    _list(call.sizes),
-                    _list(call.out_shape),
-                    _list(call.out_sizes),
-                    call.site,
-                    _small(call.time_ns),
-                    call.state.word,
-                    call.captured,
-                    _small(call.group),
-                    _small(call.graph),
-                    call.replay.number if call.replay else None,
-                    call.replay.call if call.replay else None,
-                    _small(steps[place - 1].number) if place else None,
-                    call.signature,
+                _row(
+                    "calls",
+                    call,
+                    rank=rank.rank,
+                    label=run.communicators[call.comm].label,
+                    p2p=call.op in P2P_OPS,
+                    state=call.state.word,
+                    replay=replay.number if replay else None,
+                    graph_call=replay.call if replay else None,
+                    step=steps[place - 1].number if place else None,
                 )
             )
     return rows
 
 
 def _ranks(run: Run) -> Rows:
-    return [
-        (
-            rank.rank,
-            rank.world_size,
-            rank.host,
-            rank.pid,
-            _small(rank.gpu),
-            json.dumps(dict(rank.labels)),
-            rank.records,
-            rank.lost,
-            rank.window,
-            _small(rank.started_ns),
-            _small(rank.last_seen_ns),
-            rank.exited,
-            rank.alive,
-            rank.source,
-        )
-        for rank in run.ranks
-    ]
+    return [_row("ranks", rank, labels=json.dumps(dict(rank.labels))) for rank in run.ranks]
 
 
 def _communicators(run: Run) -> Rows:
     return [
-        (key, comm.label, comm.kind, comm.backend, _list(comm.ranks), len(comm.ranks))
+        _row("communicators", comm, comm=key, size=len(comm.ranks))
         for key, comm in sorted(run.communicators.items())
     ]
 
 
 def _members(run: Run) -> Rows:
     return [
-        (
-            key,
-            run.communicators[key].label,
-            rank.rank,
-            log.calls,
-            log.first if log.first <= log.calls else None,
-            len(rank.p2p.get(key, ())),
+        _row(
+            "members",
+            log,
+            comm=key,
+            label=run.communicators[key].label,
+            rank=rank.rank,
+            first=log.first if log.first <= log.calls else None,
+            p2p=len(rank.p2p.get(key, ())),
         )
         for rank in run.ranks
         for key, log in sorted(rank.logs.items())
@@ -267,7 +243,7 @@ def _members(run: Run) -> Rows:
 
 def _steps(run: Run) -> Rows:
     return [
-        (rank.rank, _small(step.number), step.position, _small(step.tokens), step.dummy)
+        _row("steps", step, rank=rank.rank, step=step.number)
         for rank in run.ranks
         for step in rank.steps
     ]
@@ -282,3 +258,6 @@ def _list(values: Sequence[int] | None) -> list[int] | None:
     if values is None or any(_small(value) is None for value in values):
         return None
     return list(values)
+
+
+_CHECKED: dict[str, Callable[[Any], Any]] = {"Int64": _small, "object": _list}

@@ -70,11 +70,6 @@ class Progress:
         return max(rank.step for rank in self.ranks)
 
     @property
-    def slowest(self) -> int:
-        """Step of the slowest rank."""
-        return min(rank.step for rank in self.ranks)
-
-    @property
     def calls(self) -> int:
         """Collectives posted by all ranks together."""
         return sum(rank.posted for rank in self.ranks)

@@ -1,15 +1,19 @@
 """Deletions and insertions that turn one sequence into another, as diff(1) finds them.
 
-Myers' algorithm, without the equal beginnings and ends. Both sequences are complete here, and calls
-beyond the end of the other count; ``analysis.sequences.edits`` compares ranks that still run.
+The search of :mod:`ncclscope.analysis.sequences.edits`, without replacements and without the equal
+beginnings and ends. That module compares ranks that still run. Both sequences are complete here,
+and calls beyond the end of the other count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+
+from ncclscope.analysis.sequences.edits import grouped, levels, way_back
 
 __all__ = ["Change", "changes"]
 
@@ -87,66 +91,22 @@ def _slid(a: Sequence[int], b: Sequence[int], found: Sequence[Change]) -> list[C
 def _search(a: Sequence[int], b: Sequence[int]) -> Iterator[Change]:
     x = y = 0
     while x < len(a) and y < len(b):
-        path = _shortest(a, b, x, y)
-        for (x0, y0), (x1, y1) in path[1]:
-            yield Change(x0, x1, y0, y1)
-        x, y = path[0]
+        moves = _path(a[x:], b[y:])
+        for edit in grouped(moves):
+            first, second = x + edit.peer_start, y + edit.start
+            yield Change(first, first + edit.deleted, second, second + edit.inserted)
+        x, y = x + len(moves) - moves.count("+"), y + len(moves) - moves.count("-")
     if x < len(a) or y < len(b):
         yield Change(x, len(a), y, len(b))
 
 
-Point = tuple[int, int]
-_NOWHERE = -1 << 62
-
-
-def _shortest(
-    a: Sequence[int], b: Sequence[int], x0: int, y0: int
-) -> tuple[Point, list[tuple[Point, Point]]]:
-    """Return the point that the search reached from (x0, y0), and the edits on the way."""
-    n, m = len(a) - x0, len(b) - y0
-    furthest: dict[int, int] = {}
-    rounds: list[dict[int, int]] = []
-    for cost in range(MOST + 1):
-        rounds.append({})
-        for diagonal in range(-cost, cost + 1, 2):
-            x = _step(furthest, diagonal, cost)[0]
-            y = x - diagonal
-            if x < 0 or x > n or y > m:
-                continue
-            while x < n and y < m and a[x0 + x] == b[y0 + y]:
-                x, y = x + 1, y + 1
-            rounds[-1][diagonal] = x
-            if x == n and y == m:
-                return (x0 + x, y0 + y), _way_back(rounds, diagonal, x0, y0)
-        furthest = rounds[-1]
-    diagonal = max(furthest, key=lambda diagonal: (2 * furthest[diagonal] - diagonal, -diagonal))
-    x = furthest[diagonal]
-    return (x0 + x, y0 + x - diagonal), _way_back(rounds, diagonal, x0, y0)
-
-
-def _step(furthest: dict[int, int], diagonal: int, cost: int) -> tuple[int, int]:
-    """Return the x that one more edit reaches on a diagonal, and the diagonal it comes from."""
-    if not cost:
-        return 0, 0
-    deleted = furthest.get(diagonal - 1, _NOWHERE) + 1
-    inserted = furthest.get(diagonal + 1, _NOWHERE)
-    # Of two equal paths prefer the one that deletes first, as diff prints it.
-    return (inserted, diagonal + 1) if inserted > deleted else (deleted, diagonal - 1)
-
-
-def _way_back(
-    rounds: list[dict[int, int]], diagonal: int, x0: int, y0: int
-) -> list[tuple[Point, Point]]:
-    edits: list[tuple[Point, Point]] = []
-    for cost in range(len(rounds) - 1, 0, -1):
-        after, before = _step(rounds[cost - 1], diagonal, cost)
-        start = rounds[cost - 1][before]
-        edits.append(
-            (
-                (x0 + start, y0 + start - before),
-                (x0 + after, y0 + after - diagonal),
-            )
-        )
-        diagonal = before
-    edits.reverse()
-    return edits
+def _path(a: Sequence[int], b: Sequence[int]) -> str:
+    """Return the moves of the shortest path, or of the furthest one after MOST edits."""
+    found = []
+    for level in islice(levels(b, a, replacing=False), MOST + 1):
+        found.append(level)
+        if level.get(len(b) - len(a)) == len(b):
+            return way_back(found, len(b) - len(a))
+    return way_back(
+        found, max(level, key=lambda diagonal: (2 * level[diagonal] - diagonal, diagonal))
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Loop", "Node", "fold", "length", "unfold"]
+__all__ = ["Loop", "Node", "fold", "length"]
 
 LONGEST = 2048
 """Most lines in a loop's body, after inner loops have been collapsed."""
@@ -88,16 +88,6 @@ def _pieces(numbers: Numbers, period: int) -> Iterator[tuple[int, int]]:
         if copies > 1:
             yield start, copies
             done = start + copies * period
-
-
-def unfold(nodes: Iterable[Node]) -> Iterator[int]:
-    """Yield every call, with loops expanded."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            for _ in range(node.count):
-                yield from unfold(node.body)
-        else:
-            yield node
 
 
 def length(nodes: Iterable[Node]) -> int:

@@ -6,27 +6,24 @@ traced job. The verdict in it is for people; reading derives it again from the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank, Run
-from ncclscope.model.snapshot import (
-    Frame,
-    GpuSample,
-    ProcessSample,
-    RasAnswer,
-    RasComm,
-    RasRank,
-    Snapshot,
-    Source,
-    Stacks,
-    Thread,
-    Worker,
+from ncclscope.model.snapshot import ProcessSample, RasAnswer, RasRank, Snapshot, Worker
+from ncclscope.untrusted import (
+    MAX_RANKS,
+    integer,
+    number,
+    open_regular,
+    parse,
+    printable,
 )
-from ncclscope.untrusted import MAX_RANKS, integer, number, open_regular, parse, printable
 
 __all__ = ["CAPTURE_FILE", "is_snapshot", "read_snapshot", "with_snapshot"]
 
@@ -36,7 +33,6 @@ _FIRST = b'{"ncclscope_attach"'
 
 _MOST_BYTES = 1 << 28
 _MOST = 1 << 16
-_MOST_PIDS = 1 << 32
 _LONGEST = 1 << 12
 
 Item = TypeVar("Item")
@@ -73,25 +69,17 @@ def read_snapshot(path: Path) -> Snapshot:
             f"{path} is a process snapshot of version {_text(document['ncclscope_attach'])[:20]}",
             f"this version of ncclscope reads version {VERSION}",
         )
-    workers = _each(document.get("workers"), _worker)
-    if len({worker.rank for worker in workers}) < len(workers):
+    named = [one for one in _list(document.get("workers")) if _has_rank(one)]
+    found = _object(Snapshot, {**document, "workers": named})
+    if len({worker.rank for worker in found.workers}) < len(found.workers):
         raise DamagedFileError(f"{path} contains a rank more than once")
-    ras, ras_before = document.get("ras"), document.get("ras_before")
-    return Snapshot(
-        host=_text(document.get("host")),
-        time_ns=number(document.get("time_ns"), 1 << 63),
-        gap=max(0.0, _float(document.get("gap"))),
-        workers=tuple(sorted(workers, key=lambda worker: worker.rank)),
-        sources=_each(document.get("sources"), _source),
-        ras=_ras(ras) if isinstance(ras, dict) else None,
-        ras_before=_ras(ras_before) if isinstance(ras_before, dict) else None,
-        gpus=tuple(_each(sample, _gpu) for sample in _list(document.get("gpus"))),
-        dead_rings=_texts(document.get("dead_rings")),
-        notes=_texts(document.get("notes")),
-        versions=_mapping(document.get("versions")),
-        redacted=document.get("redacted") is True,
-        hosts=_texts(document.get("hosts")),
-    )
+    workers = tuple(sorted(found.workers, key=lambda worker: worker.rank))
+    return replace(found, workers=workers, gap=max(0.0, found.gap))
+
+
+def _has_rank(worker: Any) -> bool:
+    rank = integer(worker.get("rank")) if isinstance(worker, dict) else None
+    return rank is not None and 0 <= rank < MAX_RANKS
 
 
 def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
@@ -158,120 +146,38 @@ def _bare(worker: Worker, host: str, state: str) -> Rank:
     )
 
 
-def _worker(value: Mapping[str, Any]) -> Worker | None:
-    rank = integer(value.get("rank"))
-    if rank is None or not 0 <= rank < MAX_RANKS:
-        return None
-    return Worker(
-        pid=number(value.get("pid"), _MOST_PIDS),
-        rank=rank,
-        rank_source=_text(value.get("rank_source")),
-        world_size=number(value.get("world_size")),
-        local_world_size=number(value.get("local_world_size")),
-        title=_text(value.get("title")),
-        labels=_mapping(value.get("labels")),
-        environment=_mapping(value.get("environment")),
-        rings=_texts(value.get("rings")),
-        samples=_each(value.get("samples"), _sample),
-        stacks=_each(value.get("stacks"), _stacks),
-        host=_text(value.get("host")),
-    )
+def _object(kind: Callable[..., Item], value: Mapping[str, Any]) -> Item:
+    """Return a dataclass of a JSON object; a field that is absent or of another type is empty."""
+    return kind(**{name: read(value.get(name)) for name, read in _fields(kind)})
 
 
-def _sample(value: Mapping[str, Any]) -> ProcessSample:
-    return ProcessSample(
-        state=_text(value.get("state"))[:1],
-        cpu_seconds=_float(value.get("cpu_seconds")),
-        main_cpu_seconds=_float(value.get("main_cpu_seconds")),
-        switches=number(value.get("switches"), 1 << 62),
-        wchan=_text(value.get("wchan")),
-        threads=_integers(value.get("threads")),
-        blocked=_text(value.get("blocked")),
-    )
+@cache
+def _fields(kind: Any) -> Sequence[tuple[str, Callable[[Any], Any]]]:
+    """Return the names of a dataclass's fields, each with a function that reads its value."""
+    hints = get_type_hints(kind).items()
+    return [(name, _SPECIAL.get((kind, name)) or _reader(name, hint)) for name, hint in hints]
 
 
-def _stacks(value: Mapping[str, Any]) -> Stacks:
-    return Stacks(_each(value.get("threads"), _thread), _text(value.get("error")))
+def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
+    """Return a function that reads a value of a type.
 
-
-def _thread(value: Mapping[str, Any]) -> Thread:
-    return Thread(
-        name=_text(value.get("name")),
-        tid=number(value.get("tid"), _MOST_PIDS),
-        frames=_each(value.get("frames"), _frame),
-        native=_texts(value.get("native")),
-    )
-
-
-def _frame(value: Mapping[str, Any]) -> Frame:
-    return Frame(
-        function=_text(value.get("function")),
-        file=_text(value.get("file")),
-        line=number(value.get("line"), 1 << 31),
-        counters=_integers(value.get("counters")),
-        path=_text(value.get("path")),
-        installed=known if isinstance(known := value.get("installed"), bool) else None,
-        calls=_texts(value.get("calls")),
-    )
-
-
-def _source(value: Mapping[str, Any]) -> Source:
-    return Source(
-        name=_text(value.get("name")),
-        available=value.get("available") is True,
-        state=_text(value.get("state")),
-        enable=_text(value.get("enable")),
-    )
-
-
-def _gpu(value: Mapping[str, Any]) -> GpuSample:
-    return GpuSample(
-        index=number(value.get("index")),
-        name=_text(value.get("name")),
-        utilisation=number(value.get("utilisation")),
-        memory_utilisation=number(value.get("memory_utilisation")),
-        watts=_float(value.get("watts")),
-        limit_watts=_float(value.get("limit_watts")),
-        pids=tuple(number(pid, _MOST_PIDS) for pid in _list(value.get("pids"))),
-    )
-
-
-def _ras(value: Mapping[str, Any]) -> RasAnswer:
-    return RasAnswer(
-        text=answer if isinstance(answer := value.get("text"), str) else "",
-        version=_text(value.get("version")),
-        comms=_each(value.get("comms"), _ras_comm),
-        remarks=_texts(value.get("remarks")),
-        is_json=value.get("is_json") is True,
-        communicators=number(value.get("communicators")),
-    )
-
-
-def _ras_comm(value: Mapping[str, Any]) -> RasComm:
-    return RasComm(
-        _text(value.get("hash")),
-        number(value.get("size")),
-        _each(value.get("ranks"), _ras_rank),
-        _integers(value.get("usual")),
-    )
-
-
-def _ras_rank(value: Mapping[str, Any]) -> RasRank:
-    return RasRank(
-        rank=number(value.get("rank")),
-        host=_text(value.get("host")),
-        pid=number(value.get("pid"), _MOST_PIDS),
-        counts=_integers(value.get("counts")),
-        async_error=integer(value.get("async_error")) or 0,
-        aborted=value.get("aborted") is True,
-        missing=value.get("missing") is True,
-        dead=value.get("dead") is True,
-    )
-
-
-def _each(value: Any, read: Callable[[Mapping[str, Any]], Item | None]) -> tuple[Item, ...]:
-    found = (read(item) for item in _list(value) if isinstance(item, dict))
-    return tuple(item for item in found if item is not None)
+    Args:
+        name: Name of the field.
+        hint: Its type, with those of its elements.
+    """
+    if hint is int:
+        return partial(number, largest=_LARGEST[name]) if name in _LARGEST else number
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    kind: Any = get_args(hint)[0]
+    if get_origin(hint) is UnionType:
+        return lambda value: _object(kind, value) if isinstance(value, dict) else None
+    if is_dataclass(get_args(hint)[0]):
+        return lambda value: tuple(
+            _object(kind, item) for item in _list(value) if isinstance(item, dict)
+        )
+    read = _reader(name, kind)
+    return lambda value: tuple(map(read, _list(value)))
 
 
 def _list(value: Any) -> list[Any]:
@@ -303,3 +209,29 @@ def _mapping(value: Any) -> dict[str, str]:
 def _integers(value: Any) -> dict[str, int]:
     found = ((_text(name), integer(item)) for name, item in _items(value))
     return {name: item for name, item in found if item is not None}
+
+
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    bool: lambda value: value is True,
+    float: _float,
+    bool | None: lambda value: value if isinstance(value, bool) else None,
+    tuple[str, ...]: _texts,
+    Mapping[str, str]: _mapping,
+    Mapping[str, int]: _integers,
+}
+_LARGEST = {
+    "pid": 1 << 32,
+    "tid": 1 << 32,
+    "pids": 1 << 32,
+    "line": 1 << 31,
+    "switches": 1 << 62,
+    "time_ns": 1 << 63,
+}
+"""Largest plausible value of a field; for others that of :func:`~ncclscope.untrusted.number`."""
+_SPECIAL: dict[tuple[type, str], Callable[[Any], Any]] = {
+    (ProcessSample, "state"): lambda value: _text(value)[:1],
+    (RasAnswer, "text"): lambda value: value if isinstance(value, str) else "",
+    (RasRank, "async_error"): lambda value: integer(value) or 0,
+    (Snapshot, "node"): lambda value: "",  # that of the folder
+}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.remote.spelling import pack, unpack
 
-__all__ = ["Client", "Fleet", "LocalClient", "Query", "Traffic"]
+__all__ = ["Client", "Fleet", "Query", "Traffic"]
 
 
 class Client(Protocol):
@@ -130,21 +130,3 @@ class Fleet:
                     f"{self.names[node]} sent an invalid answer",
                     "install the same version of ncclscope on all nodes",
                 ) from None
-
-
-class LocalClient:
-    """Node servers in this process, without a network.
-
-    Args:
-        servers: Node servers by name.
-    """
-
-    def __init__(self, servers: Mapping[str, Any]) -> None:
-        self.names = tuple(servers)
-        self._servers = tuple(servers.values())
-
-    def summaries(self) -> dict[int, bytes | str]:
-        return {node: server.summary() for node, server in enumerate(self._servers)}
-
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {node: self._servers[node].answer(request) for node, request in requests.items()}

@@ -24,7 +24,7 @@ GROUP = "ncclscope.patches"
 _OWN = (
     "ncclscope_patches.probes.c10d:C10dProbe",
     "ncclscope_patches.probes.functional:FunctionalProbe",
-    "ncclscope_patches.probes.pynccl:PyNcclProbe",
+    "ncclscope_patches.vllm.pynccl:PyNcclProbe",
     "ncclscope_patches.vllm.cpu_shm:CpuShmProbe",
     "ncclscope_patches.probes.backward:BackwardNote",
     "ncclscope_patches.probes.cuda_graphs:CudaGraphProbe",

@@ -372,7 +372,7 @@ def test_what_happens_is_logged(rings: Path) -> None:
         terminal.wait_for("hung: Rank 1 ")
         for tracer in ranks.tracers:
             tracer.close()
-        terminal.wait_for(said(r"ranks? .* ended in order"), "all processes have ended")
+        terminal.wait_for(said(r"ranks? .* exited normally"), "all processes have ended")
 
 
 def test_no_escape_sequence_of_anybody_else_reaches_the_terminal(rings: Path) -> None:

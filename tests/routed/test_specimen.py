@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from examples.routed_experts.shared_memory_specimen import SharedMemorySpecimen
 from ncclscope_patches.routed_experts import Collector, SlotStore, StepDelta
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
-from ncclscope_patches.routed_experts.shared_memory_specimen import SharedMemorySpecimen
 from tests.routed.rows import SHAPE, delta, forward, rows
 
 BLOCK, SLOTS = 4, 64

@@ -16,7 +16,6 @@ from dataclasses import replace
 import pytest
 
 from ncclscope.analysis.processes.device_verdict import compare_ras_counts
-from ncclscope.analysis.processes.ras_counts import ShortCount, ras_counts, short_ranks
 from ncclscope.attach.ras import DEFAULT_ADDRESS, ask_ras, parse_address, parse_answer
 from ncclscope.model.snapshot import RasAnswer, Snapshot
 from ncclscope.readers.bundle import read_snapshot
@@ -160,6 +159,7 @@ def test_counts_that_differ_in_a_pair_single_out_nobody() -> None:
     assert "counts of AllGather differ on 0xd8a84e2f5b80cc9a" in testimony.says
     assert "counts of AllReduce differ on 0xd8a84e2f5b80cc9a" in testimony.says
     assert testimony.says.count("differ") == 2
+    assert "launched" not in testimony.says
 
 
 def test_incomplete_communicators_are_read_from_text() -> None:
@@ -199,47 +199,31 @@ def test_equal_counts_prove_nothing() -> None:
     assert "order" in testimony.says
 
 
-# --- counts -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", [JSON, TEXT])
-def test_counts_name_the_rank_that_is_short_and_by_how_much(text: str) -> None:
-    seen = heard(parse_answer(text))
-
-    (short,) = short_ranks(seen)
-    assert short == ShortCount("0x68d65a60c4d34d0a", (2,), "AllReduce", 20, 21, by_majority=True)
-    counts = ras_counts(seen)["0x68d65a60c4d34d0a"][2]
-    assert (counts["AllGather"], counts["AllReduce"]) == (1, 20)
-
-
-def test_of_a_pair_one_is_short_without_a_majority() -> None:
-    answer = parse_answer((DATA / "ras_pair.json").read_text())
-    pair = [worker(rank, in_collective("all_reduce", 10), world_size=2) for rank in (0, 1)]
-    short = short_ranks(snapshot(pair, ras=answer))
-
-    assert len(short) == 2
-    assert not any(one.by_majority for one in short)
-    assert {one.function: len(one.ranks) for one in short} == {"AllGather": 1, "AllReduce": 1}
-
-
 def test_counts_that_move_are_left_out() -> None:
     answer = parse_answer(JSON)
     (comm,) = answer.comms
     first, *rest = comm.ranks
     earlier = replace(comm, ranks=(replace(first, counts={"AllReduce": 3}), *rest))
 
-    assert ras_counts(heard(answer, replace(answer, comms=(earlier,)))) == {}
-    assert short_ranks(heard(answer, replace(answer, comms=(earlier,)))) == []
-    assert short_ranks(heard(answer, answer)) != []
+    moving = compare_ras_counts(heard(answer, replace(answer, comms=(earlier,))))
+    at_rest = compare_ras_counts(heard(answer, answer))
+
+    assert moving is not None
+    assert at_rest is not None
+    assert (moving.odd, moving.ranks) == (None, ())
+    assert (at_rest.odd, at_rest.ranks) == (True, (2,))
 
 
-def test_members_that_cannot_be_named_are_left_out() -> None:
+def test_members_that_cannot_be_named_single_out_no_rank() -> None:
     answer = parse_answer(JSON)
     (comm,) = answer.comms
     elsewhere = replace(comm, size=8, ranks=tuple(replace(r, pid=0) for r in comm.ranks))
 
-    assert ras_counts(heard(replace(answer, comms=(elsewhere,)))) == {}
-    assert ras_counts(snapshot([])) == {}
+    testimony = compare_ras_counts(heard(replace(answer, comms=(elsewhere,))))
+
+    assert testimony is not None
+    assert (testimony.odd, testimony.ranks) == (True, ())
+    assert "member 2 launched 20 (the others 21) AllReduce" in testimony.says
 
 
 # --- over a socket ----------------------------------------------------------------------------

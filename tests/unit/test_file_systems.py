@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.doctor import file_systems
 from ncclscope.doctor.file_systems import file_system, rings_that_fit
 from ncclscope.doctor.installed import support
 from ncclscope.ring import layout
@@ -47,6 +48,16 @@ def test_rings_are_counted_as_they_are_made() -> None:
         while left >= size * 8:
             left, made = left - size, made + 1
         assert rings_that_fit(free) == made
+
+
+def test_a_container_without_shared_memory_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_systems, "_SHM", tmp_path / "shm")
+
+    first, *_ = file_systems.check_places("rings", str(tmp_path))
+
+    assert (first.name, first.status, first.enable) == ("shm", "bad", "set NCCLSCOPE_DIR")
 
 
 def test_what_all_probes_have_in_common_counts() -> None:

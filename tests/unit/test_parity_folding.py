@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope.parity.changes import Change, changes
-from ncclscope.parity.folding import Loop, fold, length, unfold
+from ncclscope.parity.folding import Loop, Node, fold, length
 from ncclscope.parity.hunks import rows
 
 CALLS = st.lists(st.integers(0, 3), max_size=40)
@@ -65,6 +67,14 @@ def test_what_becomes_short_by_folding_is_looked_at_again() -> None:
 def test_nothing_repeats_in_a_sequence_without_repetition() -> None:
     assert fold([]) == ()
     assert fold([1, 2, 1, 3]) == (1, 2, 1, 3)
+
+
+def unfold(nodes: Iterable[Node]) -> Iterator[int]:
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield from [*unfold(node.body)] * node.count
+        else:
+            yield node
 
 
 @given(CALLS)

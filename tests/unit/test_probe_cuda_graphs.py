@@ -21,7 +21,7 @@ from ncclscope.readers.ring.ranks import read_ring
 from ncclscope.tracing import session
 from ncclscope_patches.probes import recording
 from ncclscope_patches.probes.cuda_graphs import CudaGraphProbe
-from ncclscope_patches.probes.pynccl import PyNcclProbe
+from ncclscope_patches.vllm.pynccl import PyNcclProbe
 
 torch = pytest.importorskip("torch")
 

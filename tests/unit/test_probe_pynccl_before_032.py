@@ -68,7 +68,7 @@ def connect(rank: int) -> None:
     sys.modules[name] = module
     from ncclscope_patches import registry
 
-    registry._installed["ncclscope_patches.probes.pynccl:PyNcclProbe"].apply()
+    registry._installed["ncclscope_patches.vllm.pynccl:PyNcclProbe"].apply()
     comm = PyNcclCommunicator(None, "cpu")
     assert comm.all_gather(1, 2) == 2
     NCCLLibrary.refuses = True
@@ -126,7 +126,7 @@ def wrap_first(rank: int) -> None:
     sys.modules[name] = module
     from ncclscope_patches import registry
 
-    registry._installed["ncclscope_patches.probes.pynccl:PyNcclProbe"].apply()
+    registry._installed["ncclscope_patches.vllm.pynccl:PyNcclProbe"].apply()
     comm: Any = Wrapped(None, "cpu")
     comm.all_gather(ones(4), ones(2))
     comm.all_gather(ones(6), input_tensor=ones(3))

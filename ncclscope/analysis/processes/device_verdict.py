@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ncclscope.analysis.processes.ras_counts import changes, global_rank
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model.snapshot import GpuSample, RasComm, RasRank, Snapshot, Worker
 
@@ -164,7 +163,7 @@ def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
     gone: set[int] = set()
     apart: set[int] = set()
     for comm in answer.comms:
-        named = partial(global_rank, snapshot, comm)
+        named = partial(_global_rank, snapshot, comm)
         lost = [rank for rank in comm.ranks if rank.missing]
         if lost:
             gone.update(n for rank in lost if (n := named(rank)) is not None)
@@ -176,7 +175,7 @@ def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
             apart.update(n for rank in bad if (n := named(rank)) is not None)
             word = "reports" if len(bad) == 1 else "report"
             lines.append(f"{_members(bad, named)} {word} an error or an abort on {comm.hash}")
-        if changes(snapshot, comm):
+        if _changes(snapshot, comm):
             continue  # calls are being launched, and RAS polls some ranks earlier than others
         for function, odd, text in _differences(comm):
             numbers = [n for rank in odd if (n := named(rank)) is not None]
@@ -194,6 +193,32 @@ def compare_ras_counts(snapshot: Snapshot) -> Reading | None:
         )
     kind = "dead_rank" if gone else "missing_call"
     return Reading("; ".join(lines), tuple(sorted(gone or apart)), True, kind)
+
+
+def _global_rank(snapshot: Snapshot, comm: RasComm, member: RasRank) -> int | None:
+    """Return the global rank of a member; None where it is not known.
+
+    Look it up by pid; otherwise use its number, if the communicator holds all ranks.
+
+    Args:
+        snapshot: The process snapshot.
+        comm: The communicator in RAS.
+        member: The member.
+    """
+    by_pid = {worker.pid: worker.rank for worker in snapshot.workers}
+    size = max((worker.world_size for worker in snapshot.workers), default=0)
+    is_whole = comm.size in (size, len(snapshot.workers)) and comm.size > 0
+    return by_pid.get(member.pid, member.rank if is_whole else None)
+
+
+def _changes(snapshot: Snapshot, comm: RasComm) -> bool:
+    """Return whether calls of a communicator were launched while the job was sampled."""
+    earlier = snapshot.ras_before.comms if snapshot.ras_before is not None else ()
+    return any(_counts(one) != _counts(comm) for one in earlier if one.hash == comm.hash)
+
+
+def _counts(comm: RasComm) -> dict[int, dict[str, int]]:
+    return {rank.rank: dict(rank.counts) for rank in comm.ranks}
 
 
 def _members(ranks: Sequence[RasRank], named: Callable[[RasRank], int | None]) -> str:

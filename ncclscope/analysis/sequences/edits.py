@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
-__all__ = ["Edit", "block_edits", "cost_of", "edits", "reordered"]
+__all__ = ["Edit", "block_edits", "cost_of", "edits", "grouped", "levels", "reordered", "way_back"]
 
 MOST = 400
 """Differing calls after which two sequences are taken to have nothing in common."""
@@ -56,45 +58,68 @@ def edits(odd: Sequence[int], peer: Sequence[int]) -> list[Edit]:
     see OVER. A last edit without matched calls after it shows only that one call replaces
     another, and is returned as such.
     """
-    moves = _shortest(odd, peer)
-    found: list[Edit] = []
-    x = y = place = 0
-    while place < len(moves):
-        start = place
-        while place < len(moves) and moves[place] == "=":
-            place += 1
-        matched = place - start
-        x, y = x + matched, y + matched
-        if found and matched:
-            found[-1] = found[-1]._replace(matched=matched)
-        if place == len(moves):
-            break
-        first_x, first_y = x, y
-        while place < len(moves) and moves[place] != "=":
-            x += moves[place] in "+*"
-            y += moves[place] in "-*"
-            place += 1
-        found.append(Edit(first_x, x - first_x, first_y, y - first_y, 0))
+    found = grouped(_shortest(odd, peer))
     if found and not found[-1].matched:
         last = found[-1]
         found[-1] = last._replace(inserted=max(last.inserted, 1), deleted=max(last.deleted, 1))
     return found
 
 
-def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
-    """Return the cheapest path through both sequences.
+def grouped(moves: str) -> list[Edit]:
+    """Return the edits of a path.
 
     ``=`` matches, ``+`` inserts a call of ``odd``, ``-`` deletes one of ``peer``, ``*`` replaces.
     """
+    found: list[Edit] = []
+    x = y = 0
+    for part in re.findall(r"=+|[^=]+", moves):
+        if part[0] != "=":
+            inserted, deleted = len(part) - part.count("-"), len(part) - part.count("+")
+            found.append(Edit(x, inserted, y, deleted, 0))
+        else:
+            inserted = deleted = len(part)
+            if found:
+                found[-1] = found[-1]._replace(matched=len(part))
+        x, y = x + inserted, y + deleted
+    return found
+
+
+def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
+    """Return the moves of the cheapest path through both sequences; see :func:`grouped`."""
     n, m = len(odd), len(peer)
-    levels: list[dict[int, int]] = []
+    found: list[dict[int, int]] = []
     best: tuple[float, int, int] | None = None
-    for cost in range(min(n + m, MOST) + 1):
+    for cost, level in zip(range(min(n + m, MOST) + 1), levels(odd, peer), strict=False):
         if best is not None and cost >= best[0]:
             break
-        level: dict[int, int] = {}
-        before = levels[-1] if levels else {}
-        for diagonal in range(-cost, cost + 1):
+        found.append(level)
+        for diagonal, x in level.items():
+            y = x - diagonal
+            if x == n or y == m:
+                over = cost + OVER * ((n - x) + (m - y))
+                if best is None or over < best[0]:
+                    best = (over, cost, diagonal)
+    if best is None:
+        return "*"
+    _, cost, diagonal = best
+    return way_back(found[: cost + 1], diagonal)
+
+
+def levels(
+    odd: Sequence[int], peer: Sequence[int], *, replacing: bool = True
+) -> Iterator[dict[int, int]]:
+    """Yield the furthest points in ``odd`` that 0, 1, 2 and more edits reach, by diagonal.
+
+    Args:
+        odd: Sequence to reach, as numbers of calls.
+        peer: Sequence to start from.
+        replacing: Whether a replacement is one edit; otherwise it is a deletion and an insertion.
+    """
+    n, m = len(odd), len(peer)
+    level: dict[int, int] = {}
+    for cost in count():
+        before, level = level, {}
+        for diagonal in range(-cost, cost + 1, 1 if replacing else 2):
             x = 0 if not cost else _best_step(before, diagonal)[0]
             y = x - diagonal
             if x < 0 or x > n or y < 0 or y > m:
@@ -102,39 +127,28 @@ def _shortest(odd: Sequence[int], peer: Sequence[int]) -> str:
             while x < n and y < m and odd[x] == peer[y]:
                 x, y = x + 1, y + 1
             level[diagonal] = x
-            if x == n or y == m:
-                over = cost + OVER * ((n - x) + (m - y))
-                if best is None or over < best[0]:
-                    best = (over, cost, diagonal)
-        levels.append(level)
-    if best is None:
-        return "*"
-    _, cost, diagonal = best
-    return _way_back(levels[: cost + 1], diagonal)
+        yield level
 
 
 def _best_step(before: dict[int, int], diagonal: int) -> tuple[int, str]:
     """Return the furthest point of a diagonal after one more edit, and that edit."""
-    steps = [(-1, "")]
-    if diagonal in before:
-        steps.append((before[diagonal] + 1, "*"))
-    if diagonal - 1 in before:
-        steps.append((before[diagonal - 1] + 1, "+"))
-    if diagonal + 1 in before:
-        steps.append((before[diagonal + 1], "-"))
-    return max(steps)
+    return max(
+        (before.get(diagonal, -2) + 1, "*"),
+        (before.get(diagonal - 1, -2) + 1, "+"),
+        (before.get(diagonal + 1, -1), "-"),
+    )
 
 
-def _way_back(levels: list[dict[int, int]], diagonal: int) -> str:
+def way_back(found: Sequence[dict[int, int]], diagonal: int) -> str:
+    """Return the moves that lead to a diagonal of the last level; see :func:`grouped`."""
     moves: list[str] = []
-    x = levels[-1][diagonal]
-    for cost in range(len(levels) - 1, 0, -1):
-        start, move = _best_step(levels[cost - 1], diagonal)
-        moves += "=" * (x - start)
-        moves.append(move)
+    x = found[-1][diagonal]
+    for before in reversed(found[:-1]):
+        start, move = _best_step(before, diagonal)
+        moves += ["=" * (x - start), move]
         diagonal += {"*": 0, "+": -1, "-": 1}[move]
-        x = levels[cost - 1][diagonal]
-    moves += "=" * x
+        x = before[diagonal]
+    moves.append("=" * x)
     return "".join(reversed(moves))
 
 

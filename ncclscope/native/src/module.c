@@ -564,7 +564,11 @@ static PyMethodDef functions[] = {
     {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
     {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
+    {"setter", ns_setter, METH_O, "Return an object that assigns a property and remembers it."},
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
+    {"note_redop", ns_note_redop, METH_VARARGS, "Remember what was assigned to an object."},
+    {"take_noted", ns_take_noted, METH_O, "Return what was just assigned to an object, once."},
+    {"use_redops", ns_use_redops, METH_O, "Use these names of reductions, by id."},
     {"part", part, METH_VARARGS, "Return the calls of a graph on one communicator."},
     {0},
 };

@@ -27,6 +27,10 @@ typedef struct Part {
 PyObject *ns_recorder(PyObject *module, PyObject *args);
 bool ns_record_ready(void); /* false with an error set */
 PyObject *ns_posting(PyObject *module, PyObject *args);
+PyObject *ns_setter(PyObject *module, PyObject *function);
+PyObject *ns_note_redop(PyObject *module, PyObject *args);
+PyObject *ns_take_noted(PyObject *module, PyObject *options);
+PyObject *ns_use_redops(PyObject *module, PyObject *names);
 PyObject *ns_post_of(PyObject *module, PyObject *args);
 bool ns_posting_ready(void); /* false with an error set */
 PyObject *ns_call_as_given(PyObject *function, PyObject *const *args, Py_ssize_t count,

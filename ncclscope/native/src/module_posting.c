@@ -22,9 +22,129 @@ typedef struct Method {
     PyObject *known; /* Post by id of the object that has the method */
     PyObject *read;
     PyObject *groups, *folding; /* of scope: empty most of the time */
+    PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
+    Py_ssize_t tensor_at, redop_at;
 } Method;
 
-static PyTypeObject *post_type, *method_type;
+/* Assigns a property and remembers what was assigned; see posted_calls.note_redop(). */
+typedef struct Setter {
+    PyObject_HEAD
+    PyObject *assign;
+} Setter;
+
+static PyTypeObject *post_type, *method_type, *setter_type;
+static PyObject *shape_name, *dtype_name, *usual_redop;
+static PyObject *redop_names; /* by id: (the object, its name) */
+static PyObject *noted_options, *noted_redop; /* the first is borrowed, and only compared */
+
+/* --- parameters --------------------------------------------------------------------------------- */
+
+/* Return the name of a reduction, borrowed; NULL if only Python can tell it. */
+static PyObject *name_of(PyObject *given)
+{
+    PyObject *redop = given;
+    if (given && given == noted_options) {
+        redop = noted_redop;
+        noted_options = NULL; /* a later object at its place may keep its default */
+    }
+    if (!redop || redop == Py_None)
+        return usual_redop;
+    PyObject *number = PyLong_FromVoidPtr(redop);
+    PyObject *known = number ? PyDict_GetItemWithError(redop_names, number) : NULL;
+    Py_XDECREF(number);
+    return known ? PyTuple_GetItem(known, 1) : NULL;
+}
+
+/* Return what the method's reader would return, if that takes no Python; else NULL. */
+static PyObject *planned(const Method *method, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t count = PyTuple_Size(args);
+    PyObject *redop = NULL, *found = NULL;
+    if (!method->op || PyDict_Size(kwargs) || count <= method->tensor_at)
+        return NULL;
+    PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
+    if (PyList_Check(tensor)) {
+        if (PyList_Size(tensor) != 1)
+            return NULL;
+        tensor = PyList_GetItem(tensor, 0);
+    }
+    if (method->redop_at
+        && !(redop = name_of(count > method->redop_at ? PyTuple_GetItem(args, method->redop_at)
+                                                      : NULL)))
+        return NULL;
+    PyObject *shape = PyObject_GetAttr(tensor, shape_name);
+    PyObject *dtype = shape ? PyObject_GetAttr(tensor, dtype_name) : NULL;
+    if (dtype)
+        found = redop ? PyTuple_Pack(4, method->op, shape, dtype, redop)
+                      : PyTuple_Pack(3, method->op, shape, dtype);
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    return found;
+}
+
+static void note(PyObject *options, PyObject *redop)
+{
+    PyObject *before = noted_redop;
+    Py_INCREF(redop);
+    noted_options = options;
+    noted_redop = redop;
+    Py_XDECREF(before);
+}
+
+PyObject *ns_note_redop(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *options, *redop;
+    if (!PyArg_ParseTuple(args, "OO", &options, &redop))
+        return NULL;
+    note(options, redop);
+    Py_RETURN_NONE;
+}
+
+static PyObject *assign(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "a property is assigned one value");
+        return NULL;
+    }
+    PyObject *done = PyObject_CallFunctionObjArgs(((Setter *)self)->assign, args[0], args[1], NULL);
+    if (!done)
+        return NULL;
+    Py_DECREF(done);
+    note(args[0], args[1]);
+    Py_RETURN_NONE;
+}
+
+PyObject *ns_setter(PyObject *Py_UNUSED(module), PyObject *function)
+{
+    Setter *made = PyObject_New(Setter, setter_type);
+    if (made) {
+        made->assign = function;
+        Py_INCREF(function);
+    }
+    return (PyObject *)made;
+}
+
+PyObject *ns_take_noted(PyObject *Py_UNUSED(module), PyObject *options)
+{
+    PyObject *found = options == noted_options && noted_redop ? noted_redop : Py_None;
+    noted_options = NULL;
+    Py_INCREF(found);
+    return found;
+}
+
+PyObject *ns_use_redops(PyObject *Py_UNUSED(module), PyObject *names)
+{
+    if (!PyDict_Check(names)) {
+        PyErr_SetString(PyExc_TypeError, "not a dict");
+        return NULL;
+    }
+    Py_INCREF(names);
+    Py_XDECREF(redop_names);
+    redop_names = names;
+    Py_RETURN_NONE;
+}
+
+/* --- calls -------------------------------------------------------------------------------------- */
 
 static bool is_capturing(const Post *post)
 {
@@ -66,8 +186,9 @@ static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
         PyObject *place = post && !is_capturing((Post *)post) ? ns_place_here() : NULL;
         if (place) {
             Py_INCREF(post);
-            PyObject *parameters =
-                PyObject_CallFunctionObjArgs(method->read, args[0], args[1], NULL);
+            PyObject *parameters = planned(method, args[0], args[1]);
+            if (!parameters && !PyErr_Occurred())
+                parameters = PyObject_CallFunctionObjArgs(method->read, args[0], args[1], NULL);
             if (parameters)
                 position = record_known((Post *)post, parameters, place);
             Py_XDECREF(parameters);
@@ -83,9 +204,12 @@ static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *known, *read, *groups, *folding;
-    if (!PyArg_ParseTuple(args, "O!OO!O!", &PyDict_Type, &known, &read, &PyDict_Type, &groups,
-                          &PyDict_Type, &folding))
+    PyObject *known, *read, *groups, *folding, *plan, *op = NULL;
+    Py_ssize_t tensor_at = 0, redop_at = 0;
+    if (!PyArg_ParseTuple(args, "O!OO!O!O", &PyDict_Type, &known, &read, &PyDict_Type, &groups,
+                          &PyDict_Type, &folding, &plan))
+        return NULL;
+    if (plan != Py_None && !PyArg_ParseTuple(plan, "Unn", &op, &tensor_at, &redop_at))
         return NULL;
     Method *made = PyObject_New(Method, method_type);
     if (!made)
@@ -94,6 +218,10 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     made->read = read;
     made->groups = groups;
     made->folding = folding;
+    made->op = op;
+    made->tensor_at = tensor_at;
+    made->redop_at = redop_at;
+    Py_XINCREF(op);
     Py_INCREF(known);
     Py_INCREF(read);
     Py_INCREF(groups);
@@ -127,6 +255,7 @@ static void method_free(PyObject *self)
     Py_DECREF(method->read);
     Py_DECREF(method->groups);
     Py_DECREF(method->folding);
+    Py_XDECREF(method->op);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -142,6 +271,21 @@ static void post_free(PyObject *self)
     Py_DECREF(type);
 }
 
+static void setter_free(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_DECREF(((Setter *)self)->assign);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef setter_methods[] = {
+    {"assign", (PyCFunction)(void (*)(void))assign, METH_FASTCALL, "Assign and remember a value."},
+    {0},
+};
+static PyType_Slot setter_slots[] = {
+    {Py_tp_dealloc, setter_free}, {Py_tp_methods, setter_methods}, {0},
+};
 static PyMethodDef method_methods[] = {
     {"enter", (PyCFunction)(void (*)(void))enter, METH_FASTCALL,
      "Record a call from its arguments; return its position, or None if Python must."},
@@ -158,9 +302,18 @@ static PyType_Spec method_spec = {"ncclscope.native._core.Method", sizeof(Method
                                   method_slots};
 static PyType_Spec post_spec = {"ncclscope.native._core.Post", sizeof(Post), 0, FLAGS, post_slots};
 
+static PyType_Spec setter_spec = {"ncclscope.native._core.Setter", sizeof(Setter), 0, FLAGS,
+                                  setter_slots};
+
 bool ns_posting_ready(void)
 {
+    shape_name = PyUnicode_InternFromString("shape");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    usual_redop = PyUnicode_InternFromString("sum");
+    redop_names = PyDict_New();
+    setter_type = (PyTypeObject *)PyType_FromSpec(&setter_spec);
     method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
     post_type = (PyTypeObject *)PyType_FromSpec(&post_spec);
-    return method_type && post_type;
+    return shape_name && dtype_name && usual_redop && redop_names && setter_type && method_type
+           && post_type;
 }

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from ncclscope.model import State
 from ncclscope.readers.budget import Budget
-from ncclscope.readers.flight_recorder.decoder import Strings, number
-from ncclscope.readers.flight_recorder.entry import Entry, Posted, posted, together
+from ncclscope.readers.flight_recorder.entry import Entry, posted, together
 from ncclscope.readers.flight_recorder.group import (
     MAX_SEQ,
     Group,
@@ -23,29 +19,15 @@ from ncclscope.readers.flight_recorder.group import (
     members_of,
     tells,
 )
-from ncclscope.readers.flight_recorder.pattern import (
-    SPLITS,
-    RawEntry,
-    Stack,
-    ending_of,
-    group_of,
-    maybe,
-    raw_entries,
-    shapes_of,
-    words,
-)
 from ncclscope.untrusted import integer, text
 
 __all__ = ["Dump", "DumpBuilder"]
 
 _STATES = {state.word: state for state in State}
-_RECORD = RawEntry._fields.index("record_id")
-_TIME = np.dtype([("code", "V2"), ("ns", "<i8")])
-_KEPT_AT_MOST = 1 << 16
 _STAMPS = ("time_discovered_started_ns", "time_discovered_completed_ns")
-_CHECK_EVERY = 16
+_CHECK_EVERY = 32
 """Entries between two checks of the budget: each may share the maximum number of tensors."""
-_MOST_FIELDS = 64
+_MOST_FRAMES = 256
 _LATEST = 64
 """Entries at the end of a dump that are searched for its newest time stamp."""
 
@@ -80,140 +62,116 @@ class Dump:
 
 
 class DumpBuilder:
-    """Builds a dump from its entries.
+    """Builds a dump from its dictionary.
 
     Args:
-        header: The dump's dictionary, with or without its entries.
+        value: The dictionary.
         budget: Limits on time and memory.
     """
 
-    def __init__(self, header: Mapping[str, Any], budget: Budget) -> None:
-        self._header = header
+    def __init__(self, value: Mapping[str, Any], budget: Budget) -> None:
+        self._value = value
         self._budget = budget
-        self._members = members_of(header.get("pg_config"), budget)
+        self._members = members_of(value.get("pg_config"), budget)
         self._groups: dict[Group, Held] = {}
         self._numbers: dict[str, str] = {}
+        self._helds: dict[Any, Held] = {}
+        """Containers by what an entry says of its group, undecoded."""
+        self._stacks: dict[tuple[int, ...], list[Any]] = {}
         self._newest = 0
-        self._times: deque[int] = deque(maxlen=_LATEST)
-        self._records: list[int | None] = [None, None]
-        self._count = 0
 
-    def take(self, entry: Mapping[str, Any], position: int) -> None:
-        """Add a decoded entry.
-
-        Args:
-            entry: The entry.
-            position: Its index in the dump.
+    def build(self) -> Dump:
+        """Return the dump.
 
         Raises:
             DamagedFileError: The budget is spent.
         """
-        if not position % _CHECK_EVERY:
-            self._budget.check(f"{position} calls")
-        get = entry.get
-        call = posted(
-            get("profiling_name"),
-            get("input_sizes"),
-            get("output_sizes"),
-            (get("input_dtypes"), get("output_dtypes")),
-            get("is_p2p"),
-            _splits(entry),
-        )
-        held = self.held(get("process_group"), call.backend, get("pg_id"))
-        self._records[1] = integer(get("record_id"))
-        if not position:
-            self._records[0] = self._records[1]
-        self._count = position + 1
-        made, sent, created, timeout = (
-            integer(get(name)) or 0
-            for name in ("collective_seq_id", "p2p_seq_id", "time_created_ns", "timeout_ms")
-        )
-        self.see([created], [integer(get(stamp)) for stamp in _STAMPS])
-        state = _STATES.get(text(get("state")) or "", State.SCHEDULED)
-        over = get("retired") is True
-        time_ns = integer(get("time_created_ns"))
-        self.add(
-            held, sent, Entry(made, position, call, state, over, time_ns, timeout, get("frames"))
-        )
+        entries = self._value.get("entries")
+        if not isinstance(entries, list):
+            entries = []
+        for position, entry in enumerate(entries):
+            if not position % _CHECK_EVERY:
+                self._budget.check(f"{position} calls")
+            if isinstance(entry, dict):
+                self._take(entry, position)
+        return self._finish(entries)
 
-    def held(self, where: Any, backend: str, number: Any) -> Held:
+    def _take(self, entry: Mapping[str, Any], position: int) -> None:
+        get = entry.get
+        call = posted(entry)
+        held = self._held(get("process_group"), get("pg_id"), call.backend)
+        seq = integer(get("collective_seq_id")) or 0
+        if not 0 <= seq < MAX_SEQ:
+            return
+        state = get("state")
+        own = Entry(
+            seq,
+            position,
+            call,
+            _STATES.get(state, State.SCHEDULED) if isinstance(state, str) else State.SCHEDULED,
+            get("retired") is True,
+            integer(get("time_created_ns")),
+            integer(get("timeout_ms")) or 0,
+            self._stack(get("frames")),
+        )
+        if not call.p2p:
+            held.calls.append(own)
+            return
+        held.reached = max(held.reached, seq)
+        if call.op != "coalesced":
+            sent = integer(get("p2p_seq_id")) or len(held.sent) + 1
+            held.sent.append(own._replace(seq=sent))
+
+    def _stack(self, frames: Any) -> Any:
+        """Return a stack, undecoded; the same list for all entries with the same frames."""
+        if not isinstance(frames, list) or len(frames) > _MOST_FRAMES:
+            return frames
+        return self._stacks.setdefault(tuple(map(id, frames)), frames)
+
+    def _held(self, where: Any, number: Any, backend: str) -> Held:
         """Return the container of a group's calls.
 
         Args:
             where: The entry's ``process_group``: name and description.
-            backend: Backend of the group.
             number: The entry's ``pg_id``.
+            backend: Backend of the group.
         """
+        try:
+            found = self._helds.get((where, number, backend))
+        except TypeError:  # a list, as JSON has it
+            found = None
+        if found is not None:
+            return found
         group = group_of_entry(where, backend, self._members)
         self._numbers.setdefault((text(number) or "?")[:20], group.name)
-        return self._groups.setdefault(group, Held())
+        found = self._groups.setdefault(group, Held())
+        if isinstance(where, tuple) and isinstance(number, int):
+            self._helds[where, number, backend] = found
+        return found
 
-    def see(self, created: Sequence[int], stamps: Sequence[int | None]) -> None:
-        """Note the times of consecutive entries.
-
-        Args:
-            created: Times of enqueueing, in ns since 1970.
-            stamps: Times at which the last of them were seen to start or complete, in ns.
-        """
-        self._times.extend(created[-_LATEST:])
-        self._newest = max(self._newest, *(stamp or 0 for stamp in stamps), 0)
-
-    def add(self, held: Held, sent: int, entry: Entry) -> None:
-        """Add one call.
-
-        Args:
-            held: Container of its group.
-            sent: Its number among sends and receives; 0 if it has none.
-            entry: The call.
-        """
-        if not 0 <= entry.seq < MAX_SEQ:
-            return
-        if not entry.posted.p2p:
-            held.calls.append(entry)
-            return
-        held.reached = max(held.reached, entry.seq)
-        if entry.posted.op != "coalesced":
-            held.sent.append(entry._replace(seq=sent or len(held.sent) + 1))
-
-    def take_raw(self, data: bytes, start: int, strings: Strings) -> None:
-        """Add all entries of a dump pickled by torch.
-
-        Args:
-            data: The whole pickle.
-            start: Offset of the first entry, in bytes.
-            strings: Texts of the pickle before that.
-        """
-        columns = _Columns(self, strings)
-        for found in raw_entries(data, start, strings):
-            if isinstance(found, dict):
-                self.take(found, self._count)
-            else:
-                self._budget.check(f"{self._count} calls")
-                columns.take(found, self._count)
-                self._count += len(found)
-                self._records[1] = number(found[-1][_RECORD])
-
-    def finish(self) -> Dump:
-        """Return the dump."""
+    def _finish(self, entries: Sequence[Any]) -> Dump:
         for held in self._groups.values():
             held.calls = _in_a_row(held.calls)
-        add_status(self._groups, self._members, self._numbers, self._header)
-        last = [
+        add_status(self._groups, self._members, self._numbers, self._value)
+        ends = [
             calls[-1]
             for held in self._groups.values()
             for calls in (held.calls, held.sent)
             if calls
         ]
-        newest_ns = max((entry.time_ns or 0 for entry in last), default=0)
-        self._newest = max(self._newest, newest_ns)
+        newest_ns = max((entry.time_ns or 0 for entry in ends), default=0)
+        latest = [entry for entry in entries[-_LATEST:] if isinstance(entry, dict)]
+        stamps = (integer(entry.get(name)) or 0 for entry in latest for name in _STAMPS)
+        self._newest = max(newest_ns, *stamps, 0)
+        times = [integer(entry.get("time_created_ns")) or 0 for entry in latest]
         overdue = {group: self._overdue(held) for group, held in self._groups.items()}
         return Dump(
             groups=self._groups,
-            whole=self._records == [0, self._count - 1],
+            whole=_record(entries, 0) == 0 and _record(entries, -1) == len(entries) - 1,
             newest_ns=newest_ns,
-            pace_ns=max((after - before for before, after in pairwise(self._times)), default=0),
+            pace_ns=max((after - before for before, after in pairwise(times)), default=0),
             overdue={group: entries for group, entries in overdue.items() if entries},
-            tells=tells(self._groups, self._header),
+            tells=tells(self._groups, self._value),
             splits=any(
                 entry.posted.out_sizes for held in self._groups.values() for entry in held.calls
             ),
@@ -241,110 +199,10 @@ class DumpBuilder:
         )
 
 
-def _splits(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with the splits of an all_to_all."""
-    if len(entry) > _MOST_FIELDS:
-        return {}
-    return {name: entry[name] for name in entry if isinstance(name, str) and SPLITS.match(name)}
-
-
-class _Memo(dict[Any, Any]):
-    """A bounded cache of a function's results."""
-
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: Any) -> Any:
-        if len(self) >= _KEPT_AT_MOST:
-            self.clear()
-        made = self[key] = self._make(key)
-        return made
-
-
-_numbers = _Memo(number)
-
-
-class _Columns:
-    """Decodes many entries at once, column by column: equal bytes are decoded once.
-
-    Args:
-        builder: Receives the calls.
-        strings: The texts of the dump.
-    """
-
-    def __init__(self, builder: DumpBuilder, strings: Strings) -> None:
-        self._builder = builder
-        self._strings = strings
-        self._parts = _Memo(self._decode)
-        self._calls = _Memo(self._call)
-        self._groups = _Memo(lambda group: group_of(group, strings))
-        self._endings = _Memo(lambda ending: ending_of(ending, strings))
-        self._stacks = _Memo(lambda frames: Stack(frames, strings))
-        self._plain = True
-
-    def take(self, rows: Sequence[Sequence[bytes]], position: int) -> None:
-        """Add consecutive entries.
-
-        Args:
-            rows: Entries, `[entries, fields]`, with the fields of a
-                :class:`~ncclscope.readers.flight_recorder.pattern.RawEntry`.
-            position: Index of the first entry in the dump.
-        """
-        columns = list(zip(*rows, strict=True))
-        frames, _, groups, made, sent, names, created, shaped, states, *seen, endings = columns
-        keys = zip(names, shaped, endings, states, groups, strict=True)
-        parts_of = zip(*[self._parts[key] for key in keys], strict=True)
-        calls, ends, over, timeouts, helds = parts_of
-        seqs = [_numbers[seq] for seq in made]
-        times = _times(created)
-        self._builder.see(times, [maybe(part) for parts in seen for part in parts[-_LATEST:]])
-        entries = zip(
-            seqs,
-            range(position, position + len(rows)),
-            calls,
-            ends,
-            over,
-            times,
-            timeouts,
-            [self._stacks[stack] for stack in frames],
-            strict=True,
-        )
-        if self._plain and min(seqs) >= 0 and max(seqs) < MAX_SEQ:
-            made_of = map(tuple.__new__, repeat(Entry), entries)  # Entry(*parts), for many
-            for held, entry in zip(helds, made_of, strict=True):
-                held.calls.append(entry)
-            return
-        for held, other, parts in zip(helds, sent, entries, strict=True):
-            self._builder.add(held, number(other), Entry(*parts))
-
-    def _decode(self, key: tuple[bytes, ...]) -> tuple[Posted, State, bool, int, Held]:
-        """Return call, state, retired, timeout (ms) and group container of an entry."""
-        name, shaped, ending, word, group = key
-        call = self._calls[name, shaped, ending]
-        state = _STATES.get(words(word, self._strings), State.SCHEDULED)
-        retired, timeout, _ = self._endings[ending]
-        if call.p2p:
-            self._plain = False  # from here on, entries are added one by one
-        pg_id, where = self._groups[group]
-        return call, state, retired, timeout, self._builder.held(where, call.backend, pg_id)
-
-    def _call(self, key: tuple[bytes, ...]) -> Posted:
-        name, shaped, ending = key
-        fields = shapes_of(shaped, self._strings)
-        ins, types = fields.pop("input_sizes"), fields.pop("input_dtypes")
-        outs, others = fields.pop("output_sizes"), fields.pop("output_dtypes")
-        *_, p2p = self._endings[ending]
-        return posted(words(name, self._strings), ins, outs, (types, others), p2p, fields)
-
-
-def _times(column: Sequence[bytes]) -> list[int]:
-    """Return the times of enqueueing, in ns: integers of eight bytes in any recent dump."""
-    joined = b"".join(column)
-    if len(joined) == _TIME.itemsize * len(column):  # all have eight bytes
-        times: list[int] = np.frombuffer(joined, _TIME)["ns"].tolist()
-        return times
-    return [number(part) for part in column]
+def _record(entries: Sequence[Any], place: int) -> int | None:
+    """Return the number that the recorder gave to an entry."""
+    entry = entries[place] if entries else None
+    return integer(entry.get("record_id")) if isinstance(entry, dict) else None
 
 
 def _in_a_row(entries: list[Entry]) -> list[Entry]:

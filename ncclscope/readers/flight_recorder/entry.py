@@ -5,7 +5,8 @@ Many entries describe the same call, so each description is decoded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -18,11 +19,14 @@ __all__ = ["Entry", "Posted", "posted", "together"]
 
 MAX_DIMENSIONS = 64
 MAX_TENSORS = 1 << 12
+_MOST_FIELDS = 64
 _LONGEST_NAME = 200
 _KNOWN_AT_MOST = 1 << 16
 """Most cached calls; a hostile dump has a new one in each entry."""
 _MOST_NUMBERS = 1 << 10
 """Most numbers in the shapes of a cached call."""
+_SPLITS = re.compile(r"(in|out)(?:put)?_splits?(?:_sizes|_numels|_counts)?\Z")
+"""Names of the splits of an all_to_all, present since format 2.11."""
 
 _ALIASES = {
     "_broadcast_oop": "broadcast",
@@ -110,30 +114,24 @@ class Entry(NamedTuple):
 _Shapes = tuple[tuple[int, ...], ...]
 _Splits = tuple[tuple[str, tuple[int, ...]], ...]
 _known: dict[tuple[Any, ...], Posted] = {}
+_sound: dict[_Shapes, _Shapes] = {}
 
 
-def posted(
-    name: Any, inputs: Any, outputs: Any, dtypes: Any, is_p2p: Any, splits: Any = None
-) -> Posted:
+def posted(entry: Mapping[str, Any]) -> Posted:
     """Decode the call of an entry.
 
-    Args:
-        name: ``nccl:all_reduce``, ``nccl:send 0->1``, or without the backend.
-        inputs: Shapes of the inputs.
-        outputs: Shapes of the outputs.
-        dtypes: Element types of inputs and outputs.
-        is_p2p: The entry's flag.
-        splits: Elements to and from each member, by field name.
+    Never format or compare undecoded values: a few bytes of a pickle can expand beyond any
+    memory. Only numbers and short texts leave this function.
     """
-    # Never format or compare undecoded values: a few bytes of a pickle can expand beyond any
-    # memory. From here on there are only numbers and short texts.
+    get = entry.get
+    name = (text(get("profiling_name")) or "?")[:_LONGEST_NAME]
     return _make(
-        (text(name) or "?")[:_LONGEST_NAME],
-        _shapes(inputs),
-        _shapes(outputs),
-        _dtype(dtypes),
-        is_p2p is True,
-        _lists(splits),
+        name,
+        _shapes(get("input_sizes")),
+        _shapes(get("output_sizes")),
+        _dtype(get("input_dtypes")) or _dtype(get("output_dtypes")),
+        get("is_p2p") is True,
+        _lists(entry) if "to" in name.lower() else (),  # all_to_all, in any spelling
     )
 
 
@@ -222,13 +220,14 @@ def _splits(
     return lists["in"], lists["ou"]
 
 
-def _lists(value: Any) -> _Splits:
+def _lists(entry: Mapping[str, Any]) -> _Splits:
     """Return the written splits: pairs of ``in`` or ``ou`` and a size per member."""
     found = []
-    for name, given in value.items() if isinstance(value, dict) else ():
-        own = integers(given, MAX_TENSORS)
-        if own and all(0 <= size < 1 << 62 for size in own):
-            found.append((name[:2], own))
+    for name in entry if len(entry) <= _MOST_FIELDS else ():
+        if isinstance(name, str) and _SPLITS.match(name):
+            own = integers(entry[name], MAX_TENSORS)
+            if own and all(0 <= size < 1 << 62 for size in own):
+                found.append((name[:2], own))
     return tuple(found)
 
 
@@ -248,19 +247,37 @@ def _peer(op: str, pair: str) -> int | None:
     return int(digits) if digits.isdecimal() and len(digits) < 8 else None
 
 
-def _dtype(value: Any) -> str | None:
+def _dtype(types: Any) -> str | None:
     """Return the first element type in torch's spelling."""
-    for types in value if isinstance(value, tuple) else (value,):
-        if isinstance(types, list) and types and isinstance(types[0], str):
-            name = types[0][:_LONGEST_NAME].removeprefix("torch.").lower()
-            return _DTYPES.get(name, name)
-    return None
+    if not isinstance(types, list) or not types or not isinstance(types[0], str):
+        return None
+    name = types[0][:_LONGEST_NAME].removeprefix("torch.").lower()
+    return _DTYPES.get(name, name)
 
 
 def _shapes(value: Any) -> _Shapes:
+    """Return the well-formed shapes in a list of them; equal lists are checked once."""
     if not isinstance(value, list | tuple):
         return ()
-    found = (integers(item, MAX_DIMENSIONS) for item in value[:MAX_TENSORS])
+    value = value[:MAX_TENSORS]
+    try:
+        if max(map(len, value), default=0) > MAX_DIMENSIONS:
+            return _checked(value)
+        key = tuple(map(tuple, value))
+        found = _sound.get(key)
+    except TypeError:  # not a list of lists of numbers
+        return _checked(value)
+    if found is None:
+        found = _checked(value)
+        if found == key and sum(map(len, key)) <= _MOST_NUMBERS:
+            if len(_sound) >= _KNOWN_AT_MOST:
+                _sound.clear()
+            _sound[found] = found
+    return found
+
+
+def _checked(value: Sequence[Any]) -> _Shapes:
+    found = (integers(item, MAX_DIMENSIONS) for item in value)
     return tuple(shape for shape in found if shape is not None and (not shape or min(shape) >= 0))
 
 

@@ -14,7 +14,6 @@ from ncclscope.model import Call, Communicator, State, sites
 from ncclscope.model.memory import running_hashes
 from ncclscope.model.sites import OWN, PLUMBING, Sites
 from ncclscope.readers.flight_recorder.entry import Entry
-from ncclscope.readers.flight_recorder.pattern import Stack
 from ncclscope.untrusted import integer, text
 
 __all__ = ["DumpLog", "LazyCalls"]
@@ -24,8 +23,6 @@ MAX_FRAMES = 128
 
 def find_sites(frames: Any) -> Sites:
     """Return the call sites of a stack, whose innermost frame is first."""
-    if isinstance(frames, Stack):
-        frames = frames.frames
     if not isinstance(frames, list) or not frames:
         return Sites()
     own = [frame for frame in frames[:MAX_FRAMES] if isinstance(frame, dict)]

@@ -25,25 +25,33 @@ __all__ = ["load_plain"]
 
 _PUT = rb"(?:q.|r..[\x00-\x3f]\x00)"  # BINPUT LONG_BINPUT, its index kept below four million
 _MEMOIZE = rb"\x94"
-_TUPLE_PART = rb"(?!\x86|h.\x86|j....\x86|[X\x8c\x8d])"
+_GET = rb"(?:h.|j....)"  # BINGET LONG_BINGET
+_SINGLE = rb"(?!\x86|" + _GET + rb"\x86|[X\x8c\x8d])"
 """No match before a possible second text of a pair, which needs a closer check."""
 
 
-def _plain(put: bytes) -> re.Pattern[bytes]:
-    """Return a pattern for any number of instructions, except texts and pairs.
+def _plain(put: bytes, pair: bytes = b"") -> re.Pattern[bytes]:
+    """Return a pattern for any number of instructions, except texts and most pairs.
 
     A value may get a memo number only where it cannot be a pair: right after it was created or
     extended. Extending by nothing does not count, since it would work on a pair, too.
+
+    Args:
+        put: Pattern of an instruction that gives a memo number.
+        pair: Pattern of the pairs to include, without their first part.
     """
+    numbers = rb"\]\((?:[hK].|M..|[Jj]....|\x8a\x08........){0,1024}e" + put + rb"?"
+    value = rb"(?:" + pair + rb"[N\x88\x89]|K.|M..|\x8a\x08........|" + numbers + b"|" + _SINGLE
     return re.compile(
-        rb"(?:"
-        rb"h." + _TUPLE_PART + rb"|j...." + _TUPLE_PART + rb"|K."  # BINGET LONG_BINGET BININT1
+        # Most values follow a key. Read with it, they cost no repetition of their own.
+        rb"(?:" + _GET + value + rb")"
+        rb"|K."
         rb"|[N)\x88\x89as]"  # constants, APPEND SETITEM
         rb"|[\]}]" + put + rb"?(?:\([eu]" + put + rb"?)?"  # EMPTY_LIST EMPTY_DICT, filled with none
         rb"|\((?![eu])"  # MARK
         rb"|[eu]" + put + rb"?"  # APPENDS SETITEMS
-        rb"|M.."  # BININT2
-        rb"|J...."  # BININT
+        rb"|M.."
+        rb"|J...."
         rb"|G........"  # BINFLOAT
         rb"|\x8a\x08........"  # LONG1 of eight bytes, as torch writes them
         + (rb"|\x95..[\x00-\x0f]\x00{5}" if put == _MEMOIZE else b"")  # FRAME, up to 1 MB
@@ -53,8 +61,13 @@ def _plain(put: bytes) -> re.Pattern[bytes]:
 
 
 _PLAIN = _plain(_PUT)
+_PLAIN_PAIRS = _plain(_PUT, _GET + rb"\x86(?![qr])|")
 _PLAIN_4 = _plain(_MEMOIZE)
-"""Patterns for protocols 2 and 3, and for 4 and 5."""
+"""Patterns for protocols 2 and 3 (the second includes torch's pairs), and for 4 and 5.
+
+While no pair has a memo number, a GET cannot yield one. So two GETs may form a pair, whatever
+they yield.
+"""
 _MEMOIZED = re.compile(
     rb"(?:[hK].|[N)\x88\x89as\]}(eu]|M..|[Jj]....|G........|\x8a\x08........|\x95........)*"
     rb"(\x94?)",
@@ -100,18 +113,12 @@ class _Pieces(io.RawIOBase):
         return len(found)
 
 
-def load_plain(
-    data: bytes,
-    name: str,
-    strings: dict[int, Any] | None = None,
-    budget: Budget | None = None,
-) -> Any:
+def load_plain(data: bytes, name: str, budget: Budget | None = None) -> Any:
     """Return the value of a pickle of plain containers.
 
     Args:
         data: The whole pickle.
         name: Name of the file in an error.
-        strings: Receives the values with memo numbers.
         budget: Limits on time and memory; by default, those for the size of the pickle.
 
     Raises:
@@ -121,11 +128,7 @@ def load_plain(
     _Check(data, name, budget).run()
     try:
         with without_collection():
-            reader = _PlainUnpickler(io.BufferedReader(_Pieces(data, budget), _PIECE))
-            value = reader.load()
-            if strings is not None:
-                strings.update(dict(reader.memo.copy()))
-            return value
+            return _PlainUnpickler(io.BufferedReader(_Pieces(data, budget), _PIECE)).load()
     except DamagedFileError:
         raise
     except Exception as error:  # a damaged stream can raise any exception
@@ -150,14 +153,17 @@ class _Check:
         self._memoizes = data[1] >= 4
         self._memoized = 0
         self._texts: set[int] = set()
+        self._pairs = False
 
     def run(self) -> None:
         """Check all instructions: most by pattern, texts and pairs one by one."""
         data, end = self._data, len(self._data)
-        match = (_PLAIN_4 if self._memoizes else _PLAIN).match
+        plain, paired = (_PLAIN_4, _PLAIN_4) if self._memoizes else (_PLAIN, _PLAIN_PAIRS)
         position, texts, texts_end, steps = 2, 0, 0, 0
         while True:
-            found = match(data, position)  # always matches, possibly nothing
+            found = (plain if self._pairs else paired).match(
+                data, position
+            )  # always matches, possibly nothing
             start, position = position, found.end() if found else position
             if self._memoizes and data.find(b"\x94", start, position) >= 0:
                 self._memoized += _MEMOIZED.findall(data, start, position).count(b"\x94")
@@ -191,6 +197,7 @@ class _Check:
             elif code == _PAIR and texts >= 2:
                 position, place = self._put(position + 1)
                 self._texts.discard(place)
+                self._pairs |= place >= 0
             elif code == _LONG and data[position + 1 : position + 2] <= bytes([_LONGEST_NUMBER]):
                 position += 2 + int.from_bytes(data[position + 1 : position + 2], "little")
             else:

@@ -16,9 +16,7 @@ from typing import Any
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank
 from ncclscope.readers.budget import Budget
-from ncclscope.readers.flight_recorder.decoder import PatternError, Strings
 from ncclscope.readers.flight_recorder.dump import Dump, DumpBuilder
-from ncclscope.readers.flight_recorder.pattern import head_and_entries
 from ncclscope.readers.flight_recorder.plain_pickle import load_plain
 from ncclscope.resources import without_collection
 from ncclscope.untrusted import MAX_RANKS, integer, json_memory, open_regular, parse, text
@@ -77,10 +75,7 @@ def read_dump(path: Path) -> Rank:
         budget = Budget(str(path), status.st_size)
         data = file.read(status.st_size)  # not more: read() allocates what it is asked for
     with without_collection():
-        try:
-            value, dump = _quickly(data, str(path), budget)
-        except PatternError:
-            value, dump = _whole(data, path, budget)
+        value, dump = _parsed(data, path, budget)
     own = integer(value.get("rank"))
     rank = own if own is not None and 0 <= own < MAX_RANKS else rank_of(path)
     if rank is None:
@@ -102,29 +97,7 @@ def read_dump(path: Path) -> Rank:
     )
 
 
-def _quickly(data: bytes, name: str, budget: Budget) -> tuple[Any, Dump]:
-    """Read a dump pickled by torch.
-
-    Raises:
-        PatternError: Another program pickled it, or it is incomplete.
-    """
-    head, start = head_and_entries(data)
-    strings = Strings()
-    try:
-        header = load_plain(head, name, strings, budget)
-    except DamagedFileError:
-        raise PatternError("no header") from None
-    if not isinstance(header, dict):
-        raise PatternError("no header")
-    builder = DumpBuilder(header, budget)
-    try:
-        builder.take_raw(data, start, strings)
-    except (LookupError, TypeError, ValueError):  # a memo number was reused, or is not a text
-        raise PatternError("not as torch writes it") from None
-    return header, builder.finish()
-
-
-def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
+def _parsed(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
     """Read a dump as any plain pickle or as JSON."""
     if data[:1] == b"\x80":
         value = load_plain(data, str(path), budget=budget)
@@ -138,9 +111,4 @@ def _whole(data: bytes, path: Path, budget: Budget) -> tuple[Any, Dump]:
         isinstance(value.get("entries"), list) or isinstance(value.get("pg_status"), dict)
     ):
         raise NoDumpError(f"{path} is not a Flight Recorder dump")
-    builder = DumpBuilder(value, budget)
-    entries = value.get("entries")
-    for position, entry in enumerate(entries if isinstance(entries, list) else ()):
-        if isinstance(entry, dict):
-            builder.take(entry, position)
-    return value, builder.finish()
+    return value, DumpBuilder(value, budget).build()

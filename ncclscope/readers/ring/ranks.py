@@ -108,7 +108,7 @@ def _with_unseen(details: dict[str, Any], entries: Sequence[Mapping[str, Any]]) 
 def _damage(ring: RingFile, found: Mapping[int, Communicator]) -> list[dict[str, Any]]:
     """Return entries for communicators with a damaged description, and for a torn last record.
 
-    A process that ended in order was not killed while it wrote a record.
+    A process that exited normally was not killed while it wrote a record.
     """
     lost = sum(
         1 for index, state in ring.states.items() if index not in found and (state.seq or state.p2p)

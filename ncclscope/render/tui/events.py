@@ -90,7 +90,7 @@ class Events:
         new = ended - self._ended
         self._ended = ended
         orderly = {path for path in new if here[path].exited}
-        self._add_ranks(orderly, here, "ended in order")
+        self._add_ranks(orderly, here, "exited normally")
         self._add_ranks(new - orderly, here, "ended without a record: killed or crashed", "yellow")
 
     def _note_stalls(self, poll: Poll, here: dict[Path, RingCursor]) -> None:

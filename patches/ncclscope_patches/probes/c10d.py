@@ -26,7 +26,7 @@ from ncclscope_patches.probes.device_streams import (
     current_stream,
     of_tensor,
 )
-from ncclscope_patches.probes.posted_calls import READERS, REDOP_OPTIONS, note_redop, on_cpu
+from ncclscope_patches.probes.posted_calls import NOTING, READERS, REDOP_OPTIONS, note_redop, on_cpu
 from ncclscope_patches.probes.posting import put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import COMPLETED, Handle
@@ -63,7 +63,7 @@ class C10dProbe(Patch):
         self.replace(module.Work, "is_completed", _find_work, _asked)
         for name in REDOP_OPTIONS:
             if hasattr(module, name):
-                self.watch_property(getattr(module, name), "reduceOp", note_redop)
+                self.watch_property(getattr(module, name), "reduceOp", note_redop, NOTING)
         self._number_groups(group)
         self._declare_groups(module)
         self._declare_earlier(module)

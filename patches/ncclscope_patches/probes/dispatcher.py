@@ -69,7 +69,7 @@ def waiting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def waited(*args: Any, **kwargs: Any) -> Any:
         thread = _get_ident()
-        if not scope.listeners or thread in _phases:
+        if "dispatcher" not in scope.listeners or thread in _phases:
             return function(*args, **kwargs)
         calls = _phases[thread] = []
         try:
@@ -141,22 +141,33 @@ class DispatcherProbe(Patch):
         scope.listeners.add(self.name)
 
     def _kernel(
-        self, redispatch: Callable[..., Any], after: Any, post: Callable[[tuple[Any, ...]], None]
+        self,
+        redispatch: Callable[..., Any],
+        after: Any,
+        post: Callable[[tuple[Any, ...]], Handle | None],
     ) -> Callable[..., Any]:
         is_announced, folding = scope.is_announced, scope.folding
+        announce, conclude = scope.announce, scope.conclude
 
         def enqueue(keys: Any, *args: Any) -> Any:
+            handle = None
             if self.active:
                 try:
                     if not is_announced() and _get_ident() not in folding:
-                        post(args)
+                        handle = post(args)
                 except Exception as error:
                     self.fail(error)
-            return redispatch(keys & after, *args)
+            if handle is None:
+                return redispatch(keys & after, *args)
+            announce(handle.channel)
+            try:
+                return redispatch(keys & after, *args)
+            finally:
+                conclude()
 
         return enqueue
 
-    def _recorder(self, read: Read, names: list[str]) -> Callable[[tuple[Any, ...]], None]:
+    def _recorder(self, read: Read, names: list[str]) -> Callable[[tuple[Any, ...]], Handle | None]:
         group_at = names.index(_GROUP)
         redop_at = names.index(_REDUCTION) if _REDUCTION in names else 0
         order = [at for at in range(len(names)) if at != group_at]
@@ -164,13 +175,13 @@ class DispatcherProbe(Patch):
             order[1:3] = 3, 2
         unbox = sys.modules["torch.distributed"].ProcessGroup.unbox
 
-        def post(args: tuple[Any, ...]) -> None:
+        def post(args: tuple[Any, ...]) -> Handle | None:
             tensor = first_tensor(args)
             if tensor is None or not is_plain(tensor):
-                return
+                return None
             handle = process_groups.handles.of(unbox(args[group_at]))
             if handle is NOBODY:
-                return
+                return None
             values = list(args)
             if redop_at:
                 values[redop_at] = self._reduction(args[redop_at])
@@ -181,6 +192,7 @@ class DispatcherProbe(Patch):
             waits = handle.waits
             if phase is not None and (tensor.is_cpu if waits is None else waits):
                 phase.append((handle, position))
+            return handle
 
         return post
 

@@ -12,18 +12,20 @@ elements of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncclscope_patches.probes.posting import Read
+from ncclscope import native
+from ncclscope_patches.probes.posting import Read, plan
 from ncclscope_patches.probes.recording import redop_name
 
-__all__ = ["READERS", "REDOP_OPTIONS", "first_tensor", "note_redop", "on_cpu"]
+__all__ = ["NOTING", "READERS", "REDOP_OPTIONS", "first_tensor", "note_redop", "on_cpu"]
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
 _noted: tuple[int, Any] = (0, None)
+_core = native.core()
 
 
 def note_redop(options: Any, redop: Any) -> None:
@@ -32,7 +34,20 @@ def note_redop(options: Any, redop: Any) -> None:
     Reading it back creates two objects in C++, which costs more than the record itself.
     """
     global _noted
-    _noted = id(options), redop
+    if _core is None:
+        _noted = id(options), redop
+    else:
+        _core.note_redop(options, redop)
+
+
+def _noting(assign: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return a function in C that assigns a reduction and remembers it."""
+    assert _core is not None
+    found: Callable[[Any, Any], None] = _core.setter(assign).assign
+    return found
+
+
+NOTING = None if _core is None else _noting
 
 
 def on_cpu(args: Arguments) -> bool:
@@ -204,8 +219,12 @@ def _redop(args: Arguments, kwargs: Keywords, at: int = 2) -> str:
         return "sum"
     # Use it once only: a later object with the same id may keep its default reduction.
     global _noted
-    (noted, redop), _noted = _noted, (0, None)
-    if noted != id(given):
+    if _core is not None:
+        redop = _core.take_noted(given)
+    else:
+        (noted, redop), _noted = _noted, (0, None)
+        redop = redop if noted == id(given) else None
+    if redop is None:
         redop = getattr(given, "reduceOp", given)
     return redop_name(redop)
 
@@ -256,15 +275,15 @@ REDOP_OPTIONS = (
 )
 
 READERS: dict[str, Read] = {
-    "_allgather_base": _all_gather_single,
-    "_reduce_scatter_base": _reduce_scatter_single,
+    "_allgather_base": plan(_all_gather_single, "all_gather", 2),
+    "_reduce_scatter_base": plan(_reduce_scatter_single, "reduce_scatter", 2, 3),
     "all_gather_single": _all_gather_single,
     "all_gather_single_coalesced": _all_gather_coalesced,
     "all_to_all_single": _all_to_all_single,
     "allgather": _all_gather_list,
     "allgather_coalesced": _all_gather_coalesced,
     "allgather_into_tensor_coalesced": _all_gather_coalesced,
-    "allreduce": _all_reduce,
+    "allreduce": plan(_all_reduce, "all_reduce", 1, 2),
     "allreduce_coalesced": _all_reduce,
     "alltoall": _all_to_all_list,
     "alltoall_base": _all_to_all_single,

@@ -158,19 +158,27 @@ class Patch:
         self._replaced.append((owner, name, original, function))
         return True
 
-    def watch_property(self, owner: Any, name: str, note: Callable[[Any, Any], None]) -> bool:
+    def watch_property(
+        self,
+        owner: Any,
+        name: str,
+        note: Callable[[Any, Any], None],
+        noting: Callable[[Any], Any] | None = None,
+    ) -> bool:
         """Call `note` after each assignment to a property.
 
         Args:
             owner: The class with the property.
             name: Name of the property.
             note: Called with the object and the assigned value.
+            noting: Does the same faster: takes what assigns, and returns what also notes.
         """
         found = vars(owner).get(name)
-        if not isinstance(found, property) or found.fset is None or hasattr(found.fset, _MARK):
+        if not isinstance(found, property) or found.fset is None:
             return False
-
         set_value = found.fset
+        if hasattr(set_value, _MARK) or hasattr(getattr(set_value, "__self__", None), "assign"):
+            return False
 
         # Kept minimal: a program assigns once for each call that it enqueues.
         def assign(owned: Any, value: Any) -> None:
@@ -182,7 +190,8 @@ class Patch:
                     self.fail(error)
 
         setattr(assign, _MARK, self)
-        watched = property(found.fget, assign, found.fdel, found.__doc__)
+        chosen = assign if noting is None else noting(set_value)
+        watched = property(found.fget, chosen, found.fdel, found.__doc__)
         setattr(owner, name, watched)
         self._replaced.append((owner, name, found, watched))
         return True

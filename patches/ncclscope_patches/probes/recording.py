@@ -210,8 +210,12 @@ def recorder(
     if core is None:
         return None
     core.places(callsite.role_of, PLUMBING)
+    core.use_redops(_redops)
+    if not _redops and "torch.distributed" in sys.modules:
+        _learn_redops()
+    plan = getattr(read, "plan", None)
     entered: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
-    entered = core.posting(handles.posts, read, scope.groups, scope.folding).enter
+    entered = core.posting(handles.posts, read, scope.groups, scope.folding, plan).enter
     return entered
 
 

@@ -124,8 +124,7 @@ def _name_coordinator(coordinator: Any) -> None:
 
 def _fast_communicator(device_communicator: Any) -> Handle:
     """Return the communicator that vLLM uses instead of torch.distributed, if there is one."""
-    from ncclscope_patches.probes import pynccl
-    from ncclscope_patches.vllm import cpu_shm
+    from ncclscope_patches.vllm import cpu_shm, pynccl
 
     direct = getattr(device_communicator, "pynccl_comm", None)
     if direct is not None and not direct.disabled:

@@ -220,6 +220,21 @@ def test_calls_ahead_of_all_peers_are_a_swap_if_they_are_foreign(
     assert cause.kind == ("comm_swap" if op == "all_gatherv" else "missing_call")
 
 
+def test_foreign_calls_of_another_number_than_was_skipped_are_no_swap(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history("tp:0")
+    cluster.history("dp:0")
+    for layer in range(3):
+        cluster.post([0, 1, 3], "dp:0", "all_gatherv", shape=(3, 8), sizes=[3] * 4, done=False)
+        cluster.post(cluster.everybody, "dp:0", "all_gather", shape=(layer + 1, 2), done=False)
+    for _ in range(2):
+        cluster.post([2], "tp:0", "all_gatherv", shape=(3, 8), sizes=[3] * 4, done=False)
+
+    assert "comm_swap" not in {finding.kind for finding in cluster.verdict().findings}
+
+
 def test_more_here_and_fewer_there_by_other_numbers_is_no_swap(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(8)
     _replica(cluster, extra=(6, "tp:0"))

@@ -67,6 +67,16 @@ def test_of_two_that_do_not_fit_either_may_be_wrong(cluster_of: ClusterOf) -> No
     assert verdict.cause.confidence == "ambiguous"
 
 
+def test_of_many_sizes_that_do_not_fit_eight_are_evidence(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _exchange(cluster, SENT, [[size + 1 for size in row] for row in _transposed(SENT)])
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert sum("which expects" in line for line in cause.evidence) == 8
+
+
 @pytest.mark.parametrize("op", ["all_gatherv", "reduce_scatterv"])
 @pytest.mark.parametrize("wrong", [None, 2])
 def test_own_rows_are_the_own_entry_of_the_sizes(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.waits.posting_order import AHEAD
 from ncclscope.model import Finding
 from tests.support.cluster import Cluster
@@ -207,6 +209,18 @@ def test_a_call_that_is_assumed_is_never_shown_as_recorded(cluster_of: ClusterOf
     shown = verdict.neighbourhood.calls
     assert {call.op for call in shown[0].values()} == {"broadcast", "reduce_scatter"}
     assert {call.op for call in shown[2].values()} == {"broadcast", "reduce_scatter"}
+
+
+def test_running_ranks_without_any_time_agree(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    cluster.history()
+    run = cluster.run(quiet=None)
+    alive = tuple(replace(rank, alive=True) for rank in run.ranks)
+
+    verdict = diagnose(replace(run, ranks=alive))
+
+    assert verdict.status == "ok"
+    assert "agree" in verdict.summary
 
 
 def test_what_cannot_be_numbered_alike_is_not_called_agreement(cluster_of: ClusterOf) -> None:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ncclscope_patches.probes.posting import Read
+from ncclscope_patches.probes.posting import Read, plan
 from ncclscope_patches.probes.recording import redop_name
 
 __all__ = ["READERS", "Signature", "read_scatter"]
@@ -67,7 +67,7 @@ def _all_reduce(signature: Signature) -> Read:
         redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
         return "all_reduce", tensor.shape, tensor.dtype, redop_name(redop)
 
-    return read
+    return plan(read, "all_reduce", at, op_at)
 
 
 def _all_gather(signature: Signature) -> Read:
@@ -77,7 +77,7 @@ def _all_gather(signature: Signature) -> Read:
         tensor = args[at] if len(args) > at else kwargs["input_tensor"]
         return "all_gather", tensor.shape, tensor.dtype
 
-    return read
+    return plan(read, "all_gather", at)
 
 
 def _reduce_scatter(signature: Signature) -> Read:
@@ -88,7 +88,7 @@ def _reduce_scatter(signature: Signature) -> Read:
         redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
         return "reduce_scatter", tensor.shape, tensor.dtype, redop_name(redop)
 
-    return read
+    return plan(read, "reduce_scatter", at, op_at)
 
 
 def _all_gatherv(signature: Signature) -> Read:

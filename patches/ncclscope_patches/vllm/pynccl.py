@@ -18,8 +18,8 @@ from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.device_streams import STREAM_UNKNOWN, Place, Where, checked, end_group
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Before, Patch
-from ncclscope_patches.probes.pynccl_calls import READERS, Signature, read_scatter
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, record, watch_captures
+from ncclscope_patches.vllm.pynccl_calls import READERS, Signature, read_scatter
 
 __all__ = ["PyNcclProbe", "handles"]
 

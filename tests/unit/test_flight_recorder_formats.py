@@ -1,7 +1,9 @@
-"""Dumps as torch pickles them: what is taken apart says the same as what is read whole."""
+"""A dump says the same as torch pickles it, as Python pickles it and as JSON."""
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,10 @@ from benchmarks.runners.dumps import job_dump, pickled
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import State
 from ncclscope.readers.budget import Budget
-from ncclscope.readers.flight_recorder.decoder import PatternError
 from ncclscope.readers.flight_recorder.dump import Dump
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.readers.flight_recorder.log import find_sites
-from ncclscope.readers.flight_recorder.reader import _quickly, _whole
+from ncclscope.readers.flight_recorder.reader import _parsed
 
 
 def entries_of(dump: Dump) -> list[tuple[Any, ...]]:
@@ -30,10 +31,15 @@ def entries_of(dump: Dump) -> list[tuple[Any, ...]]:
     ]
 
 
-def both(value: dict[str, Any]) -> tuple[Dump, Dump]:
-    data = pickled(value)
-    budget = Budget("it", len(data))
-    return _quickly(data, "quickly", budget)[1], _whole(data, Path("whole"), budget)[1]
+def read(data: bytes) -> Dump:
+    return _parsed(data, Path("it"), Budget("it", len(data)))[1]
+
+
+WRITTEN = {
+    "python, protocol 2": lambda value: pickle.dumps(value, 2),
+    "python, protocol 5": lambda value: pickle.dumps(value, 5),
+    "json": lambda value: json.dumps(value).encode(),
+}
 
 
 def plain(value: dict[str, Any]) -> None:
@@ -104,17 +110,18 @@ def no_stacks(value: dict[str, Any]) -> None:
         no_stacks,
     ],
 )
-def test_it_says_the_same(changed: Any) -> None:
+@pytest.mark.parametrize("written", WRITTEN)
+def test_it_says_the_same(changed: Any, written: str) -> None:
     value = job_dump(rank=5, ranks=16, entries=200, wrong=150)
     changed(value)
 
-    quick, whole = both(value)
+    torch, other = read(pickled(value)), read(WRITTEN[written](value))
 
-    assert entries_of(quick) == entries_of(whole)
+    assert entries_of(torch) == entries_of(other)
     for name in ("whole", "newest_ns", "pace_ns", "timed_out", "tells", "splits"):
-        assert getattr(quick, name) == getattr(whole, name), name
-    assert quick.splits == (changed is splits)
-    assert (quick.timed_out > 0) == (changed in (given_up, long_ago, wide_numbers))
+        assert getattr(torch, name) == getattr(other, name), name
+    assert torch.splits == (changed is splits)
+    assert (torch.timed_out > 0) == (changed in (given_up, long_ago, wide_numbers))
 
 
 def test_what_was_changed_is_in_it() -> None:
@@ -122,18 +129,37 @@ def test_what_was_changed_is_in_it() -> None:
     sends(value)
     given_up(value)
 
-    dump, _ = both(value)
+    dump = read(pickled(value))
 
     calls = [entry for held in dump.groups.values() for entry in held.calls]
     assert sum(len(held.sent) for held in dump.groups.values()) == 14
     assert sum(entry.state is State.STARTED for entry in calls) == dump.timed_out == 1
 
 
+@pytest.mark.parametrize("place", [0, 199])
+def test_a_dump_without_its_first_or_last_record_is_not_whole(place: int) -> None:
+    value = job_dump(rank=5, ranks=16, entries=200, wrong=None)
+    assert read(pickled(value)).whole
+    value["entries"][place]["record_id"] += 1
+    assert not read(pickled(value)).whole
+
+
+def test_gathers_and_scatters_say_how_many_members_there_are() -> None:
+    dump = read(pickled(job_dump(rank=5, ranks=16, entries=200, wrong=None)))
+
+    sizes = {
+        (group.desc, entry.posted.op): entry.posted.size
+        for group, held in dump.groups.items()
+        for entry in held.calls
+    }
+    assert {size for (_, op), size in sizes.items() if op == "all_reduce"} == {0}
+    assert sizes["tp", "all_gather"] == sizes["tp", "reduce_scatter"] == 8
+    assert sizes["dp", "all_gather"] == 2
+
+
 @pytest.mark.parametrize("end", [-1, -2, -40, -4000])
 def test_a_torn_one_is_not_taken(end: int) -> None:
     data = pickled(job_dump(rank=0, ranks=8, entries=200, wrong=None))
 
-    with pytest.raises(PatternError):
-        _quickly(data[:end], "torn", Budget("torn", end))
     with pytest.raises(DamagedFileError):
-        _whole(data[:end], Path("torn"), Budget("torn", end))
+        read(data[:end])

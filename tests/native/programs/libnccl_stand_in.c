@@ -16,6 +16,7 @@
  * stand_in() runs one line and returns the mask, or -1 for a line that it does not understand. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -50,6 +51,20 @@ static _Thread_local struct task {
     int mask; /* when it was called, as in NCCL */
 } tasks[TASKS];
 static _Thread_local int task_count;
+
+static void log_line(int level, unsigned long subsystems, const char *file, int line,
+                     const char *format, ...)
+{
+    (void)subsystems, (void)file, (void)line;
+    const char *wanted = getenv("NCCL_DEBUG");
+    if (wanted == NULL || (level > NP_LOG_WARN && strcmp(wanted, "INFO") != 0))
+        return;
+    va_list values;
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    fputc('\n', stderr);
+}
 
 int ncclGetVersion(int *out)
 {
@@ -244,9 +259,9 @@ static int init(int at, unsigned long long hash, int nodes, int ranks, int rank,
 {
     comms[at].rank = rank;
     if (four != NULL)
-        four->init(&comms[at].context, &mask, name, hash, nodes, ranks, rank, NULL);
+        four->init(&comms[at].context, &mask, name, hash, nodes, ranks, rank, log_line);
     else if (later != NULL)
-        later->init(&comms[at].context, hash, &mask, name, nodes, ranks, rank, NULL);
+        later->init(&comms[at].context, hash, &mask, name, nodes, ranks, rank, log_line);
     return mask;
 }
 

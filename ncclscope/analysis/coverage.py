@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,18 +256,20 @@ def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:
 def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
     """Compare recorded calls with NCCL's counts where one communicator of each has the members.
 
-    RAS identifies a communicator by a hash that no probe sees, but its members by their pids.
+    RAS identifies a communicator by a hash that only the profiler plugin sees, and its members by
+    their pids.
     """
     snapshot = run.snapshot
     if snapshot is None or snapshot.ras is None or not any(rank.logs for rank in run.ranks):
         return
+    yield from _counted_by_hash(run, snapshot.ras.comms)
     counted: dict[tuple[int, ...], list[RasComm]] = {}
     for one in snapshot.ras.comms:
         if (members := _members(snapshot, one)) and any(rank.counts for rank in one.ranks):
             counted.setdefault(members, []).append(one)
     recorded: dict[tuple[int, ...], list[Communicator]] = {}
     for comm in run.communicators.values():
-        if "nccl" in comm.backend and not comm.creates_groups:
+        if "nccl" in comm.backend and not comm.creates_groups and not comm.hash:
             recorded.setdefault(tuple(sorted(comm.ranks)), []).append(comm)
     for members, own in recorded.items():
         theirs = counted.get(members, ())
@@ -278,6 +281,33 @@ def _counted_by_ras(run: Run) -> Iterator[CommCoverage]:
             comm=own[0],
             recorded=max((log.calls for log in logs), default=0),
             counted=max(_launched(rank.counts) for rank in theirs[0].ranks),
+            by="ras",
+            comparable=not ops & _UNEVEN_OPS,
+        )
+
+
+def _counted_by_hash(run: Run, counted: Iterable[RasComm]) -> Iterator[CommCoverage]:
+    """Compare communicators whose hash NCCL reported to its profiler plugin.
+
+    A probe and the plugin may each have a communicator of that hash: then both hold its calls.
+    """
+    theirs = {one.hash: one for one in counted if any(rank.counts for rank in one.ranks)}
+    own: dict[str, list[Communicator]] = {}
+    for comm in run.communicators.values():
+        if comm.hash in theirs:
+            own.setdefault(comm.hash, []).append(comm)
+    for hash, comms in own.items():
+        calls: Counter[int] = Counter()
+        ops: set[str] = set()
+        for comm in comms:
+            for rank in run.members(comm.key):
+                log = rank.logs[comm.key]
+                calls[rank.rank] += log.calls
+                ops |= set(getattr(log, "ops", None) or ())
+        yield CommCoverage(
+            comm=comms[0],
+            recorded=max(calls.values(), default=0),
+            counted=max(_launched(rank.counts) for rank in theirs[hash].ranks),
             by="ras",
             comparable=not ops & _UNEVEN_OPS,
         )

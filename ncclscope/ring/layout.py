@@ -46,16 +46,19 @@ offset field  type  meaning
 61     redop  u8    reduction, a number of the strings part; 0: none, 255: no room for it
 62     ndim   u8    dimensions used in ``shape``; 255 when the shape is not known
 63     fixed  u8    flags that come with the call: see FIXED_*
-64     root   i32   root or peer as a rank of the communicator; -1 for none
+64     root   i32   root or peer as a rank of the communicator; -1 for none; see below
 68     sizes  u32   sizes list: place in the heap in units of 8 bytes, plus one; 0 for none
 72     site   u32   call site, a number of the strings part; 0 for none
 76     out    u32   output shape, a number of the strings part; 0 for not recorded
 80     graph  u32   CUDA graph that it was captured into, or replayed from; 0 for none
 84     group  u16   number of the NCCL group it was posted in, from 1 to 65,535; 0 outside
 86     flags  u8    flags of the moment: see FLAG_*
-87     state  u8    0 scheduled, 1 started, 2 completed; the one field that is changed later
+87     state  u8    0 scheduled, 1 started, 2 completed; changed later
 88     end    u64   the same as ``begin``
 ====== ====== ===== ===========================================================
+
+NCCL's profiler plugin learns the peer of a send or receive when NCCL launches it, and stores it
+into ``root`` then. No other field changes.
 
 **Replay**: a record with FIXED_REPLAY in ``fixed``. It covers all calls of a CUDA graph on one
 communicator. ``seq`` and ``hash`` are those of the last of them, ``numel`` is the number of
@@ -83,7 +86,10 @@ is used. A call site is ``/path/file.py:120 function``. If that is in an install
 first frame of the user's own program follows after a line feed. A communicator's text is a JSON
 object with ``key``, ``label``, ``ranks``, ``backend`` and, if known, ``created_at``, the line that
 created it. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
-Later entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed.
+Later entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed. NCCL's
+profiler plugin adds ``comm_hash`` (as RAS spells it), ``comm_rank`` and ``size``; ``joined_late``
+if calls were made before it was armed, and ``made_before``, their number by operation;
+``replays_unseen`` at the first captured call; ``closed_ns`` when NCCL destroys the communicator.
 
 **Heap entry**: u64 offset in the unwrapped heap (in bytes, plus one), u32 length, u32 CRC of
 the numbers, seeded with that offset, then ``length`` times i64. The CRC reveals an overwritten

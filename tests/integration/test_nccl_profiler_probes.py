@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import ncclscope
 from ncclscope import native
 from ncclscope.analysis.coverage import survey
 from ncclscope.model import Run
+from ncclscope.model.snapshot import RasAnswer, RasComm, RasRank, Snapshot
 from tests.support.nccl_programs import Built
 from tests.support.programs import run_program
 
@@ -153,6 +155,26 @@ def test_calls_that_nccl_carried_out_beyond_the_records_prevent_ok(
     """,
     )
     assert survey(run).unseen == ("tp:0 of ranks 0 1: NCCL reported 3 calls, 1 are recorded",)
+
+
+@needs_core
+def test_nccl_s_own_counts_are_compared_by_the_communicator_s_hash(
+    nccl: Built, rings: Path
+) -> None:
+    run = _job(
+        nccl,
+        rings,
+        """
+    nccl("call 0 AllReduce 8 ncclFloat32 0")  # before a probe has named the communicator
+    tracer.record(tp, "all_reduce", shape=(8,), dtype="float32")
+    announced(tp, "call 0 AllReduce 8 ncclFloat32 0")
+    """,
+    )
+    ranks = tuple(RasRank(rank, pid=7, counts={"AllReduce": 5 + rank}) for rank in range(2))
+    ras = RasAnswer("", comms=(RasComm("0xabc", 2, ranks),))
+    snapshot = Snapshot("host", 1, 1.0, (), ras=ras)
+    found = [one for one in survey(replace(run, snapshot=snapshot)).comms if one.by == "ras"]
+    assert [(one.recorded, one.counted) for one in found] == [(2, 6)]
 
 
 @needs_core

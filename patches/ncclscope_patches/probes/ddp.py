@@ -78,7 +78,7 @@ class DdpNote(Patch):
         if handle is NOBODY or handle.comm is None:
             return False
         text = "gradient buckets of DistributedDataParallel are posted by C++"
-        record_from_now("ddp", text, [handle.comm.key])
+        record_from_now("ddp", text, group, sums=True)
         self._watch_backward()
         return True
 

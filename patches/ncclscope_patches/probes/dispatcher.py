@@ -8,7 +8,8 @@ records the call and passes it on.
 
 The kernel costs twice as much as the patched methods of :mod:`ncclscope_patches.probes.c10d`, which
 also know the ``Work`` that the program waits for. So it is installed only when the program begins
-to use something that posts from C++, and it leaves out calls that another probe has announced.
+to use something that posts from C++, and it leaves out calls that another probe has announced. For
+DistributedDataParallel, :mod:`ncclscope_patches.probes.group_hooks` replaces it where torch can.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import coverage, scope, session
 from ncclscope_patches.probes import backward, process_groups
+from ncclscope_patches.probes.group_hooks import GroupHooks
 from ncclscope_patches.probes.operators import is_plain
 from ncclscope_patches.probes.posted_calls import READERS, first_tensor
 from ncclscope_patches.probes.posting import Read
@@ -40,16 +42,20 @@ _phases: dict[int, list[tuple[Handle, int]]] = {}
 session.on_reset(_phases.clear)
 
 
-def record_from_now(kind: str, text: str, comms: Iterable[str] = ()) -> None:
+def record_from_now(kind: str, text: str, group: Any = None, *, sums: bool = False) -> None:
     """Record from now on what C++ posts, or note that it is not recorded.
 
     Args:
         kind: What the program begins to use; see :func:`coverage.unseen`.
         text: One sentence for the user.
-        comms: Keys of the communicators concerned; empty if unknown.
+        group: The process group concerned; None if unknown.
+        sums: Whether C++ posts no reduction but sums, and no uneven splits.
     """
-    if _probe is None or not _probe.listen():
-        coverage.unseen(kind, text, comms)
+    comm = None if group is None else process_groups.handles.of(group).comm
+    if group is not None and comm is None:
+        return  # no other rank waits for this one
+    if _probe is None or not _probe.listen(group, sums=sums):
+        coverage.unseen(kind, text, () if comm is None else (comm.key,))
 
 
 def reads_reductions() -> bool:
@@ -93,7 +99,8 @@ class DispatcherProbe(Patch):
     def __init__(self) -> None:
         super().__init__()
         self._library: Any = None
-        self._sums_only = False
+        self._hooks: GroupHooks | None = None
+        self._sums_only = True
 
     def install(self, module: Any) -> None:
         global _probe
@@ -105,26 +112,46 @@ class DispatcherProbe(Patch):
 
     def revert(self) -> None:
         super().revert()
+        scope.listening = False
+        if self._hooks is not None:
+            self._hooks.remove()
         if self._library is not None:
-            scope.listening = False
             self._library._destroy()
             self._library = None
 
-    def listen(self) -> bool:
-        """Install the kernels, unless they are; return whether they record."""
-        if not self.active:
-            return False
+    def listen(self, group: Any = None, *, sums: bool = False) -> bool:
+        """Record calls from now on: by a hook where torch has them and it suffices, or by kernels.
+
+        Args:
+            group: As of :func:`record_from_now`.
+            sums: As of :func:`record_from_now`. Reading a reduction costs as much as the rest.
+
+        Returns:
+            Whether they are recorded.
+        """
         with _lock:
-            if self._library is None:
-                try:
+            try:
+                if self.active and not scope.listening:
+                    self._watch_backward()
+                if self.active and not sums and self._sums_only:
+                    self._sums_only = not reads_reductions()
+                if self.active and sums and hasattr(group, "register_pre_hook"):
+                    self._hooks = self._hooks or GroupHooks(self, self._post)
+                    self._hooks.add(group)
+                elif self.active and self._library is None:
                     self._register()
-                except Exception as error:
-                    self.fail(error)
+            except Exception as error:
+                self.fail(error)
         return self.active
+
+    def _watch_backward(self) -> None:
+        autograd, name = sys.modules["torch"].autograd, "_engine_run_backward"
+        self.put(autograd, name, waiting(getattr(autograd, name)))
+        backward.watch()
+        scope.listening = True
 
     def _register(self) -> None:
         torch = sys.modules["torch"]
-        self._sums_only = not reads_reductions()
         self._library = torch.library.Library("c10d", "IMPL")
         keys = torch._C.DispatchKey
         after = torch._C._dispatch_keyset_full_after(keys.BackendSelect)
@@ -135,10 +162,6 @@ class DispatcherProbe(Patch):
                     names = [argument.name for argument in operator._schema.arguments]
                     kernel = self._kernel(operator.redispatch, after, self._recorder(read, names))
                     self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
-        autograd, name = torch.autograd, "_engine_run_backward"
-        self.put(autograd, name, waiting(getattr(autograd, name)))
-        backward.watch()
-        scope.listening = True
 
     def _kernel(
         self, redispatch: Callable[..., Any], after: Any, post: Callable[[tuple[Any, ...]], None]
@@ -146,14 +169,18 @@ class DispatcherProbe(Patch):
         announced, folding = scope.announced, scope.folding
 
         def enqueue(keys: Any, *args: Any) -> Any:
-            if self.active:
-                try:
-                    thread = _get_ident()
-                    if thread not in announced and thread not in folding:
-                        post(args)
-                except Exception as error:
-                    self.fail(error)
-            return redispatch(keys & after, *args)
+            if not self.active or _get_ident() in announced:
+                return redispatch(keys & after, *args)
+            try:
+                if _get_ident() not in folding:
+                    post(args)
+            except Exception as error:
+                self.fail(error)
+            scope.announce()  # to a hook of the group
+            try:
+                return redispatch(keys & after, *args)
+            finally:
+                scope.conclude()
 
         return enqueue
 
@@ -167,30 +194,31 @@ class DispatcherProbe(Patch):
 
         def post(args: tuple[Any, ...]) -> None:
             tensor = first_tensor(args)
-            if tensor is None or not is_plain(tensor):
-                return
-            handle = process_groups.handles.of(unbox(args[group_at]))
-            if handle is NOBODY:
+            if tensor is None:
                 return
             values = list(args)
             if redop_at:
                 values[redop_at] = self._reduction(args[redop_at])
             # torch leaves out the last arguments if they have their default values.
             values = [values[at] for at in order if at < len(values)]
-            position = record(handle, read((None, *values), {}), _getframe())
-            phase = _phases.get(_get_ident())
-            waits = handle.waits
-            if phase is not None and (tensor.is_cpu if waits is None else waits):
-                phase.append((handle, position))
+            self._post(unbox(args[group_at]), tensor, read((None, *values), {}), _getframe())
 
         return post
+
+    def _post(self, group: Any, tensor: Any, parameters: tuple[Any, ...], frame: Any) -> None:
+        handle = process_groups.handles.of(group)
+        if handle is NOBODY or not is_plain(tensor):
+            return
+        position = record(handle, parameters, frame)
+        phase = _phases.get(_get_ident())
+        if phase is not None and (tensor.is_cpu if handle.waits is None else handle.waits):
+            phase.append((handle, position))
 
     def _reduction(self, boxed: Any) -> str:
         return "sum" if self._sums_only else redop_name(boxed.op())
 
 
 def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    handle = process_groups.handles.of(args[0] if args else kwargs["process_group"])
-    if handle is not NOBODY and handle.comm is not None:
-        text = "parameters and buffers are broadcast in buckets by C++"
-        record_from_now("broadcast_coalesced", text, [handle.comm.key])
+    text = "parameters and buffers are broadcast in buckets by C++"
+    group = args[0] if args else kwargs["process_group"]
+    record_from_now("broadcast_coalesced", text, group, sums=True)

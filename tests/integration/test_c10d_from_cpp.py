@@ -18,7 +18,7 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.model import Call, Run, State
-from ncclscope_patches.probes import dispatcher
+from ncclscope_patches.probes.from_cpp import dispatcher
 from tests.conftest import SHARED_MEMORY
 from tests.integration.c10d_ranks import SIZE, TORCH, calls, join, main, messages, run_ranks
 

@@ -12,10 +12,10 @@ import pytest
 from ncclscope import open_run
 from ncclscope.model import Call, State
 from ncclscope.tracing import callsite, coverage, scope, session
-from ncclscope_patches.probes import dispatcher
-from ncclscope_patches.probes.backward import BackwardNote
 from ncclscope_patches.probes.c10d import C10dProbe
-from ncclscope_patches.probes.dispatcher import DispatcherProbe, record_from_now, waiting
+from ncclscope_patches.probes.from_cpp import dispatcher
+from ncclscope_patches.probes.from_cpp.backward import BackwardNote
+from ncclscope_patches.probes.from_cpp.dispatcher import DispatcherProbe, record_from_now, waiting
 from ncclscope_patches.probes.functional import FunctionalProbe
 
 torch = pytest.importorskip("torch")

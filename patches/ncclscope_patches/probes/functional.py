@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclscope.tracing import scope
 from ncclscope_patches.probes import process_groups, works
-from ncclscope_patches.probes.dispatcher import record_from_now
+from ncclscope_patches.probes.from_cpp.dispatcher import record_from_now
 from ncclscope_patches.probes.operators import guard_operator, is_real
 from ncclscope_patches.probes.probe import Before, Patch
 from ncclscope_patches.probes.recording import NOBODY, record

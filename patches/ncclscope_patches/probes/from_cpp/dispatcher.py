@@ -8,8 +8,8 @@ records the call and passes it on.
 
 The kernel costs twice as much as the patched methods of :mod:`ncclscope_patches.probes.c10d`, which
 also know the ``Work`` that the program waits for. So it is installed only when the program begins
-to use something that posts from C++, and it leaves out calls that another probe has announced. For
-DistributedDataParallel, :mod:`ncclscope_patches.probes.group_hooks` replaces it where torch can.
+to use something that posts from C++, and it leaves out calls that another probe has announced.
+For DistributedDataParallel, a hook of the group replaces it where torch has such hooks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches.probes import backward, process_groups
-from ncclscope_patches.probes.group_hooks import GroupHooks
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.from_cpp import backward
+from ncclscope_patches.probes.from_cpp.group_hooks import GroupHooks
 from ncclscope_patches.probes.operators import is_plain
 from ncclscope_patches.probes.posted_calls import READERS, first_tensor
 from ncclscope_patches.probes.posting import Read

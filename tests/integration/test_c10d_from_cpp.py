@@ -18,6 +18,7 @@ import pytest
 
 from ncclscope import diagnose, open_run
 from ncclscope.model import Call, Run, State
+from ncclscope_patches.probes.from_cpp import dispatcher
 from tests.conftest import SHARED_MEMORY
 from tests.integration.c10d_ranks import SIZE, TORCH, calls, join, main, messages, run_ranks
 
@@ -221,10 +222,11 @@ def called_from_python(group: Any, rank: int) -> None:
 
 
 def called_as_operators(group: Any, rank: int) -> None:
-    """Call the dispatcher's operators themselves, as C++ does."""
+    """Call the dispatcher's operators themselves, as a graph with a C++ wrapper does."""
     import torch
 
     train(replica(group), 1)
+    dispatcher.record_from_now("compiled", "the test posts from C++")
     box, operators = group.boxed(), torch.ops.c10d
     both = [[torch.ones(2, 3) for _ in range(SIZE)]]
     operators.allgather_(both, [torch.ones(2, 3)], box)[1].wait()

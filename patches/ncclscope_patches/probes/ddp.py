@@ -1,9 +1,9 @@
 """Note the phases of DistributedDataParallel, whose collectives are posted by C++.
 
 Gradient buckets go from autograd's engine directly to the process group, and so do the broadcasts
-of parameters, buffers and bucket sizes. :mod:`ncclscope_patches.probes.dispatcher` records them,
-from the first such module on. Python sees when a phase that posts them begins and ends. So each
-ring notes the current phase, and at its end the calls that C++ has waited for.
+of parameters, buffers and bucket sizes. The probes in :mod:`ncclscope_patches.probes.from_cpp`
+record them, from the first such module on. Python sees when a phase that posts them begins and
+ends. So each ring notes the current phase, and at its end the calls that C++ has waited for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite, session
 from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.dispatcher import record_from_now, waiting
+from ncclscope_patches.probes.from_cpp.dispatcher import record_from_now, waiting
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY
@@ -78,7 +78,7 @@ class DdpNote(Patch):
         if handle is NOBODY or handle.comm is None:
             return False
         text = "gradient buckets of DistributedDataParallel are posted by C++"
-        record_from_now("ddp", text, [handle.comm.key])
+        record_from_now("ddp", text, group, sums=True)
         self._watch_backward()
         return True
 

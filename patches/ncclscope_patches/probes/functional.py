@@ -13,10 +13,10 @@ from typing import Any
 
 from ncclscope.tracing import scope
 from ncclscope_patches.probes import process_groups, works
-from ncclscope_patches.probes.dispatcher import record_from_now
+from ncclscope_patches.probes.from_cpp.dispatcher import record_from_now
 from ncclscope_patches.probes.operators import guard_operator, is_real
 from ncclscope_patches.probes.probe import Before, Patch
-from ncclscope_patches.probes.recording import NOBODY, Handle, record
+from ncclscope_patches.probes.recording import NOBODY, record
 from ncclscope_patches.probes.works import Posted
 
 __all__ = ["FunctionalProbe"]
@@ -72,9 +72,7 @@ class FunctionalProbe(Patch):
             guard_operator(self, functional.batch_p2p_ops, _record_batch, None)
         guard_operator(self, functional.wait_tensor, _find_result, _waited)
         if hasattr(operators._dtensor, "shard_dim_alltoall"):
-            guard_operator(
-                self, operators._dtensor.shard_dim_alltoall, _before_shard_exchange, None
-            )
+            guard_operator(self, operators._dtensor.shard_dim_alltoall, _before_exchange, None)
 
 
 def _recording(op: str, redop_at: int, root_at: int, sizes_at: int) -> Before:
@@ -112,24 +110,16 @@ def _recording(op: str, redop_at: int, root_at: int, sizes_at: int) -> Before:
 def _noting_backward(record: Before) -> Before:
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         token = record(args, kwargs)
-        if token is not None and "dispatcher" not in scope.listeners:
-            _from_cpp(
-                "functional_backward", "the backward of a collective posts another one", token[0]
-            )
+        if token is not None:
+            text = "the backward of a functional collective posts the opposite one"
+            record_from_now("functional_backward", text, _group(args[-1]))
         return token
 
     return before
 
 
-def _before_shard_exchange(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    handle = process_groups.handles.of(_group(args[-1]))
-    if handle is not NOBODY:
-        _from_cpp("dtensor", "DTensor exchanges shards from C++", handle)
-
-
-def _from_cpp(kind: str, text: str, handle: Handle) -> None:
-    if handle.comm is not None:
-        record_from_now(kind, text, [handle.comm.key])
+def _before_exchange(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    record_from_now("dtensor", "DTensor exchanges shards from C++", _group(args[-1]))
 
 
 def _recording_p2p(op: str) -> Before:

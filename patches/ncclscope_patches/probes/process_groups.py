@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ncclscope.tracing import session
-from ncclscope_patches.probes import backward
+from ncclscope_patches.probes.from_cpp import backward
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
 
 __all__ = ["CPU_SUFFIX", "DEVICE_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage
-from ncclscope_patches.probes import dispatcher, process_groups
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.from_cpp import dispatcher
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY
 

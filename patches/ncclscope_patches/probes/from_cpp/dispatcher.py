@@ -9,6 +9,7 @@ records the call and passes it on.
 The kernel costs twice as much as the patched methods of :mod:`ncclscope_patches.probes.c10d`, which
 also know the ``Work`` that the program waits for. So it is installed only when the program begins
 to use something that posts from C++, and it leaves out calls that another probe has announced.
+For DistributedDataParallel, a hook of the group replaces it where torch has such hooks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ncclscope.tracing import coverage, scope, session
-from ncclscope_patches.probes import backward, process_groups
+from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.from_cpp import backward
+from ncclscope_patches.probes.from_cpp.group_hooks import GroupHooks
 from ncclscope_patches.probes.operators import is_plain
 from ncclscope_patches.probes.posted_calls import READERS, first_tensor
 from ncclscope_patches.probes.posting import Read
@@ -40,16 +43,20 @@ _phases: dict[int, list[tuple[Handle, int]]] = {}
 session.on_reset(_phases.clear)
 
 
-def record_from_now(kind: str, text: str, comms: Iterable[str] = ()) -> None:
+def record_from_now(kind: str, text: str, group: Any = None, *, sums: bool = False) -> None:
     """Record from now on what C++ posts, or note that it is not recorded.
 
     Args:
         kind: What the program begins to use; see :func:`coverage.unseen`.
         text: One sentence for the user.
-        comms: Keys of the communicators concerned; empty if unknown.
+        group: The process group concerned; None if unknown.
+        sums: Whether C++ posts no reduction but sums, and no uneven splits.
     """
-    if _probe is None or not _probe.listen():
-        coverage.unseen(kind, text, comms)
+    comm = None if group is None else process_groups.handles.of(group).comm
+    if group is not None and comm is None:
+        return  # no other rank waits for this one
+    if _probe is None or not _probe.listen(group, sums=sums):
+        coverage.unseen(kind, text, () if comm is None else (comm.key,))
 
 
 def reads_reductions() -> bool:
@@ -93,7 +100,8 @@ class DispatcherProbe(Patch):
     def __init__(self) -> None:
         super().__init__()
         self._library: Any = None
-        self._sums_only = False
+        self._hooks: GroupHooks | None = None
+        self._sums_only = True
 
     def install(self, module: Any) -> None:
         global _probe
@@ -105,26 +113,46 @@ class DispatcherProbe(Patch):
 
     def revert(self) -> None:
         super().revert()
+        scope.listeners.discard(self.name)
+        if self._hooks is not None:
+            self._hooks.remove()
         if self._library is not None:
-            scope.listeners.discard(self.name)
             self._library._destroy()
             self._library = None
 
-    def listen(self) -> bool:
-        """Install the kernels, unless they are; return whether they record."""
-        if not self.active:
-            return False
+    def listen(self, group: Any = None, *, sums: bool = False) -> bool:
+        """Record calls from now on: by a hook where torch has them and it suffices, or by kernels.
+
+        Args:
+            group: As of :func:`record_from_now`.
+            sums: As of :func:`record_from_now`. Reading a reduction costs as much as the rest.
+
+        Returns:
+            Whether they are recorded.
+        """
         with _lock:
-            if self._library is None:
-                try:
+            try:
+                if self.active and self.name not in scope.listeners:
+                    self._watch_backward()
+                if self.active and not sums and self._sums_only:
+                    self._sums_only = not reads_reductions()
+                if self.active and sums and _has_hooks(group):
+                    self._hooks = self._hooks or GroupHooks(self, self._post)
+                    self._hooks.add(group)
+                elif self.active and self._library is None:
                     self._register()
-                except Exception as error:
-                    self.fail(error)
+            except Exception as error:
+                self.fail(error)
         return self.active
+
+    def _watch_backward(self) -> None:
+        autograd, name = sys.modules["torch"].autograd, "_engine_run_backward"
+        self.put(autograd, name, waiting(getattr(autograd, name)))
+        backward.watch()
+        scope.listeners.add(self.name)
 
     def _register(self) -> None:
         torch = sys.modules["torch"]
-        self._sums_only = not reads_reductions()
         self._library = torch.library.Library("c10d", "IMPL")
         keys = torch._C.DispatchKey
         after = torch._C._dispatch_keyset_full_after(keys.BackendSelect)
@@ -135,10 +163,6 @@ class DispatcherProbe(Patch):
                     names = [argument.name for argument in operator._schema.arguments]
                     kernel = self._kernel(operator.redispatch, after, self._recorder(read, names))
                     self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
-        autograd, name = torch.autograd, "_engine_run_backward"
-        self.put(autograd, name, waiting(getattr(autograd, name)))
-        backward.watch()
-        scope.listeners.add(self.name)
 
     def _kernel(
         self,
@@ -151,10 +175,9 @@ class DispatcherProbe(Patch):
 
         def enqueue(keys: Any, *args: Any) -> Any:
             handle = None
-            if self.active:
+            if self.active and not is_announced() and _get_ident() not in folding:
                 try:
-                    if not is_announced() and _get_ident() not in folding:
-                        handle = post(args)
+                    handle = post(args)
                 except Exception as error:
                     self.fail(error)
             if handle is None:
@@ -177,31 +200,45 @@ class DispatcherProbe(Patch):
 
         def post(args: tuple[Any, ...]) -> Handle | None:
             tensor = first_tensor(args)
-            if tensor is None or not is_plain(tensor):
-                return None
-            handle = process_groups.handles.of(unbox(args[group_at]))
-            if handle is NOBODY:
+            if tensor is None:
                 return None
             values = list(args)
             if redop_at:
                 values[redop_at] = self._reduction(args[redop_at])
             # torch leaves out the last arguments if they have their default values.
             values = [values[at] for at in order if at < len(values)]
-            position = record(handle, read((None, *values), {}), _getframe())
-            phase = _phases.get(_get_ident())
-            waits = handle.waits
-            if phase is not None and (tensor.is_cpu if waits is None else waits):
-                phase.append((handle, position))
-            return handle
+            return self._post(unbox(args[group_at]), tensor, read((None, *values), {}), _getframe())
 
         return post
+
+    def _post(
+        self, group: Any, tensor: Any, parameters: tuple[Any, ...], frame: Any
+    ) -> Handle | None:
+        handle = process_groups.handles.of(group)
+        if handle is NOBODY or not is_plain(tensor):
+            return None
+        position = record(handle, parameters, frame)
+        phase = _phases.get(_get_ident())
+        if phase is not None and (tensor.is_cpu if handle.waits is None else handle.waits):
+            phase.append((handle, position))
+        return handle
 
     def _reduction(self, boxed: Any) -> str:
         return "sum" if self._sums_only else redop_name(boxed.op())
 
 
+def _has_hooks(group: Any) -> bool:
+    """Return whether a hook of the group can replace the kernels.
+
+    Only kernels know when a call has been enqueued, which NCCL's profiler plugin must be told.
+    """
+    if not hasattr(group, "register_pre_hook"):
+        return False
+    comm = process_groups.handles.of(group).comm
+    return "nccl" not in scope.listeners or comm is None or "nccl" not in comm.backend
+
+
 def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    handle = process_groups.handles.of(args[0] if args else kwargs["process_group"])
-    if handle is not NOBODY and handle.comm is not None:
-        text = "parameters and buffers are broadcast in buckets by C++"
-        record_from_now("broadcast_coalesced", text, [handle.comm.key])
+    text = "parameters and buffers are broadcast in buckets by C++"
+    group = args[0] if args else kwargs["process_group"]
+    record_from_now("broadcast_coalesced", text, group, sums=True)

@@ -58,7 +58,7 @@ class DiffCommand:
         from ncclscope.parity.comparison import compare_ranks, compare_runs
         from ncclscope.parity.selection import open_selection
         from ncclscope.parity.sequence import Vocabulary
-        from ncclscope.render.console.difference import print_difference
+        from ncclscope.render.console.difference import render_difference
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console
 
@@ -88,7 +88,8 @@ class DiffCommand:
             print_json(document)
         else:
             names = (arguments.a, arguments.b)
-            print_difference(pairs, names, words.texts, stdout_console(), arguments.unified)
+            console, context = stdout_console(), arguments.unified
+            console.print(render_difference(pairs, names, words.texts, console.width, context))
         return 0 if same else 1
 
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
 from ncclscope.untrusted import open_regular
 
-__all__ = ["copy_private", "make_private", "open_private", "private_mode", "write_private"]
+__all__ = [
+    "copy_private",
+    "make_private",
+    "open_private",
+    "private_mode",
+    "replace_file",
+    "write_private",
+]
 
 _SLICE = 1 << 20
 
@@ -76,3 +84,30 @@ def private_mode(file: Path) -> int:
         return file.stat().st_mode & 0o777
     except OSError:
         return 0o600
+
+
+def replace_file(file: Path, data: str | bytes, mode: int, *, synced: bool = False) -> None:
+    """Write a file under a temporary name and rename it, so that nobody reads a part of it.
+
+    Args:
+        file: The file.
+        data: Its contents; a text is encoded as UTF-8.
+        mode: Its permissions, such as 0o600.
+        synced: Whether to wait until it is on the disk.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(data.encode("utf-8") if isinstance(data, str) else data)
+            os.fchmod(opened.fileno(), mode)
+            opened.flush()
+            if synced:
+                os.fsync(opened.fileno())
+        os.replace(name, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
-from ncclscope.analysis.processes.device_verdict import compare_ras_counts
+from ncclscope.analysis.processes.device_verdict import Reading, compare_ras_counts
 from ncclscope.analysis.processes.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
@@ -263,8 +263,7 @@ def _from_counts(case: Case) -> Iterable[Finding]:
 
     Counts show how many calls of which function are missing, but not which ones.
     """
-    snapshot = case.run.snapshot
-    found = None if snapshot is None else compare_ras_counts(snapshot)
+    found = _counts(case)
     if found is None or not found.odd:
         return
     ranks = found.ranks
@@ -287,15 +286,18 @@ def _from_counts(case: Case) -> Iterable[Finding]:
 
 def _short_by_counts(case: Case) -> tuple[int, ...]:
     """Return the ranks that launched fewer calls than their peers; none where counts agree."""
-    snapshot = case.run.snapshot
-    found = None if snapshot is None else compare_ras_counts(snapshot)
+    found = _counts(case)
     return found.ranks if found is not None and found.kind == "missing_call" else ()
 
 
 def _ras_lines(case: Case) -> tuple[str, ...]:
-    snapshot = case.run.snapshot
-    found = None if snapshot is None else compare_ras_counts(snapshot)
+    found = _counts(case)
     return () if found is None else (f"ras: {found.says}",)
+
+
+def _counts(case: Case) -> Reading | None:
+    snapshot = case.run.snapshot
+    return None if snapshot is None else compare_ras_counts(snapshot)
 
 
 def _capped(finding: Finding) -> Finding:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 
+from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError
 
 __all__ = ["AttachCommand"]
@@ -44,9 +43,7 @@ class AttachCommand:
             help="Process ids of workers (default: all workers on this host, found by their title "
             "VLLM::Worker_..., by RANK in their environment, or by their ring)",
         )
-        parser.add_argument(
-            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
-        )
+        add_json_option(parser, "verdict")
         parser.add_argument(
             "-o",
             "--output",
@@ -110,15 +107,14 @@ class AttachCommand:
             flight_recorder=arguments.flight_recorder,
         )
         if arguments.arm is None:
-            seen = sample_job(options, _say)
+            seen = sample_job(options, say)
         else:
-            with armed(options.pids, arguments.arm, _say):
-                seen = sample_job(options, _say)
+            with armed(options.pids, arguments.arm, say):
+                seen = sample_job(options, say)
         verdict = diagnose(seen.run)
         kept = diagnose(redact_run(seen.run)) if arguments.redact else verdict
         if arguments.json:
-            json.dump(verdict.to_dict(), sys.stdout)
-            sys.stdout.write("\n")
+            print_json(verdict.to_dict())
         else:
             console = stdout_console()
             console.print(render_attach(verdict, console.width))
@@ -128,10 +124,6 @@ class AttachCommand:
                 directory, seen, kept.to_dict(), screen, redacted=arguments.redact
             )
             for text in failed:
-                _say(text)
-            _say(f"ncclscope diagnose {directory}")
+                say(text)
+            say(f"ncclscope diagnose {directory}")
         return verdict.exit_status
-
-
-def _say(text: str) -> None:
-    print(f"ncclscope: {text}", file=sys.stderr, flush=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ncclscope.commands.options import add_json_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -57,9 +57,7 @@ class CheckCommand:
             default="text",
             help="Print text, text with GitHub annotations, or JUnit XML (default: text)",
         )
-        output.add_argument(
-            "--json", action="store_true", help="Print the result as one JSON document on stdout"
-        )
+        add_json_option(output)
         parser.add_argument(
             "--stall-after",
             type=_seconds,
@@ -88,8 +86,7 @@ class CheckCommand:
                 stall_seconds=arguments.stall_after,
             )
         if arguments.json:
-            json.dump(report.to_dict(), sys.stdout)
-            sys.stdout.write("\n")
+            print_json(report.to_dict())
         else:
             _print(report, arguments.format)
         return report.exit_status

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ class CollectCommand:
             metavar="ADDRESS",
             help="Address of the Ray cluster (default: auto)",
         )
-        parser.add_argument(
-            "--json", action="store_true", help="Print the result as one JSON document on stdout"
-        )
+        add_json_option(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Collect from all nodes and report each delivery."""
@@ -139,7 +138,7 @@ def _send(wanted: Wanted) -> int:
 
     if sys.stdout.isatty():
         raise UsageError("stdout is a terminal, not a file", "redirect it, or name -o DIR")
-    write_node(sys.stdout.buffer, wanted, _say)
+    write_node(sys.stdout.buffer, wanted, say)
     return 0
 
 
@@ -167,7 +166,7 @@ def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path)
         target,
         timeout=arguments.timeout,
         parallel=arguments.parallel,
-        say=lambda delivery: _say(_line(delivery)),
+        say=lambda delivery: say(_line(delivery)),
     )
     document = {
         "schema": 1,
@@ -177,8 +176,7 @@ def _deliver(arguments: argparse.Namespace, nodes: Sequence[Node], target: Path)
     }
     write_private(target / "collect.json", json.dumps(document, indent=2) + "\n")
     if arguments.json:
-        json.dump(document, sys.stdout)
-        sys.stdout.write("\n")
+        print_json(document)
     else:
         print(_summary(found, arguments.output))
     return 0 if all(one.status == "delivered" for one in found) else 2
@@ -263,7 +261,3 @@ def _size(count: int) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000  # type: ignore[assignment]
     return f"{count:.3g} TB"
-
-
-def _say(text: str) -> None:
-    print(f"ncclscope: {text}", file=sys.stderr, flush=True)

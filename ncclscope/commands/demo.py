@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,8 @@ if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
     from ncclscope.lab.launcher import Laboratory
     from ncclscope.lab.plan import Program
+
+from ncclscope.commands.options import add_json_option, print_json
 
 __all__ = ["DemoCommand", "agrees"]
 
@@ -48,9 +48,7 @@ class DemoCommand:
         parser.add_argument(
             "--dir", type=Path, help="Keep the rings in DIR, for `ncclscope diagnose`"
         )
-        parser.add_argument(
-            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
-        )
+        add_json_option(parser, "verdict")
         parser.add_argument(
             "--stall-after",
             type=float,
@@ -90,8 +88,7 @@ class DemoCommand:
             document = verdict.to_dict()
             document["planted"] = planted
             document["agrees"] = named
-            json.dump(document, sys.stdout)
-            sys.stdout.write("\n")
+            print_json(document)
         else:
             _print(verdict, planted, named)
         return 0 if named else 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING
 
-from ncclscope.commands.options import add_ray_options, add_stall_options
+from ncclscope.commands.options import (
+    add_json_option,
+    add_ray_options,
+    add_stall_options,
+    print_json,
+)
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -37,9 +40,7 @@ class DiagnoseCommand:
             metavar="SECONDS",
             help="Timeout per Ray node in seconds (default: 60)",
         )
-        parser.add_argument(
-            "--json", action="store_true", help="Print the verdict as one JSON document on stdout"
-        )
+        add_json_option(parser, "verdict")
         add_stall_options(parser)
 
     @economy()
@@ -60,8 +61,7 @@ class DiagnoseCommand:
                 live_stall_seconds=arguments.live_stall_after,
             )
         if arguments.json:
-            json.dump(verdict.to_dict(), sys.stdout)
-            sys.stdout.write("\n")
+            print_json(verdict.to_dict())
         elif verdict.run.snapshot is not None:
             console = stdout_console()
             console.print(render_attach(verdict, console.width))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ncclscope.commands.options import add_json_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.resources import economy
 
@@ -41,9 +40,7 @@ class DiffCommand:
         parser.epilog = _EPILOG
         parser.add_argument("a", metavar="A", help="Directory, file, or DIR#RANK")
         parser.add_argument("b", metavar="B", help="Directory, file, or DIR#RANK to compare with A")
-        parser.add_argument(
-            "--json", action="store_true", help="Print the result as one JSON document on stdout"
-        )
+        add_json_option(parser)
         parser.add_argument("--ignore-shapes", action="store_true", help="Ignore tensor sizes")
         parser.add_argument(
             "-U",
@@ -61,7 +58,7 @@ class DiffCommand:
         from ncclscope.parity.comparison import compare_ranks, compare_runs
         from ncclscope.parity.selection import open_selection
         from ncclscope.parity.sequence import Vocabulary
-        from ncclscope.render.console.difference import print_difference
+        from ncclscope.render.console.difference import render_difference
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console
 
@@ -88,11 +85,11 @@ class DiffCommand:
                 "b": _side(arguments.b, b),
                 "ranks": _documents(pairs, words.texts),
             }
-            json.dump(document, sys.stdout)
-            sys.stdout.write("\n")
+            print_json(document)
         else:
             names = (arguments.a, arguments.b)
-            print_difference(pairs, names, words.texts, stdout_console(), arguments.unified)
+            console, context = stdout_console(), arguments.unified
+            console.print(render_difference(pairs, names, words.texts, console.width, context))
         return 0 if same else 1
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+
+from ncclscope.commands.options import add_json_option, print_json
 
 __all__ = ["DoctorCommand"]
 
@@ -19,9 +19,7 @@ class DoctorCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
         parser.epilog = _EPILOG
-        parser.add_argument(
-            "--json", action="store_true", help="Print the checks as one JSON document on stdout"
-        )
+        add_json_option(parser, "checks")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run all checks and print their results."""
@@ -36,8 +34,7 @@ class DoctorCommand:
                 "usable": is_useful(checks),
                 "checks": [check.to_dict() for check in checks],
             }
-            json.dump(document, sys.stdout)
-            sys.stdout.write("\n")
+            print_json(document)
         else:
             stdout_console().print(render_checks(checks))
         return 0 if is_useful(checks) else 2

@@ -1,10 +1,32 @@
-"""Options that several commands take."""
+"""Options that several commands take, and output that they share."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["add_ray_options", "add_stall_options"]
+__all__ = ["add_json_option", "add_ray_options", "add_stall_options", "print_json", "say"]
+
+
+def add_json_option(parser: argparse._ActionsContainer, what: str = "result") -> None:
+    """Add ``--json``; ``what`` names the content of the document."""
+    parser.add_argument(
+        "--json", action="store_true", help=f"Print the {what} as one JSON document on stdout"
+    )
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document as one line on stdout."""
+    json.dump(document, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def say(text: str) -> None:
+    """Print a message on stderr."""
+    print(f"ncclscope: {text}", file=sys.stderr, flush=True)
 
 
 def add_stall_options(parser: argparse.ArgumentParser) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 from ncclscope.commands.options import add_stall_options
 from ncclscope.errors import UsageError
-from ncclscope.private import private_mode
+from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
 
 __all__ = ["ReportCommand"]
@@ -81,7 +78,7 @@ class ReportCommand:
             return verdict.exit_status
         data = page.encode("utf-8")
         try:
-            _write(target, data)
+            replace_file(target, data, private_mode(target))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"{target} cannot be written: {reason}") from None
@@ -104,17 +101,3 @@ def _check(target: Path, first: str) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{target} cannot be written: {reason}", advice) from None
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Write the page to a temporary file and rename it, so that no partial page is left."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(name, private_mode(target))
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

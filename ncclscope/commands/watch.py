@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclscope import settings
-from ncclscope.commands.options import add_ray_options
+from ncclscope.commands.options import add_ray_options, print_json
 from ncclscope.errors import NothingFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -277,6 +276,5 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _print(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout)
-    sys.stdout.write("\n")
+    print_json(document)
     sys.stdout.flush()

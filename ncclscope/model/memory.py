@@ -37,6 +37,7 @@ class ListLog:
         calls: The calls in order, with consecutive sequence numbers.
         anchored: Whether call 1 was the first ever made on the communicator.
         made: Number of calls made, where none of them is kept.
+        signatures: Signatures of the calls, where they are known without reading the calls.
     """
 
     def __init__(
@@ -46,13 +47,15 @@ class ListLog:
         *,
         anchored: bool = True,
         made: int = 0,
+        signatures: Sequence[int] | None = None,
     ) -> None:
         self.communicator = communicator
         self.anchored = anchored
         self._calls = calls
         self.first = calls[0].seq if calls else made + 1
         self.rooted = anchored and self.first == 1
-        self._hashes = running_hashes([call.signature for call in calls])
+        self._signatures = [c.signature for c in calls] if signatures is None else signatures
+        self._hashes = running_hashes(self._signatures)
 
     @property
     def calls(self) -> int:
@@ -74,7 +77,8 @@ class ListLog:
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Return the signatures of the calls in ``[start, stop)``."""
-        return [call.signature for call in self.span(start, stop)]
+        low = max(start - self.first, 0)
+        return self._signatures[low : max(stop - self.first, low)]
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
         """Return the sites of the calls in ``[start, stop)``."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.parity.folding import Loop, Node
 from ncclscope.parity.sequence import Section, Vocabulary
 from ncclscope.parity.spelling import generalize
+from ncclscope.private import replace_file
 from ncclscope.untrusted import open_regular, printable
 
 __all__ = ["VERSION", "Baseline", "read_baseline", "render_baseline", "write_baseline"]
@@ -97,18 +97,7 @@ def write_baseline(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(file.fileno(), _mode(path))
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        replace_file(path, text, _mode(path), synced=True)
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}"

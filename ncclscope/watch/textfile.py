@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
+from ncclscope.private import replace_file
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.watch import Poll
 
@@ -29,16 +28,7 @@ def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None
         OSError: The file cannot be written.
     """
     text = metrics_text(poll, troubles=troubles, now=now)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # the collector runs as another user
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    replace_file(path, text, 0o644)  # the collector runs as another user
 
 
 def metrics_text(poll: Poll, *, troubles: int, now: float) -> str:

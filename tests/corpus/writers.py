@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.runners.dumps import pickled
 from ncclscope.model import CREATION_SUFFIX
@@ -112,13 +113,12 @@ class _Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let the ring's writer take this clock."""
-        machine = ring_writer._time_ns
-        ring_writer._time_ns = lambda: self.now
-        try:
+        """Let rings be written with this clock, by the writer in Python: the core has its own."""
+        with (
+            patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
+            patch.object(ring_writer, "_time_ns", lambda: self.now),
+        ):
             yield
-        finally:
-            ring_writer._time_ns = machine
 
 
 def _record(workload: Workload, tracer: Tracer, posted: Sequence[Posted], clock: _Clock) -> None:

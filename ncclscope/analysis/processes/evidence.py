@@ -103,8 +103,8 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
     if found.diverging:
         others = {rank for ranks in named for rank in ranks} - set(found.diverging)
         if not others:
-            return _with(found, evidence=found.evidence + lines)
-        return _with(
+            return replace(found, evidence=found.evidence + lines)
+        return replace(
             found,
             evidence=found.evidence + lines,
             diverging=(),
@@ -115,7 +115,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
     if len(named) == 1 and set(*named) <= set(found.candidates):
         (ranks,) = named
         who = " and ".join(name for name, _ in naming)
-        return _with(
+        return replace(
             found,
             evidence=found.evidence + lines,
             diverging=ranks,
@@ -123,7 +123,7 @@ def judge_snapshot(snapshot: Snapshot) -> Judgement | None:
             confidence="likely",
             inferred=(*found.inferred, f"among the candidates, {who} names one"),
         )
-    return _with(found, evidence=found.evidence + lines)
+    return replace(found, evidence=found.evidence + lines)
 
 
 def _from_devices(
@@ -145,10 +145,6 @@ def _from_devices(
         peers=found.peers if found else None,
         evidence=(found.evidence if found else ()) + lines,
     )
-
-
-def _with(found: Judgement, **changes: Any) -> Judgement:
-    return replace(found, **changes)
 
 
 def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:

@@ -130,32 +130,16 @@ def _not_joined(
     few, many = len(waiting), len(elsewhere)
     alone = few == many == 1 and elsewhere[0].waits != "queue"
     if few > many or alone:
-        return Judgement(
-            kind=_missing_kind(waiting),
-            summary=(
-                f"{sentence('; '.join(place_text(group) for group in outside))}, "
-                f"{_relation(outside, inside)} {waiting_text(inside)}."
-            ),
-            diverging=tuple(sorted(motion.rank for motion in elsewhere)),
-            odd=outside[0].motion,
-            peers=inside[0].motion,
-            evidence=evidence,
-            inferred=_order_text(outside, inside),
-        )
+        places = "; ".join(place_text(group) for group in outside)
+        summary = f"{sentence(places)}, {_relation(outside, inside)} {waiting_text(inside)}."
+        return _named(_missing_kind(waiting), summary, outside, inside, evidence)
     ops = {motion.op for motion in waiting}
     if few + unseen < many and len(ops) == 1 and not ops & (_MESSAGES | {None}):
-        return Judgement(
-            kind="extra_call",
-            summary=(
-                f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
-                f"{'; '.join(place_text(group) for group in outside[:3])}."
-            ),
-            diverging=tuple(sorted(motion.rank for motion in waiting)),
-            odd=inside[0].motion,
-            peers=outside[0].motion,
-            evidence=evidence,
-            inferred=_order_text(inside, outside),
+        summary = (
+            f"{sentence(waiting_text(inside))}, which most ranks have not joined: "
+            f"{'; '.join(place_text(group) for group in outside[:3])}."
         )
+        return _named("extra_call", summary, inside, outside, evidence)
     return _undecided([*inside, *outside], "not_joined", evidence)
 
 
@@ -205,18 +189,9 @@ def _apart_places(
     if len(odd) > 1:
         ranks = sorted(rank for group in odd for rank in group.ranks)
         return _undecided(classes, kind, evidence, tuple(ranks))
-    return Judgement(
-        kind=kind,
-        summary=(
-            f"{sentence(place_text(odd[0]))}, while "
-            f"{'; '.join(place_text(group) for group in majority[:3])}."
-        ),
-        diverging=odd[0].ranks,
-        odd=odd[0].motion,
-        peers=majority[0].motion,
-        evidence=evidence,
-        inferred=_order_text(odd, majority),
-    )
+    places = "; ".join(place_text(group) for group in majority[:3])
+    summary = f"{sentence(place_text(odd[0]))}, while {places}."
+    return _named(kind, summary, odd, majority, evidence)
 
 
 def _difference_kind(peer: Motion, odd: Motion) -> str:
@@ -288,21 +263,8 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
         evidence = seen(classes, gap)
         if len(first.ranks) * 2 <= len(elsewhere) or len(rest) > 1:
             return unless_late(_undecided(classes, "not_joined", evidence), gap)
-        return unless_late(
-            Judgement(
-                kind="not_joined",
-                summary=(
-                    f"{sentence(place_text(rest[0]))}, while {place_text(first)}; none of them "
-                    f"moves."
-                ),
-                diverging=rest[0].ranks,
-                odd=rest[0].motion,
-                peers=first.motion,
-                evidence=evidence,
-                inferred=_order_text(rest, [first]),
-            ),
-            gap,
-        )
+        summary = f"{sentence(place_text(rest[0]))}, while {place_text(first)}; none of them moves."
+        return unless_late(_named("not_joined", summary, rest, [first], evidence), gap)
     stuck = all(motion.waits in _STUCK for motion in elsewhere)
     return Judgement(
         kind="stalled",
@@ -318,6 +280,24 @@ def _nobody_waits(elsewhere: Sequence[Motion], gap: float) -> Judgement | None:
         evidence=seen(classes, gap),
         seen_seconds=gap,
         is_open=stuck and gap < HANG_SECONDS,
+    )
+
+
+def _named(
+    kind: str,
+    summary: str,
+    odd: Sequence[StackClass],
+    peers: Sequence[StackClass],
+    evidence: tuple[str, ...],
+) -> Judgement:
+    return Judgement(
+        kind=kind,
+        summary=summary,
+        diverging=tuple(sorted(rank for group in odd for rank in group.ranks)),
+        odd=odd[0].motion,
+        peers=peers[0].motion,
+        evidence=evidence,
+        inferred=_order_text(odd, peers),
     )
 
 

@@ -92,7 +92,7 @@ static void put_field(struct text *into, const char *name, const char *value)
     put(into, ", \"");
     put(into, name);
     put(into, "\": ");
-    put_string(into, value, strnlen(value, 256));
+    put_string(into, value, strlen(value));
 }
 
 static void put_number(struct text *into, const char *name, uint64_t value)

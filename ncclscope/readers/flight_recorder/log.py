@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from ncclscope.model import Call, Communicator, State, sites
-from ncclscope.model.memory import running_hashes
+from ncclscope.model.memory import ListLog
 from ncclscope.model.sites import OWN, PLUMBING, Sites
 from ncclscope.readers.flight_recorder.entry import Entry
 from ncclscope.untrusted import integer, text
@@ -103,7 +103,7 @@ class LazyCalls(Sequence[Call]):
         )
 
 
-class DumpLog:
+class DumpLog(ListLog):
     """A :class:`~ncclscope.model.CallLog` over entries.
 
     Args:
@@ -112,9 +112,10 @@ class DumpLog:
         calls: Number of calls made; the last entry, if any, is the last of them.
         done: See :class:`LazyCalls`.
         by_time: See :class:`LazyCalls`.
-    """
 
-    anchored = True
+    Attributes:
+        ops: Operations in it; a log without a wanted operation need not be read.
+    """
 
     def __init__(
         self,
@@ -125,48 +126,11 @@ class DumpLog:
         done: int = 0,
         by_time: bool = False,
     ) -> None:
-        self._communicator = communicator
-        self._calls = LazyCalls(communicator.key, entries, done=done, by_time=by_time)
-        self._count = calls
-        self._first = calls + 1 - len(entries)
         posted = [entry.posted for entry in entries]
+        super().__init__(
+            communicator,
+            LazyCalls(communicator.key, entries, done=done, by_time=by_time),
+            made=calls,
+            signatures=[call.signature for call in posted],
+        )
         self.ops = frozenset([call.op for call in posted])
-        """Operations in it; a log without a wanted operation need not be read."""
-        self._signatures = [call.signature for call in posted]
-        self._hashes = running_hashes(self._signatures)
-
-    @property
-    def communicator(self) -> Communicator:
-        return self._communicator
-
-    @property
-    def calls(self) -> int:
-        return self._count
-
-    @property
-    def first(self) -> int:
-        return self._first
-
-    @property
-    def rooted(self) -> bool:
-        return self._first == 1
-
-    def fingerprint(self, seq: int) -> int:
-        return self._hashes[seq - self._first + 1]
-
-    def call(self, seq: int) -> Call:
-        return self._calls[seq - self._first]
-
-    def span(self, start: int, stop: int) -> Sequence[Call]:
-        low = max(start - self._first, 0)
-        return self._calls[low : max(stop - self._first, low)]
-
-    def signatures(self, start: int, stop: int) -> Sequence[int]:
-        low = max(start - self._first, 0)
-        return self._signatures[low : max(stop - self._first, low)]
-
-    def sites(self, start: int, stop: int) -> Sequence[str | None]:
-        return [call.site for call in self.span(start, stop)]
-
-    def positions(self, start: int, stop: int) -> Sequence[int]:
-        return [call.position for call in self.span(start, stop)]

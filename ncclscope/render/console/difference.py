@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +13,7 @@ from ncclscope.model import Rank
 from ncclscope.parity.comparison import ACROSS, CommDifference, RankPair, Side
 from ncclscope.parity.hunks import HunkRow, rows
 
-__all__ = ["print_difference", "render_difference", "render_rows"]
+__all__ = ["render_difference", "render_rows"]
 
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call, not below it."""
@@ -21,25 +21,6 @@ MANY = 8
 """Groups of ranks shown; the rest is in ``--json``."""
 
 _STYLES = {"-": "red", "+": "green", "@": "dim", " ": ""}
-
-
-def print_difference(
-    pairs: Sequence[RankPair],
-    names: tuple[str, str],
-    texts: Sequence[str],
-    console: Console,
-    context: int = 3,
-) -> None:
-    """Print the screen; the arguments are those of :func:`render_difference`.
-
-    Args:
-        pairs: Comparisons, one per rank.
-        names: Both sides, as the user named them.
-        texts: Text of each line number.
-        console: Terminal to print on.
-        context: Equal lines around each change.
-    """
-    console.print(render_difference(pairs, names, texts, console.width, context))
 
 
 def render_difference(

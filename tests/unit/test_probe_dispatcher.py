@@ -174,7 +174,7 @@ def test_where_kernels_cannot_be_installed_the_use_is_noted(
 
 def test_threads_do_not_hide_each_others_calls(rings: Path) -> None:
     listen()
-    scope.announce()
+    scope.announce(None)
     other = threading.Thread(target=from_cpp)
     other.start()
     other.join()

@@ -92,7 +92,7 @@ static void put_field(struct text *into, const char *name, const char *value)
     put(into, ", \"");
     put(into, name);
     put(into, "\": ");
-    put_string(into, value, strlen(value));
+    put_string(into, value, strnlen(value, LONGEST_WORD));
 }
 
 static void put_number(struct text *into, const char *name, uint64_t value)
@@ -214,7 +214,7 @@ static uint64_t start_ticks(void)
 
 static void put_machine(struct text *into)
 {
-    char host[256] = "", boot[64] = "";
+    char host[LONGEST_WORD] = "", boot[LONGEST_WORD] = "";
     struct stat space;
     gethostname(host, sizeof host - 1);
     read_file("/proc/sys/kernel/random/boot_id", boot, sizeof boot);

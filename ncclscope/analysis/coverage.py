@@ -244,9 +244,9 @@ def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:
     """
     for key, comm in run.communicators.items():
         counts = [
-            (rank.carried[key], rank.logs[key].calls)
+            (rank.carried[key], log.calls - getattr(log, "before", 0))
             for rank in run.members(key)
-            if key in rank.carried
+            if key in rank.carried and (log := rank.logs[key])
         ]
         if counts:
             counted, recorded = max(counts, key=lambda one: (one[0] - one[1], one[0]))

@@ -24,6 +24,9 @@ class LateLog:
     Args:
         log: The recorded calls, numbered from 1.
         before: Number of calls before.
+
+    Attributes:
+        before: Number of calls before.
     """
 
     anchored = True
@@ -32,17 +35,17 @@ class LateLog:
     def __init__(self, log: CallLog, before: int) -> None:
         self.communicator: Communicator = log.communicator
         self._log = log
-        self._before = before
+        self.before = before
 
     @property
     def calls(self) -> int:
         """Number of calls made, recorded or not."""
-        return self._log.calls + self._before
+        return self._log.calls + self.before
 
     @property
     def first(self) -> int:
         """Number of the first call that is kept."""
-        return self._log.first + self._before
+        return self._log.first + self.before
 
     @property
     def ops(self) -> frozenset[str]:
@@ -51,30 +54,30 @@ class LateLog:
 
     def fingerprint(self, seq: int) -> int:
         """Return the running hash since recording began."""
-        return self._log.fingerprint(seq - self._before)
+        return self._log.fingerprint(seq - self.before)
 
     def call(self, seq: int) -> Call:
         """Return call number ``seq``."""
-        return self._moved([self._log.call(seq - self._before)])[0]
+        return self._moved([self._log.call(seq - self.before)])[0]
 
     def span(self, start: int, stop: int) -> Sequence[Call]:
         """Return the calls in ``[start, stop)``, as far as they are kept."""
-        return self._moved(self._log.span(start - self._before, stop - self._before))
+        return self._moved(self._log.span(start - self.before, stop - self.before))
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:
         """Return the signatures of the calls in ``[start, stop)``."""
-        return self._log.signatures(start - self._before, stop - self._before)
+        return self._log.signatures(start - self.before, stop - self.before)
 
     def sites(self, start: int, stop: int) -> Sequence[str | None]:
         """Return the sites of the calls in ``[start, stop)``."""
-        return self._log.sites(start - self._before, stop - self._before)
+        return self._log.sites(start - self.before, stop - self.before)
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """Return the numbers of these calls in the whole stream of the rank."""
-        return self._log.positions(start - self._before, stop - self._before)
+        return self._log.positions(start - self.before, stop - self.before)
 
     def _moved(self, calls: Sequence[Call]) -> list[Call]:
-        return [replace(call, seq=call.seq + self._before) for call in calls]
+        return [replace(call, seq=call.seq + self.before) for call in calls]
 
 
 def number_late(ranks: Sequence[Rank]) -> list[Rank]:

@@ -22,6 +22,7 @@
 #define MOST_CAPACITY (1 << 28)
 #define ABOUT 8192
 #define STACK (128 * 1024)
+#define WATCH_NS 50000000 /* nanoseconds between two looks at a dormant plugin's mask */
 
 static struct own {
     ns_ring *ring;
@@ -127,16 +128,19 @@ static void disarm(void)
 static void *beat(void *unused)
 {
     (void)unused;
-    for (;;) {
-        struct timespec second = {1, 0};
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &second, NULL);
+    for (unsigned waits = 1;; waits++) {
+        /* A plugin that is disarmed and armed again in between would record on with a gap. */
+        bool watches = mode == NS_DORMANT && atomic_load(&pinned);
+        struct timespec wait = {watches ? 0 : 1, watches ? WATCH_NS : 0};
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &wait, NULL);
         unsigned count = atomic_load(&owns);
-        if (count > 0 && mode == NS_DORMANT && atomic_load(&pinned) && !ns_rings_armed()) {
+        if (count > 0 && watches && !ns_rings_armed()) {
             disarm();
             continue;
         }
-        for (unsigned one = 0; one < count; one++)
-            ns_beat(own[one].ring);
+        if (!watches || waits % (1000000000 / WATCH_NS) == 0)
+            for (unsigned one = 0; one < count; one++)
+                ns_beat(own[one].ring);
     }
     return NULL;
 }

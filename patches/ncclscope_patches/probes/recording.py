@@ -327,7 +327,8 @@ def redop_name(redop: Any) -> str:
 
 
 def _learn_redops() -> None:
-    redops: Any = sys.modules["torch.distributed"].ReduceOp
+    # torch.distributed itself may not have been initialised yet, as with torch 2.11.
+    redops: Any = sys.modules["torch._C._distributed_c10d"].ReduceOp
     for name, constant in redops.RedOpType.__members__.items():
         _redop_numbers[int(constant)] = name.lower()
         public = getattr(redops, name)

@@ -179,8 +179,8 @@ HEADER_DEVICE_SIZE = 168
 HEADER_CARRIED = 1024
 """MAX_COMMS u32: calls on each communicator that NCCL reported; zero without its plugin."""
 HEADER_ACTIVITIES = 256
-"""MAX_ACTIVITIES entries; zero in files of older releases."""
-MAX_ACTIVITIES = 8
+"""MAX_ACTIVITIES entries; those that an older release does not know are zero in its files."""
+MAX_ACTIVITIES = 16
 
 # generation, length, crc32 of the JSON that starts from the generation, zero
 ABOUT = struct.Struct("<QIII")

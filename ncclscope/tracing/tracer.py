@@ -346,7 +346,7 @@ class Tracer:
     def activity(self, name: str) -> Slot:
         """Return the slot that records an activity besides the calls.
 
-        A ring has eight slots. Each holds the newest activity of one name.
+        A ring has sixteen slots. Each holds the newest activity of one name.
 
         Args:
             name: Name of the activity, such as ``dequeue``.

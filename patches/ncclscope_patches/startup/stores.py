@@ -6,6 +6,7 @@ Ranks find each other by keys in a store. A rank that never comes leaves its pee
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,7 +49,8 @@ class StoreNote(Patch):
                 self.put(store, name, self.guard_scope(function, self._enter(name), self._leave))
         for name in _SETTING:
             self.replace(store, name, self._set)
-        if (tcp := getattr(module, "TCPStore", None)) is not None:
+        library = sys.modules.get("torch._C._distributed_c10d")
+        if (tcp := getattr(library, "TCPStore", None)) is not None:
             connect = self.guard_scope(tcp.__init__, self._connect, self._leave)
             self.put(tcp, "__init__", connect)
 

@@ -31,8 +31,8 @@ class InitStalled:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield who has not come to where ranks wait before their calls, or between them."""
-        if case.differences or case.waits.pending_calls:
-            return  # the records of the calls show who is missing
+        if case.differences or case.waits.pending_calls or not _is_quiet(case):
+            return  # the records of the calls show who is missing, or the job moves
         inside = self._waiting(case, INIT)
         if inside:
             yield from self._rendezvous(case, inside)
@@ -164,6 +164,16 @@ class InitStalled:
             inferred=tuple(inferred),
             awaited=key_of(asked.activity) if asked is not None else "",
         )
+
+
+def _is_quiet(case: Case) -> bool:
+    """Return whether no rank has posted a call for so long that a wait would be a hang."""
+    for rank in case.run.ranks:
+        quiet = case.quiet_seconds(rank) if rank.records or rank.lost else None
+        limit = case.live_stall_seconds if rank.alive else case.stall_seconds
+        if quiet is not None and quiet < limit and not rank.exited:
+            return False
+    return True
 
 
 def _is_long(case: Case, number: int, noted: Noted) -> bool:

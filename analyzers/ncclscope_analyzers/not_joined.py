@@ -8,6 +8,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
+from ncclscope.analysis.waits.noted import doing, note_lines, raised, timeout_lines
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -164,9 +165,13 @@ class NotJoined:
                     if case.waits.is_outside(rank.rank)
                     else "waits for a request from its engine"
                     if is_idle(rank)
+                    else "does not reach the call for what it notes"
+                    if doing(rank) is not None or raised(case, rank) is not None
                     else "is busy or stuck outside of any recorded call"
                 )
                 inferred.append(f"rank {rank.rank} {what}")
+            evidence += note_lines(case, rank)
+        evidence += timeout_lines(case, pending)
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")
         was = ""
@@ -175,6 +180,10 @@ class NotJoined:
             was = f"; a signal has stopped {'its process' if one else 'their processes'}"
         elif all(is_idle(rank) for rank in ranks):
             was = f"; {'it is' if one else 'they are'} idle, in dequeue"
+        elif one and (error := raised(case, ranks[0])) is not None:
+            was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
+        elif one and (now := doing(ranks[0])) is not None:
+            was = f"; it {now.clause}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"

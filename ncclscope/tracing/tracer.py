@@ -133,6 +133,7 @@ class Tracer:
         ranks: Sequence[int] = (),
         backend: str = "",
         created_at: str | None = None,
+        timeout: int = 0,
     ) -> Comm:
         """Return the communicator with this key, recording it at the first call.
 
@@ -143,6 +144,7 @@ class Tracer:
             ranks: Global ranks of the members, in the communicator's order.
             backend: ``nccl``, ``gloo``, ...
             created_at: Line of the program that created it, ``/path/file.py:120 function``.
+            timeout: Seconds after which a call on it is given up; 0 if unknown.
 
         Raises:
             RingError: The ring has no room for another communicator.
@@ -162,6 +164,8 @@ class Tracer:
                 }
                 if created_at:
                     about["created_at"] = created_at
+                if timeout:
+                    about["timeout"] = timeout
                 channel = self.ring.channel(about)
                 comm = Comm(channel, key, label, members, backend)
                 self._comms[key] = comm

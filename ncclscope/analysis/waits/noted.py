@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclscope.analysis.records import Records
-from ncclscope.analysis.wording import plural
+from ncclscope.analysis.waits.waits import PendingCall
+from ncclscope.analysis.wording import comm_text, plural
 from ncclscope.model import Activity, Rank
 from ncclscope.model.activities import (
     COMM_INIT,
@@ -31,6 +32,7 @@ __all__ = [
     "raised",
     "spelled",
     "store_action",
+    "timeout_lines",
     "timeout_text",
 ]
 
@@ -141,6 +143,19 @@ def note_lines(records: Records, rank: Rank) -> Iterator[str]:
         own = rank.activities.get(STORE_SET)
         if now.name == STORE_WAIT and own is not None and own.detail:
             yield f"the last key that rank {number} set is '{printable(own.detail)[:_SHOWN]}'"
+
+
+def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
+    """Yield when torch gives up a pending call, where its communicator's timeout is recorded."""
+    rank, limit = records.run.by_rank[pending.rank], pending.comm.timeout
+    if not limit or rank.last_seen_ns is None or pending.call.time_ns is None:
+        return
+    waited = (rank.last_seen_ns - pending.call.time_ns) / 1e9
+    if 0 <= waited < limit:
+        yield (
+            f"torch's timeout for calls on {comm_text(pending.comm)} is {limit} s: it comes in "
+            f"{limit - waited:.0f} s"
+        )
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:

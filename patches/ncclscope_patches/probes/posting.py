@@ -14,6 +14,7 @@ from typing import Any
 
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope
+from ncclscope.tracing.exceptions import note_here
 from ncclscope_patches.probes import device_streams, recording
 from ncclscope_patches.probes.device_streams import Where
 from ncclscope_patches.probes.probe import Patch
@@ -155,14 +156,19 @@ def _posting(
                     announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        if announced:
-            announce(handle.channel)
-            try:
+        try:
+            if announced:
+                announce(handle.channel)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    conclude()
+            else:
                 result = function(*args, **kwargs)
-            finally:
-                conclude()
-        else:
-            result = function(*args, **kwargs)
+        except BaseException as error:
+            if position is not None:
+                note_here(error)
+            raise
         if mark is not None:
             finish(mark, result)
         if after is not None and position is not None and position >= 0:

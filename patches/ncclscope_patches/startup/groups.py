@@ -14,7 +14,7 @@ from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite, session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
-from ncclscope_patches.startup.notes import Notes
+from ncclscope.tracing.notes import Notes
 
 __all__ = ["CommInitNote", "InitNote"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from ncclscope.model.activities import STORE_SET, STORE_WAIT
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope_patches.probes.probe import Patch
-from ncclscope_patches.startup.notes import Notes
+from ncclscope.tracing.notes import Notes
 
 __all__ = ["StoreNote"]
 

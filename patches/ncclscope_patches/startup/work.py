@@ -9,7 +9,7 @@ from ncclscope.model.activities import COMPILE, LOAD
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite
 from ncclscope_patches.probes.probe import Patch
-from ncclscope_patches.startup.notes import Notes
+from ncclscope.tracing.notes import Notes
 
 __all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
 

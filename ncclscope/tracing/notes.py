@@ -1,4 +1,4 @@
-"""The slots in which startup is noted, and the ring for a process that has none yet."""
+"""The slots in which probes note what a process does, and the ring for one that has none yet."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from ncclscope.analysis.reservations import (
     unless_slow,
 )
 from ncclscope.analysis.waits.endings import interrupted_after
+from ncclscope.analysis.waits.noted import raised_line
 from ncclscope.analysis.waits.unrecorded import (
     ANALYZER,
     left_inside,
@@ -323,8 +324,20 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
         finding,
         odd_is="last_call" if absent else finding.odd_is,
         at=next(iter(frames.values()), None),
-        evidence=(*finding.evidence, *lines, *_endings(case, finding)),
+        evidence=tuple(
+            dict.fromkeys(
+                (*finding.evidence, *lines, *_endings(case, finding), *_errors(case, finding))
+            )
+        ),
     )
+
+
+def _errors(case: Case, finding: Finding) -> Iterable[str]:
+    """Yield the exceptions that diverging ranks noted, which may be why they diverged."""
+    for number in finding.diverging_ranks[:_SHOWN]:
+        rank = case.run.by_rank.get(number)
+        if rank is not None and (line := raised_line(case, rank)):
+            yield line
 
 
 def _endings(case: Case, finding: Finding) -> Iterable[str]:

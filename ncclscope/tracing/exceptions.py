@@ -15,7 +15,7 @@ from ncclscope.model.activities import RAISED
 from ncclscope.tracing import callsite, session
 from ncclscope.tracing.notes import Notes
 
-__all__ = ["note_here", "note_uncaught"]
+__all__ = ["note_here", "note_traced"]
 
 _notes = Notes(RAISED)
 
@@ -26,11 +26,19 @@ def note_here(error: BaseException) -> None:
         _note(type(error), callsite.user_line(sys._getframe(1)))
 
 
-def note_uncaught(kind: type[BaseException], trace: TracebackType | None) -> None:
-    """Note an exception that ends a thread, at the innermost line of the program; never raise."""
+def note_traced(
+    kind: type[BaseException], trace: TracebackType | None, *, ended: bool = False
+) -> None:
+    """Note an exception at the innermost line of the program; never raise.
+
+    Args:
+        kind: Its type.
+        trace: Its traceback.
+        ended: Whether it ends a thread.
+    """
     with contextlib.suppress(Exception):
         if not issubclass(kind, SystemExit):
-            _note(kind, _line_of(trace), ended=1)
+            _note(kind, _line_of(trace), int(ended))
 
 
 def _note(kind: type[BaseException], line: str | None, ended: int = 0) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "lasting",
     "note_lines",
     "raised",
+    "raised_line",
     "spelled",
     "store_action",
     "timeout_lines",
@@ -130,14 +131,24 @@ def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
     return printable(activity.detail)[:_SHOWN], age
 
 
+def raised_line(records: Records, rank: Rank) -> str:
+    """Return the newest exception of a process, whatever it posted since; empty without one."""
+    activity = rank.activities.get(RAISED)
+    if activity is None or not activity.detail or rank.last_seen_ns is None:
+        return ""
+    what = printable(activity.detail)[:_SHOWN]
+    age = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
+    text = f"rank {rank.rank} raised {what}, {age:.0f} s before its last heartbeat"
+    if raised(records, rank) is not None:
+        text += ", and posted nothing since"
+    return text + ("; it ended a thread" if activity.number else "")
+
+
 def note_lines(records: Records, rank: Rank) -> Iterator[str]:
     """Yield lines of evidence: what a process noted that explains why it is not in a call."""
     number = rank.rank
-    if (found := raised(records, rank)) is not None:
-        what, age = found
-        thread = rank.activities[RAISED].number
-        where = "; a thread of it ended with it" if thread else ""
-        yield f"rank {number} raised {what}, {age:.0f} s ago, and posted nothing since{where}"
+    if raised(records, rank) is not None:
+        yield raised_line(records, rank)
     if (now := doing(rank)) is not None:
         yield f"rank {number} {now.clause}"
         own = rank.activities.get(STORE_SET)

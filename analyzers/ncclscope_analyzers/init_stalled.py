@@ -133,9 +133,7 @@ class InitStalled:
         """Return a finding; `blames` says whether the records single out the absent ranks."""
         run = case.run
         first = min(waiting)
-        evidence = [
-            f"rank {number} {one.clause}" for number, one in [*waiting.items()][:_SHOWN]
-        ]
+        evidence = [f"rank {number} {one.clause}" for number, one in [*waiting.items()][:_SHOWN]]
         for number in absent[:_SHOWN]:
             rank = run.by_rank.get(number)
             if rank is None:

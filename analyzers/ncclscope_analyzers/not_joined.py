@@ -165,7 +165,7 @@ class NotJoined:
                     if case.waits.is_outside(rank.rank)
                     else "waits for a request from its engine"
                     if is_idle(rank)
-                    else "does not reach the call for what it notes"
+                    else "may still come to the call: its note says what keeps it"
                     if doing(rank) is not None or raised(case, rank) is not None
                     else "is busy or stuck outside of any recorded call"
                 )

@@ -156,7 +156,7 @@ class Tracer:
             comm = self._comms.get(key)
             if comm is None:
                 members = tuple(int(rank) for rank in ranks)
-                about = {
+                about: dict[str, Any] = {
                     "key": key,
                     "label": label,
                     **layout.spell_members(members),

@@ -12,7 +12,13 @@ from typing import Any
 from ncclscope.tracing.exceptions import note_here, note_traced
 from ncclscope_patches.probes.probe import Patch
 
-__all__ = ["C10dErrorNote", "LoggedErrorNote", "MainErrorNote", "PrintedErrorNote", "ThreadErrorNote"]
+__all__ = [
+    "C10dErrorNote",
+    "LoggedErrorNote",
+    "MainErrorNote",
+    "PrintedErrorNote",
+    "ThreadErrorNote",
+]
 
 
 class _ErrorNote(Patch):

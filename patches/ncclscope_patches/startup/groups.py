@@ -12,9 +12,9 @@ from typing import Any
 from ncclscope.model.activities import COMM_INIT, INIT
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite, session
+from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
-from ncclscope.tracing.notes import Notes
 
 __all__ = ["CommInitNote", "InitNote"]
 

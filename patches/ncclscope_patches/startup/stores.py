@@ -14,8 +14,8 @@ from typing import Any
 
 from ncclscope.model.activities import STORE_SET, STORE_WAIT
 from ncclscope.ring.activity import Begun, Slot
-from ncclscope_patches.probes.probe import Patch
 from ncclscope.tracing.notes import Notes
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["StoreNote"]
 

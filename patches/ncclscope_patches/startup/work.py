@@ -8,8 +8,8 @@ from typing import Any
 from ncclscope.model.activities import COMPILE, LOAD
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing import callsite
-from ncclscope_patches.probes.probe import Patch
 from ncclscope.tracing.notes import Notes
+from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.waits.noted import (
     Noted,
     key_of,
@@ -196,5 +197,8 @@ def _doing(case: Case, number: int) -> str:
         return f"rank {number} raised {error[0]} {error[1]:.0f} s ago"
     if (now := doing_now(rank)) is not None:
         return f"rank {number} {now.clause}"
+    seen = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
+    if number in seen and seen[number].frames:
+        return f"rank {number} is {'in' if seen[number].work else 'at'} {seen[number].text}"
     made = rank.records + rank.lost
     return f"rank {number} is elsewhere" + (f" after {plural(made, 'call')}" if made else "")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
 from ncclscope.analysis.processes.device_verdict import Reading, compare_ras_counts
+from ncclscope.analysis.processes.kernel import with_host
 from ncclscope.analysis.processes.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
@@ -83,7 +84,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     found += seen
     if not coverage.complete:
         found = [_capped(one) for one in found]
-    return [_placed(case, one, positions) for one in found]
+    return [with_host(case, _placed(case, one, positions)) for one in found]
 
 
 def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:

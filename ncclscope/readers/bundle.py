@@ -127,6 +127,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         expected=max([run.expected, min(world, MAX_RANKS), *(n + 1 for n in ranks)], default=0),
         notes=(*run.notes, *notes),
         snapshot=snapshot,
+        kernel=snapshot.kernel,
     )
 
 

@@ -74,9 +74,10 @@ class Noted:
 def lasting(rank: Rank, name: str) -> Noted | None:
     """Return an activity that had not ended at the process's last heartbeat; else None."""
     activity = rank.activities.get(name)
-    if activity is None or activity.until_ns is not None or rank.last_seen_ns is None:
+    if activity is None or activity.until_ns is not None:
         return None
-    seconds = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
+    last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
+    seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
     return Noted(name, spelled(activity), seconds, activity)
 
 

@@ -9,6 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.waits.noted import doing, note_lines, raised, timeout_lines
+from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -25,6 +26,9 @@ from ncclscope.model import Finding, Rank
 __all__ = ["NotJoined"]
 
 
+_SHOWN = 4
+
+
 class NotJoined:
     """Ranks wait in a call that another rank never posted, while it is elsewhere."""
 
@@ -32,6 +36,7 @@ class NotJoined:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each live rank at which a chain of waiting ends."""
+        yield from self._unread(case)
         if case.differences:
             yield from self._missing_beside(case)
             apart = list(self._missing_apart(case))
@@ -63,6 +68,23 @@ class NotJoined:
                 # A rank that waits for the other side of a transfer cannot join a collective.
                 yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
         yield from self._elsewhere(case, set(missed))
+
+    def _unread(self, case: Case) -> Iterable[Finding]:
+        """Yield the ranks that do not read a message queue, while no rank waits in a call."""
+        if case.differences or case.waits.pending_calls:
+            return
+        found = [one for one in unread_blocks(case) if one.rank.rank >= 0]
+        ranks = tuple(sorted({one.rank.rank for one in found}))
+        if not found or len(ranks) == len(case.run.ranks) > 1:
+            return
+        yield Finding(
+            kind=self.name,
+            summary=f"{sentence('; '.join(one.text for one in found[:_SHOWN]))}.",
+            diverging_ranks=ranks,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=tuple(one.text for one in found),
+        )
 
     def _missed(
         self, case: Case, pending: PendingCall, numbers: Sequence[int]

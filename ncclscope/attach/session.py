@@ -21,11 +21,12 @@ from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
-from ncclscope.attach.kernel_log import KMSG, read_kernel_log
+from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
+from ncclscope.attach.host.queues import with_queues
+from ncclscope.attach.host.sockets import lost_peers, socket_source
 from ncclscope.attach.processes import Placed, find_workers, give_ranks
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
-from ncclscope.attach.sockets import lost_peers, socket_source
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -153,6 +154,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         ras_before=answer_before,
         gpus=(samples[0].gpus, last.gpus) if samples[0].gpus else (),
         kernel=kernel,
+        queues=with_queues(recorded).queues if recorded is not None else (),
         notes=_notes(placed),
         versions=machine.versions(),
     )

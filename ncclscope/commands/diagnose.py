@@ -77,11 +77,12 @@ class DiagnoseCommand:
 
 
 def _run(arguments: argparse.Namespace) -> Run:
-    from ncclscope.attach.kernel_log import KMSG, with_kernel_log
+    from ncclscope.attach.host.kernel_log import KMSG, with_kernel_log
+    from ncclscope.attach.host.queues import with_queues
     from ncclscope.readers import open_run
 
     log = Path(arguments.kernel_log) if arguments.kernel_log else KMSG
-    return with_kernel_log(open_run(*arguments.paths), log)
+    return with_queues(with_kernel_log(open_run(*arguments.paths), log))
 
 
 def _remote_run(arguments: argparse.Namespace) -> Run:

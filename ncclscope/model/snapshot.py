@@ -16,6 +16,7 @@ __all__ = [
     "GpuSample",
     "KernelEvent",
     "ProcessSample",
+    "QueueState",
     "RasAnswer",
     "RasComm",
     "RasRank",
@@ -267,6 +268,21 @@ class KernelEvent:
 
 
 @dataclass(frozen=True)
+class QueueState:
+    """The blocks of one of vLLM's message queues.
+
+    Attributes:
+        name: Name of the shared memory.
+        readers: Number of readers.
+        unread: For each block the readers that have not read it; none where it is not written.
+    """
+
+    name: str
+    readers: int = 0
+    unread: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Source:
     """A data source and whether it was available.
 
@@ -298,6 +314,7 @@ class Snapshot:
         ras_before: Its answer at the beginning: counts that changed in between are ignored.
         gpus: Samples of all GPUs, the first and the last.
         kernel: What the kernel logged about memory and GPUs, oldest first.
+        queues: vLLM's message queues on this host.
         dead_rings: Rings of this job whose process has ended.
         notes: Remarks on the snapshot.
         versions: Versions of the software that took the snapshot.
@@ -315,6 +332,7 @@ class Snapshot:
     ras_before: RasAnswer | None = None
     gpus: tuple[tuple[GpuSample, ...], ...] = ()
     kernel: tuple[KernelEvent, ...] = ()
+    queues: tuple[QueueState, ...] = ()
     dead_rings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

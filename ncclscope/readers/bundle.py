@@ -128,6 +128,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         notes=(*run.notes, *notes),
         snapshot=snapshot,
         kernel=snapshot.kernel,
+        queues=snapshot.queues,
     )
 
 

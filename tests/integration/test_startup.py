@@ -18,7 +18,7 @@ import pytest
 
 from ncclscope import open_run
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.attach.kernel_log import with_kernel_log
+from ncclscope.attach.host.kernel_log import with_kernel_log
 from ncclscope.attach.session import Options, sample_job
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Run

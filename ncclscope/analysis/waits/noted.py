@@ -31,6 +31,7 @@ __all__ = [
     "note_lines",
     "raised",
     "raised_line",
+    "seconds_of",
     "spelled",
     "store_action",
     "timeout_lines",
@@ -79,6 +80,12 @@ def lasting(rank: Rank, name: str) -> Noted | None:
     last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
     seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
     return Noted(name, spelled(activity), seconds, activity)
+
+
+def seconds_of(rank: Rank, name: str) -> float | None:
+    """Return for how long a process is in an activity; None where it is not in it."""
+    found = lasting(rank, name)
+    return None if found is None else found.seconds
 
 
 def doing(rank: Rank) -> Noted | None:

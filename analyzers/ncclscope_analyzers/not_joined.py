@@ -75,13 +75,15 @@ class NotJoined:
             return
         found = [one for one in unread_blocks(case) if one.rank.rank >= 0]
         ranks = tuple(sorted({one.rank.rank for one in found}))
-        if not found or len(ranks) == len(case.run.ranks) > 1:
+        if not found:
             return
+        few = 2 * len(ranks) <= len(case.run.ranks)
         yield Finding(
             kind=self.name,
             summary=f"{sentence('; '.join(one.text for one in found[:_SHOWN]))}.",
-            diverging_ranks=ranks,
-            confidence="likely",
+            diverging_ranks=ranks if few else (),
+            candidate_ranks=() if few else ranks,
+            confidence="likely" if few else "ambiguous",
             analyzer=self.name,
             evidence=tuple(one.text for one in found),
         )

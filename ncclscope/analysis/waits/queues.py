@@ -68,13 +68,22 @@ def unread_blocks(records: Records) -> Iterator[Unread]:
             if reader == _WRITER or not blocks:
                 continue
             limit = records.live_stall_seconds
-            own = seconds_of(rank, "dequeue")
+            own = _beside_a_message(rank, writer)
             reads = sum(one.get("reader", _WRITER) >= 0 for one in _queues(rank))
             # A process with several queues may wait at another one.
             if own is not None and own >= limit and reads == 1:
                 yield Unread(rank, writer, blocks, True, own, full)
             elif full and waited is not None and waited >= limit:
                 yield Unread(rank, writer, blocks, False, waited, full)
+
+
+def _beside_a_message(rank: Rank, writer: Rank | None) -> float | None:
+    """Return for how long a reader has waited since its writer last sent something, in seconds."""
+    sent = None if writer is None else writer.activities.get("enqueue")
+    own = seconds_of(rank, "dequeue")
+    if writer is None or sent is None or own is None or sent.until_ns is None:
+        return None
+    return min(own, ((writer.last_seen_ns or 0) - sent.until_ns) / 1e9)
 
 
 def _users(run: Run, state: QueueState) -> Iterator[tuple[int, Rank]]:

@@ -34,20 +34,16 @@ class InitStalled:
         """Yield who has not come to where ranks wait before their calls, or between them."""
         if case.differences or case.waits.pending_calls or not _is_quiet(case):
             return  # the records of the calls show who is missing, or the job moves
-        inside = self._waiting(case, INIT)
-        if inside:
-            yield from self._rendezvous(case, inside)
-            return
-        at_store = self._waiting(case, STORE_WAIT)
-        if at_store:
-            yield from self._at_store(case, at_store)
-        elif connecting := self._waiting(case, COMM_INIT):
-            yield from self._connecting(case, connecting)
-
-    def _waiting(self, case: Case, name: str) -> _Waiting:
-        """Return the ranks that are in an activity, if each has been there long enough to hang."""
-        found = {r.rank: one for r in case.run.ranks if (one := lasting(r, name)) is not None}
-        return found if all(_is_long(case, n, one) for n, one in found.items()) else {}
+        for name, judge in (
+            (INIT, self._rendezvous),
+            (STORE_WAIT, self._at_store),
+            (COMM_INIT, self._connecting),
+        ):
+            waiting = {r.rank: one for r in case.run.ranks if (one := lasting(r, name)) is not None}
+            if waiting:
+                if all(_is_long(case, number, one) for number, one in waiting.items()):
+                    yield from judge(case, waiting)
+                return
 
     def _rendezvous(self, case: Case, inside: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that have not come to ``init_process_group``, which all must."""
@@ -152,8 +148,13 @@ class InitStalled:
         if any(number not in run.by_rank for number in absent):
             inferred.append("a process without a ring was not started, or has not got that far")
         asked = waiting[first] if waiting[first].name == STORE_WAIT else store
+        ended = [
+            number
+            for number in absent
+            if (rank := run.by_rank.get(number)) is not None and case.how_it_ended(rank) is not None
+        ]
         return Finding(
-            kind=self.name,
+            kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
             summary=summary,
             diverging_ranks=tuple(absent) if blames else (),
             candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
@@ -168,9 +169,11 @@ class InitStalled:
 def _is_quiet(case: Case) -> bool:
     """Return whether no rank has posted a call for so long that a wait would be a hang."""
     for rank in case.run.ranks:
+        if case.how_it_ended(rank) is not None:
+            continue
         quiet = case.quiet_seconds(rank) if rank.records or rank.lost else None
         limit = case.live_stall_seconds if rank.alive else case.stall_seconds
-        if quiet is not None and quiet < limit and not rank.exited:
+        if quiet is not None and quiet < limit:
             return False
     return True
 

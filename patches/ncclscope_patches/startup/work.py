@@ -32,11 +32,20 @@ class _Work(Patch):
     def install(self, module: Any) -> None:
         self.note(module, self.function)
 
-    def note(self, owner: Any, name: str) -> None:
-        """Note the calls of a function of a class or module, if it exists."""
+    def note(self, owner: Any, name: str, alias: Any = None) -> None:
+        """Note the calls of a function, if it exists.
+
+        Args:
+            owner: Its class or module.
+            name: Its name.
+            alias: A module that may have imported it before.
+        """
         function = getattr(owner, name, None)
         if callable(function):
-            self.put(owner, name, self.guard_scope(function, self._enter, self._leave))
+            noted = self.guard_scope(function, self._enter, self._leave)
+            self.put(owner, name, noted)
+            if getattr(alias, name, None) is function:
+                self.put(alias, name, noted)
 
     def detail(self, args: tuple[Any, ...]) -> str:
         """Return the detail of a call."""
@@ -82,7 +91,9 @@ class TorchLoadNote(_Work):
     target = "torch.serialization"
     supports = "torch 2.6 to 2.15"
     text = "torch.load"
-    function = "load"
+
+    def install(self, module: Any) -> None:
+        self.note(module, "load", sys.modules.get("torch"))
 
 
 class DownloadNote(_Work):

@@ -74,7 +74,8 @@ def current() -> Tracer | None:
         if ring.moved and not ring.pointed:
             warn_once("session", f"the ring is {ring.path}, not in {where}: {ring.moved}")
         if native.is_broken():
-            warn_once("native", f"Python writes the ring: the C core is installed, but {native.why_not()}")
+            why = f"the C core is installed, but {native.why_not()}"
+            warn_once("native", f"Python writes the ring: {why}")
         return _tracer
 
 

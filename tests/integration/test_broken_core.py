@@ -37,7 +37,8 @@ def broken(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_python_writer_serves_with_one_warning(broken: Path, rings: Path, wanted: bool) -> None:
     switch = None if wanted else "0"
-    done = run_program(PROGRAM, broken, NCCLSCOPE_DIR=rings, NCCLSCOPE_NATIVE=switch)
+    job = {"NCCLSCOPE_DIR": rings, "NCCLSCOPE_NATIVE": switch, "RANK": 0, "WORLD_SIZE": 2}
+    done = run_program(PROGRAM, broken, **job)
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line.startswith("ncclscope: ")]
     assert len(warnings) == wanted, done.stderr

@@ -120,7 +120,7 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ class VllmQueues(Patch):
 
     def install(self, module: Any) -> None:
         queue = module.MessageQueue
-        self.put(queue, "__init__", self.guard(queue.__init__, after=_written))
-        read = staticmethod(self.guard(queue.create_from_handle, after=_read))
-        self.put(queue, "create_from_handle", read)
+        if hasattr(queue, "create_from_handle"):
+            self.put(queue, "__init__", self.guard(queue.__init__, after=_written))
+            read = staticmethod(self.guard(queue.create_from_handle, after=_read))
+            self.put(queue, "create_from_handle", read)
         put_noting(self, module.MessageQueue, "enqueue", "enqueue", _send)
         put_noting(self, module.MessageQueue, "dequeue", "dequeue", _wait)
 
@@ -64,9 +65,9 @@ def _read(_token: Any, result: Any) -> None:
 
 def _note(queue: Any, reader: int | None) -> None:
     """Note the shared memory of a queue in the ring; its flags show who has read which block."""
-    buffer = queue.buffer
+    buffer = getattr(queue, "buffer", None)
     memory = getattr(buffer, "shared_memory", None)
-    if memory is None or len(_queues) >= _MOST_QUEUES:
+    if buffer is None or memory is None or len(_queues) >= _MOST_QUEUES:
         return
     about = {
         "name": memory.name.lstrip("/"),

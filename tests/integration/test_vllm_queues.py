@@ -17,6 +17,7 @@ from ncclscope import open_run
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.attach.host.queues import with_queues
 from ncclscope.errors import NcclscopeError
+from ncclscope.model import Rank
 from tests.integration.c10d_ranks import main, start
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
@@ -43,7 +44,7 @@ def write(send: Callable[[Any], None]) -> None:
     threading.Event().wait()
 
 
-def read(rank: int, read_all: bool) -> None:
+def read(rank: int, read_all: bool, sleeps: bool = False) -> None:
     from ncclscope.tracing import session
 
     session.describe(rank=rank, world_size=READERS)
@@ -54,6 +55,8 @@ def read(rank: int, read_all: bool) -> None:
     queue = module().MessageQueue.create_from_handle(pickle.loads(handle.read_bytes()), rank)
     queue.wait_until_ready()
     queue.dequeue()
+    if sleeps:
+        queue._spin_condition.wait = lambda timeout_ms=None: threading.Event().wait()
     while read_all:
         queue.dequeue(indefinite=True)
     threading.Event().wait()
@@ -72,7 +75,7 @@ def full(rank: int) -> None:
 
 
 def missed(rank: int) -> None:
-    """Rank 1 is told of no second message: nothing wakes it, and it does not look by itself."""
+    """Rank 1 sleeps after its first message: nothing wakes it for the second one."""
 
     def send(queue: Any) -> None:
         queue.enqueue("first")
@@ -83,16 +86,16 @@ def missed(rank: int) -> None:
 
     if rank == READERS:
         write(send)
-    condition = module().SpinCondition
-    if rank == 1:
-        first = iter([True])
+    read(rank, read_all=True, sleeps=rank == 1)
 
-        def wait(_self: Any, timeout_ms: int | None = None) -> None:
-            if not next(first, False):
-                threading.Event().wait()
 
-        condition.wait = wait
-    read(rank, read_all=True)
+def read_all(rings: Path) -> list[Rank]:
+    """Returns the processes that noted a queue, the writer included."""
+    try:
+        run = open_run(rings)
+    except NcclscopeError:
+        return []
+    return [rank for rank in (*run.ranks, *run.others) if "queues" in rank.details]
 
 
 def judge(rings: Path, function: str, tell: bool) -> Verdict:
@@ -121,6 +124,9 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
         for process in processes:
             process.kill()
             process.communicate()
+        # The writer would have removed it.
+        for queue in {one["name"] for rank in read_all(rings) for one in rank.details["queues"]}:
+            (Path("/dev/shm") / queue).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(

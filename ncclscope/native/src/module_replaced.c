@@ -153,7 +153,13 @@ static bool completed(const Replaced *self, PyObject *work)
     bool is_well = number && (entry || !PyErr_Occurred());
     if (entry) {
         Py_INCREF(entry);
-        PyObject *posted = PyTuple_GetItem(entry, 1);
+        PyObject *posted = PyTuple_Check(entry) ? PyTuple_GetItem(entry, 1) : NULL;
+        if (!posted || !PyTuple_Check(posted) || PyTuple_Size(posted) != 3) {
+            PyErr_SetString(PyExc_TypeError, "not a posted call");
+            Py_DECREF(entry);
+            Py_DECREF(number);
+            return false;
+        }
         int waits = PyObject_IsTrue(PyTuple_GetItem(posted, 2));
         is_well = waits >= 0;
         /* A new object may have the same address. */

@@ -81,9 +81,11 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
             seen += lost_connections(case)
         if not any(one.role == "cause" for one in seen):
             seen += _from_counts(case)
-    found += seen
-    if not coverage.complete:
+    if not coverage.has_all_calls:
         found = [_capped(one) for one in found]
+    if not coverage.complete:
+        seen = [_capped(one) for one in seen]
+    found += seen
     return [with_host(case, _placed(case, one, positions)) for one in found]
 
 
@@ -303,7 +305,7 @@ def _counts(case: Case) -> Reading | None:
 
 
 def _capped(finding: Finding) -> Finding:
-    """Return a finding capped at ``likely``, since not all calls of the job are recorded."""
+    """Return a finding capped at ``likely``, since a part of what it rests on is not known."""
     if finding.confidence != "certain":
         return finding
     return replace(finding, confidence="likely")

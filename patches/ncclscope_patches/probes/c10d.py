@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+from ncclscope import native
 from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope, session
-from ncclscope.tracing.exceptions import note_here
 from ncclscope_patches.probes import group_creation, process_groups, works
 from ncclscope_patches.probes.device_streams import (
     NOWHERE_YET,
@@ -58,7 +58,7 @@ class C10dProbe(Patch):
             after = _came_back if name in BARRIERS else _returned
             put_posting(
                 self, group, name, read, process_groups.handles, after=after,
-                where=_where, returns_none=True,
+                where=_where, returns_none=True, keeps_work=after is _returned,
             )  # fmt: skip
         self._watch_waiting(module.Work)
         self.replace(module.Work, "is_completed", _find_work, _asked)
@@ -78,12 +78,7 @@ class C10dProbe(Patch):
 
         # Without guard() or other functions, for speed: a program waits for each call.
         def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = wait(self_, *args, **kwargs)
-            except BaseException as error:
-                if id(self_) in pending:
-                    note_here(error)
-                raise
+            result = wait(self_, *args, **kwargs)
             if self.active:
                 try:
                     entry = pending.get(id(self_))
@@ -96,7 +91,9 @@ class C10dProbe(Patch):
                     self.fail(error)
             return result
 
-        self.put(work, "wait", functools.update_wrapper(waited, wait))
+        core = native.core()
+        own: Any = waited if core is None else core.waited(wait, self, pending)
+        self.put(work, "wait", functools.update_wrapper(own, wait))
 
     def _number_groups(self, group: Any) -> None:
         def start(_token: Any, _result: Any) -> None:

@@ -49,6 +49,9 @@ _OWN = (
     "ncclscope_patches.vllm.kernels:SymmMemProbe",
     "ncclscope_patches.vllm.steps:VllmSteps",
     "ncclscope_patches.vllm.queues:VllmQueues",
+    "ncclscope_patches.vllm.nixl:NixlReads",
+    "ncclscope_patches.vllm.nixl:NixlTransfers",
+    "ncclscope_patches.vllm.transfers:VllmTransfers",
 )
 """Own patches, for a package that is on the path but not installed and has no entry points, as in
 another environment's Python under ``ncclscope run``."""

@@ -18,6 +18,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
 from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
+from ncclscope.analysis.linked import engine_of, with_linked, without_transfers
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
@@ -25,6 +26,7 @@ from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
+from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Finding, Run
@@ -81,6 +83,7 @@ class Verdict:
         quiet_seconds: Seconds that the waiting ranks have waited; None when not known.
         coverage: How much of the job is recorded.
         summary: The cause's summary, or why there is no cause.
+        linked: The verdicts on the jobs that exchange transfers with this one.
     """
 
     run: Run
@@ -92,6 +95,7 @@ class Verdict:
     quiet_seconds: float | None
     coverage: Coverage
     summary: str
+    linked: tuple[Verdict, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,6 +116,17 @@ class Verdict:
     def exit_status(self) -> int:
         """Exit status: 0 if the ranks agree, 1 if they diverged or hang, 3 if it is unknown."""
         return EXIT_STATUSES[self.status]
+
+    def _transfers(self) -> dict[str, Any]:
+        """Return the parts of the document on transfers; none without any."""
+        engines = Engines(self.run)
+        if not engines.joined:
+            return {}
+        jobs = [
+            {"engine": engine_of(one.run), "status": one.status, "summary": one.summary}
+            for one in self.linked
+        ]
+        return {"transfers": engines.to_dict(), "jobs": jobs}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as the JSON document that docs/json.md describes."""
@@ -143,6 +158,7 @@ class Verdict:
             "neighbourhood": None if self.neighbourhood is None else self.neighbourhood.to_dict(),
             "quiet_seconds": self.quiet_seconds,
             "notes": list(self.notes),
+            **self._transfers(),
             **seen,
         }
 
@@ -172,9 +188,22 @@ def diagnose(
     asked = load_analyzers() if analyzers is None else analyzers
     while True:
         try:
-            return _diagnose(run, asked, stall_seconds, live_stall_seconds)
+            own = _diagnose(run, asked, stall_seconds, live_stall_seconds)
+            break
         except DamagedFileError as error:
             run = without_damaged(run, error)  # with at least one rank fewer, so the loop ends
+    if not run.linked:
+        return own
+    others = [
+        diagnose(
+            without_transfers(one),
+            stall_seconds=stall_seconds,
+            live_stall_seconds=live_stall_seconds,
+            analyzers=asked,
+        )
+        for one in run.linked
+    ]
+    return with_linked(own, others)
 
 
 def _diagnose(

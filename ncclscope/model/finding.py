@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class Finding:
         survived: Number of later calls that all members are known to have completed; 0 for none.
         odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last call
             of a rank that never reached that one.
+        hangs: Whether ranks or requests stand still; None where the kind implies it.
+        transfer: The transfer between engines that the finding concerns, in a form for JSON.
         at: Innermost frame of the first diverging rank's stack; None without a stack.
     """
 
@@ -59,6 +62,8 @@ class Finding:
     survived: int = 0
     odd_is: str = "call"
     at: Frame | None = None
+    hangs: bool | None = None
+    transfer: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""
@@ -75,4 +80,5 @@ class Finding:
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "inferred": list(self.inferred),
+            **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
         }

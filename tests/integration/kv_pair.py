@@ -19,6 +19,7 @@ from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
 __all__ = ["KvPair"]
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
+START_SECONDS = 600.0
 CONFIG = {**TINY_QWEN3_MOE, "num_hidden_layers": 2}
 ASKED: dict[str, Any] = {
     "do_remote_decode": True,
@@ -78,7 +79,9 @@ class KvPair:
             checkpoint=True,
             config=CONFIG,
             model=self._model,
-            prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"] if self._traced else [],
+            prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"]
+            if self._traced
+            else [],
             environment={
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
@@ -94,8 +97,14 @@ class KvPair:
 
     def __enter__(self) -> KvPair:
         with ThreadPoolExecutor(2) as pool:
-            for started in [pool.submit(one.start) for one in (self.prefill, self.decode)]:
-                started.result()
+            both = [self.prefill, self.decode]
+            started = [pool.submit(one.start, START_SECONDS) for one in both]
+        try:
+            for one in started:
+                one.result()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

@@ -35,7 +35,7 @@ class Transfer:
         bytes: Size; 0 when unknown.
         begun_ns: When the end was first recorded, nanoseconds since 1970.
         changed_ns: When its state, phase or deadline last changed.
-        deadline_ns: When the sending engine frees the blocks; 0 where it does not, or it is unknown.
+        deadline_ns: When the sending engine frees the blocks; 0 for never or unknown.
     """
 
     id: str

@@ -18,8 +18,8 @@ from ncclscope.readers.bundle import is_snapshot, read_snapshot, with_snapshot
 from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
-from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.late_starts import number_late
+from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts

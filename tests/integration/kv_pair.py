@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -59,18 +60,22 @@ class KvPair:
         if not self._model.exists():
             self._model.mkdir()
             write_checkpoint(self._model, CONFIG)
+        self.engines = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("prefill", "decode")}
         limited = ["--num-gpu-blocks-override", str(blocks)] if blocks else []
-        self.prefill = self._server("prefill", "kv_producer")
-        self.decode = self._server("decode", "kv_consumer", [*limited, *decode])
+        self.prefill = self._server(directory, "prefill", "kv_producer", self._model)
+        more = [*limited, *decode]
+        self.decode = self._server(directory, "decode", "kv_consumer", self._model, more)
 
-    def _server(self, name: str, role: str, more: Sequence[str] = ()) -> VllmServer:
-        folder = self.directory / name
+    def _server(
+        self, directory: Path, name: str, role: str, model: Path, more: Sequence[str] = ()
+    ) -> VllmServer:
+        folder = directory / name
         folder.mkdir(exist_ok=True)
         transfer = {
             "kv_connector": "NixlConnector",
             "kv_role": role,
             "kv_buffer_device": "cpu",
-            "engine_id": f"{name}-{uuid.uuid4().hex[:8]}",
+            "engine_id": self.engines[name],
             "kv_connector_extra_config": {"kv_lease_duration": self._lease},
         }
         return VllmServer(
@@ -78,7 +83,7 @@ class KvPair:
             tensor_parallel_size=1,
             checkpoint=True,
             config=CONFIG,
-            model=self._model,
+            model=model,
             prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"]
             if self._traced
             else [],
@@ -115,6 +120,19 @@ class KvPair:
     ) -> None:
         self.prefill.stop()
         self.decode.stop()
+
+    @contextlib.contextmanager
+    def other_decode(self, directory: Path) -> Iterator[tuple[VllmServer, Path]]:
+        """Run a further decode server, whose model has another name; yield it and its rings."""
+        self.engines["other"] = f"other-{uuid.uuid4().hex[:8]}"
+        model = directory / "another"
+        model.symlink_to(self._model)
+        server = self._server(directory, "other", "kv_consumer", model)
+        server.start(START_SECONDS)
+        try:
+            yield server, directory / "other" / "rings"
+        finally:
+            server.stop()
 
     @property
     def rings(self) -> list[Path]:

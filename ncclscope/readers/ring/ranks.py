@@ -24,8 +24,8 @@ from ncclscope.readers.ring.distinct import Distinct, distinct_records
 from ncclscope.readers.ring.profiler import profiler_notes
 from ncclscope.readers.ring.records import CommRecords
 from ncclscope.readers.ring.replays import Expansion, RingGraphs
-from ncclscope.readers.ring.transfers import engine_transfers, lost_transfers
 from ncclscope.readers.ring.trails import RingSteps, activities, transfers
+from ncclscope.readers.ring.transfers import engine_transfers, lost_transfers
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before

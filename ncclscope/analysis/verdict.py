@@ -18,7 +18,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
 from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
-from ncclscope.analysis.linked import engine_of, with_linked, without_transfers
+from ncclscope.analysis.linked import engine_of, without_transfers
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
@@ -38,6 +38,8 @@ __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 
 SCHEMA = 2
 
+_STATUSES = ("unknown", "incomplete", "ok")
+"""Statuses without a cause, the one that outranks the others first."""
 EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
 
 
@@ -203,7 +205,52 @@ def diagnose(
         )
         for one in run.linked
     ]
-    return with_linked(own, others)
+    return _with_linked(own, others)
+
+
+def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on all jobs.
+
+    A divergence inside of a job is the cause of transfers that stall, since an engine whose ranks
+    hang sends nothing.
+
+    Args:
+        own: The verdict on the job in which transfers are missing, which includes the transfers.
+        others: The verdicts on the linked jobs.
+    """
+    troubled = [other for other in others if other.cause is not None]
+    stalled = own.cause is not None and own.cause.transfer is not None
+    if troubled and (own.cause is None or stalled):
+        other = troubled[0]
+        assert other.cause is not None
+        cause = _located(other.cause, engine_of(other.run))
+        rest = [_as_consequence(finding) for finding in own.findings]
+        return replace(
+            own,
+            status=other.status,
+            cause=cause,
+            findings=(cause, *rest, *other.findings[1:]),
+            summary=cause.summary,
+            linked=tuple(others),
+        )
+    if own.cause is not None:
+        return replace(own, linked=tuple(others))
+    every = [own, *others]
+    worst = min(every, key=lambda one: _STATUSES.index(one.status))
+    if worst.status != "ok":
+        summary = f"{_of_engine(worst)}{worst.summary}"
+    else:
+        summary = " ".join(f"{_of_engine(one)}{one.summary}" for one in every)
+    return replace(own, status=worst.status, summary=summary, linked=tuple(others))
+
+
+def _of_engine(verdict: Verdict) -> str:
+    name = engine_of(verdict.run)
+    return f"Engine {name}: " if name else ""
+
+
+def _located(finding: Finding, engine: str) -> Finding:
+    return replace(finding, summary=f"Engine {engine}: {finding.summary}") if engine else finding
 
 
 def _diagnose(

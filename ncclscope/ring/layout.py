@@ -117,10 +117,10 @@ happened; i64 at 88, host clock minus GPU clock, 0 if unknown; u32 at 96, 1 if c
 counted, too. These counters show which ``scheduled`` records have completed; a lost slot shows
 nothing. A reader that does not know this section can read the rest unchanged.
 
-**Transfer** (transfers, 512 bytes): the fields of TRANSFER, then six texts of a fixed size in UTF-8,
-padded with zeros: see TRANSFER_TEXTS. ``crc`` is that of all other bytes of the entry, so that a
-torn store never reads as a transfer. ``turn`` counts the changes in the process, from 1; an entry
-that was never used is zero. The entry of an ended transfer is reused, the oldest first.
+**Transfer** (transfers, 512 bytes): the fields of TRANSFER, then six texts of a fixed size in
+UTF-8, padded with zeros: see TRANSFER_TEXTS. ``crc`` is that of all other bytes of the entry, so
+that a torn store never reads as a transfer. ``turn`` counts the changes in the process, from 1; an
+entry that was never used is zero. The entry of an ended transfer is reused, the oldest first.
 Only the writer in Python knows this section.
 
 **Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the position of
@@ -272,7 +272,7 @@ TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
 ACTIVITY = struct.Struct("<QQQQIIQ")
 TRANSFER = struct.Struct("<IBBHQQQQQII")
-"""crc, state, direction, port, turn, begun, changed, deadline (ns; 0 for none), bytes, blocks, zero"""
+"""crc, state, direction, port, turn, begun, changed, deadline (0 for none), bytes, blocks, zero"""
 TRANSFER_TEXTS = (112, 112, 64, 64, 40, 64)
 """Bytes of id, request, engine, peer, host and phase."""
 TRANSFER_ENTRY = struct.Struct(TRANSFER.format + "".join(f"{size}s" for size in TRANSFER_TEXTS))

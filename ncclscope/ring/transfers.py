@@ -150,7 +150,7 @@ def pack_transfer(transfer: Transfer, turn: int) -> bytes:
 
 
 def unpack_transfer(entry: bytes) -> tuple[int, Transfer] | None:
-    """Return the turn and the transfer of an entry; None for one that is unused, torn or damaged."""
+    """Return the turn and the transfer of an entry; None for an unused or damaged one."""
     if zlib.crc32(entry[4:]) != int.from_bytes(entry[:4], "little"):
         return None
     _, state, direction, port, turn, begun, changed, deadline, bytes_, blocks, _, *texts = (

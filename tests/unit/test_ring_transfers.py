@@ -94,7 +94,7 @@ def test_a_text_that_is_too_long_is_cut_alike_at_both_ends(rings: Path) -> None:
     assert len(one.id.encode()) in (111, 112)
 
 
-@pytest.mark.parametrize("place", (0, 4, 5, 8, 20, 56, 170, 511))
+@pytest.mark.parametrize("place", [0, 4, 5, 8, 20, 56, 170, 511])
 def test_a_damaged_entry_is_no_transfer(rings: Path, place: int) -> None:
     path, table = table_in(rings)
     table.put(end(1))

@@ -71,13 +71,14 @@ def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
     if receive.state in ("failed", "expired"):
         return _failed(engines, one, receive, receiver, sender)
     waited = engines.seconds_since(one.begun_ns)
+    queued = receive.phase in ("queued", "blocks")
+    if queued and waited >= limits.alive:
+        return _no_room(engines, one, receive, receiver, waited, limits)
     if sender is not None:
         found = _sender_down(engines, receive, sender, receiver)
         found = found or _freed(receive, send, receiver)
         if found is not None:
             return found
-    if receive.phase in ("queued", "blocks"):
-        return _no_room(engines, one, receive, receiver, waited, limits)
     address = None if sender is None else _wrong_address(engines, receive, sender)
     if address is not None:
         return Reason(
@@ -86,6 +87,8 @@ def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
             evidence=(address,),
             next=(_after_failure(receiver, f"after {HANDSHAKE_SECONDS} s without an answer"),),
         )
+    if queued:
+        return None
     limit = limits.alive if any(p.alive for p in receiver.processes) else limits.ended
     if waited < limit:
         return None
@@ -223,9 +226,7 @@ def _no_room(
     receiver: Engine,
     waited: float,
     limits: Limits,
-) -> Reason | None:
-    if waited < limits.alive:
-        return None
+) -> Reason:
     holding = [
         other
         for other in engines.joined

@@ -258,7 +258,8 @@ def _self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 def _worker_results(_connector: Any, result: Any) -> None:
     """Record what this worker has done."""
     if isinstance(result, tuple):
-        _end(*result, None)
+        sent, received = result
+        _end(sent, received, None)
     else:
         _end(result.finished_sending, result.finished_recving, result.failed_recving)
 

@@ -25,6 +25,10 @@ class Limits:
     alive: float
     ended: float
 
+    def of(self, engine: Engine) -> float:
+        """Return the threshold for an engine whose processes run, or ran."""
+        return self.alive if any(one.alive for one in engine.processes) else self.ended
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -72,7 +76,7 @@ def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
         return _failed(engines, one, receive, receiver, sender)
     waited = engines.seconds_since(one.begun_ns)
     queued = receive.phase in ("queued", "blocks")
-    if queued and waited >= limits.alive:
+    if queued and waited >= limits.of(receiver):
         return _no_room(engines, one, receive, receiver, waited, limits)
     if sender is not None:
         found = _sender_down(engines, receive, sender, receiver)
@@ -89,8 +93,7 @@ def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
         )
     if queued:
         return None
-    limit = limits.alive if any(p.alive for p in receiver.processes) else limits.ended
-    if waited < limit:
+    if waited < limits.of(receiver):
         return None
     return _still(receive, send, sender, receiver)
 
@@ -315,7 +318,7 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Limits) ->
         return None
     others = [other for other in engines.by_id.values() if other.id != send.engine]
     kept = engines.seconds_since(one.begun_ns)
-    if not any(_receives(other) for other in others) or kept < limits.alive:
+    if not any(_receives(other) for other in others) or kept < limits.of(sender):
         return None
     names = " and ".join(f"engine {printable(other.id)}" for other in others[:_MOST_SHOWN])
     over = _until(engines, send)
@@ -330,8 +333,7 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Limits) ->
 
 def _receives(engine: Engine) -> bool:
     role = engine.about.get("role")
-    alive = any(one.alive for one in engine.processes)
-    return alive and role != "kv_producer"
+    return not engine.gone() and role != "kv_producer"
 
 
 def _expired_unread(engines: Engines, send: Transfer) -> Reason | None:

@@ -33,8 +33,14 @@ class TransferStalled:
                 assert end is not None
                 pair = end.engine, end.peer, reason.role, reason.at_fault or _kind(reason)
                 groups.setdefault(_hashable(pair), []).append((one, reason))
-        for found in groups.values():
+        for found in sorted(groups.values(), key=_weight):
             yield _finding(engines, found, case)
+
+
+def _weight(found: list[tuple[Joined, Reason]]) -> tuple[int, bool, int]:
+    """Return a sort key: what is certain first, then requests that wait, then the oldest."""
+    one, reason = found[0]
+    return _CONFIDENCE.index(reason.confidence), one.receive is None, one.begun_ns
 
 
 def _kind(reason: Reason) -> str:

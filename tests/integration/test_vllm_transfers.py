@@ -26,7 +26,7 @@ pytest.importorskip("nixl")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
-LEASE_SECONDS = 90
+LEASE_SECONDS = 60
 """Longer than a decode server needs for its first read on a busy machine."""
 TOKENS = 6
 HEALTHY = 20
@@ -46,11 +46,6 @@ def forgotten(pair: KvPair) -> tuple[list[int], Document]:
     """A request that prefill has answered, and decode hears of when its blocks are freed."""
     prompt = list(range(300, 400))
     return prompt, pair.prefilled(prompt)
-
-
-@pytest.fixture(autouse=True)
-def _begun(forgotten: object) -> None:
-    """Let the lease of the forgotten request begin before anything else."""
 
 
 def ends(pair: KvPair, direction: str) -> list[Transfer]:
@@ -133,25 +128,17 @@ def test_healthy_requests_raise_no_alarm_and_tokens_are_equal(pair: KvPair) -> N
     assert all(one.engine == pair.engines["decode"] for one in received)
 
 
-def test_a_request_whose_second_half_was_lost_is_named(pair: KvPair) -> None:
-    given = pair.prefilled(list(range(200, 300)))
-    number = given["remote_request_id"]
+def test_a_request_whose_second_half_was_lost_is_named(
+    pair: KvPair, forgotten: tuple[list[int], Document]
+) -> None:
     time.sleep(2.5)  # what is asked for below: for how long nobody has asked for the blocks
     status, document = pair.ask("diagnose", *map(str, pair.rings), "--live-stall-after", "2")
     assert status == 1
     verdict = stalled(document, pair)
+    assert verdict["transfer"]["id"] == forgotten[1]["remote_request_id"]
     assert "never received the request" in verdict["summary"]
     assert verdict["confidence"] == "likely"
     assert "vLLM frees the blocks at" in verdict["inferred"][0]
-    named = {verdict["transfer"]["id"]}
-    named |= {one["send"]["id"] for one in document["transfers"]["waiting"]}
-    assert number in named
-    pair.decoded(list(range(200, 300)), TOKENS, given)  # it comes after all
-    wait_for(lambda: not _is_held(pair, number))
-
-
-def _is_held(pair: KvPair, number: str) -> bool:
-    return any(one.id == number and not one.ended for one in ends(pair, "send"))
 
 
 def test_a_stopped_worker_is_named_and_decode_without_blocks_is_a_consequence(

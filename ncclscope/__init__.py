@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict, diagnose
     from ncclscope.errors import NcclscopeError
+    from ncclscope.explanation import Explanation, explain
     from ncclscope.model import Call, Communicator, Finding, Rank, Run
     from ncclscope.readers import open_run
     from ncclscope.tracing.tracer import Tracer
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Call": "ncclscope.model",
     "Communicator": "ncclscope.model",
+    "Explanation": "ncclscope.explanation",
     "Finding": "ncclscope.model",
     "NcclscopeError": "ncclscope.errors",
     "Rank": "ncclscope.model",
@@ -28,12 +30,14 @@ _HOMES = {
     "Tracer": "ncclscope.tracing.tracer",
     "Verdict": "ncclscope.analysis.verdict",
     "diagnose": "ncclscope.analysis.verdict",
+    "explain": "ncclscope.explanation",
     "open_run": "ncclscope.readers",
 }
 
 __all__ = [
     "Call",
     "Communicator",
+    "Explanation",
     "Finding",
     "NcclscopeError",
     "Rank",
@@ -41,6 +45,7 @@ __all__ = [
     "Tracer",
     "Verdict",
     "diagnose",
+    "explain",
     "open_run",
 ]
 

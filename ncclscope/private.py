@@ -19,6 +19,7 @@ __all__ = [
     "copy_private",
     "make_private",
     "open_private",
+    "private_home",
     "private_mode",
     "replace_file",
     "write_private",
@@ -44,6 +45,24 @@ def make_private(directory: Path) -> None:
         make_private(directory.parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
+
+
+def private_home(base: Path) -> Path | None:
+    """Return this user's directory in one that all can write to, created where it is missing.
+
+    Args:
+        base: A directory such as ``/tmp``.
+
+    Returns:
+        None if it cannot be created, or if another user has made it.
+    """
+    home = base / f"ncclscope-{os.getuid()}"
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        if not home.is_symlink() and home.lstat().st_uid == os.getuid():
+            return home
+    return None
 
 
 def open_private(file: Path) -> BinaryIO:

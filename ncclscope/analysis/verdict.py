@@ -99,6 +99,13 @@ class Verdict:
     summary: str
     linked: tuple[Verdict, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.status}: {self.summary}"
+
+    def __repr__(self) -> str:
+        kind = f", {self.cause.kind}" if self.cause is not None else ""
+        return f"<Verdict {self.status}{kind}: {len(self.run.ranks)} ranks>"
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on the input, such as calls that could not be recorded."""

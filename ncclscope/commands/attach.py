@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 
 from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError
@@ -38,7 +39,7 @@ class AttachCommand:
         parser.add_argument(
             "pids",
             nargs="*",
-            type=int,
+            type=_pid,
             metavar="PID",
             help="Process ids of workers (default: all workers on this host, found by their title "
             "VLLM::Worker_..., by RANK in their environment, or by their ring)",
@@ -91,6 +92,7 @@ class AttachCommand:
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.plain import plain_text
         from ncclscope.render.console.terminal import stdout_console
+        from ncclscope.render.console.verdict import print_screen
 
         gap = arguments.gap
         if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
@@ -117,7 +119,7 @@ class AttachCommand:
             print_json(verdict.to_dict())
         else:
             console = stdout_console()
-            console.print(render_attach(verdict, console.width))
+            print_screen(console, render_attach(verdict, console.width), verdict)
         if directory is not None:
             screen = plain_text(render_attach(kept, 120), 120)
             failed = write_bundle(
@@ -127,3 +129,12 @@ class AttachCommand:
                 say(text)
             say(f"ncclscope diagnose {directory}")
         return verdict.exit_status
+
+
+def _pid(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        advice = f"; ncclscope diagnose {text} reads one" if os.path.exists(text) else ""
+        kind = "a directory or file" if advice else f"{text!r}"
+        raise argparse.ArgumentTypeError(f"{kind} is no process id{advice}") from None

@@ -50,7 +50,7 @@ class DiagnoseCommand:
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console
-        from ncclscope.render.console.verdict import print_verdict
+        from ncclscope.render.console.verdict import print_screen, print_verdict
 
         if not arguments.paths and not arguments.ray:
             self._parser.error("the following arguments are required: PATH")
@@ -64,7 +64,7 @@ class DiagnoseCommand:
             print_json(verdict.to_dict())
         elif verdict.run.snapshot is not None:
             console = stdout_console()
-            console.print(render_attach(verdict, console.width))
+            print_screen(console, render_attach(verdict, console.width), verdict)
         else:
             print_verdict(verdict, stdout_console())
         return verdict.exit_status

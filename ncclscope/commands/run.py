@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -14,8 +16,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ncclscope.commands.explainer import Explainer
 from ncclscope.errors import UsageError
 from ncclscope.native import profiler
+from ncclscope.private import make_private, private_home
 from ncclscope.ring import layout
 from ncclscope.tracing import session
 
@@ -23,6 +27,10 @@ __all__ = ["RunCommand"]
 
 _PASSED_ON = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _SHARED_MEMORY = Path("/dev/shm")
+_STALL = 20.0
+_LONGEST = 86_400.0
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks for rings, until there are some."""
 
 
 class RunCommand:
@@ -30,11 +38,45 @@ class RunCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
-        parser.usage = "%(prog)s [--dir DIR] -- COMMAND ..."
+        parser.usage = "%(prog)s [OPTIONS] -- COMMAND ..."
         parser.add_argument(
             "--dir",
             metavar="DIR",
             help="Directory for the rings (default: a new directory in /dev/shm)",
+        )
+        parser.add_argument(
+            "--no-explain",
+            action="store_true",
+            help="Do not watch the program; by default a divergence or hang is explained on stderr "
+            "once, and the program left alone",
+        )
+        parser.add_argument(
+            "--stall",
+            type=float,
+            default=_STALL,
+            metavar="SECONDS",
+            help="Explain a hang after SECONDS without progress inside a collective (default: "
+            f"{_STALL:g})",
+        )
+        parser.add_argument(
+            "--bundle",
+            type=Path,
+            metavar="DIR",
+            help="Save rings, stacks and verdict of a divergence or hang to a new folder in DIR "
+            "(default: a directory of yours in /tmp)",
+        )
+        parser.add_argument(
+            "--on-hang",
+            default="",
+            metavar="CMD",
+            help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path "
+            "in $NCCLSCOPE_BUNDLE",
+        )
+        parser.add_argument(
+            "--kill-after",
+            type=float,
+            metavar="SECONDS",
+            help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
         )
         parser.add_argument(
             "program",
@@ -50,19 +92,61 @@ class RunCommand:
             del command[0]
         if not command:
             raise UsageError("no command to run", "give one after --, as in: run -- torchrun ...")
-        directory = Path(arguments.dir).resolve() if arguments.dir else _default_directory()
+        if shutil.which(command[0]) is None:
+            raise UsageError(f"cannot run {command[0]}: {_why_not(command[0])}")
+        directory = _made(arguments.dir) if arguments.dir else _default_directory()
         before = set(_rings(directory))
         _say(f"rings go to {directory}")
         if os.environ.get("NCCLSCOPE") == "0":
             _say("NCCLSCOPE=0 is set: nothing will be traced")
-        status = _supervise(command, _environment(directory))
+        explainer = _explainer(directory, arguments)
+        try:
+            status = _supervise(command, _environment(directory), explainer)
+        finally:
+            explained = explainer is not None and explainer.end()
         written = len(set(_rings(directory)) - before)
         if written:
+            if explainer is not None and status and not explained:
+                explainer.explain_end()
             _say(f"{written} ring{'s' * (written > 1)} written")
             _say(f"ncclscope diagnose {shlex.quote(str(directory))}")
         else:
             _say("no ring was written: no Python process made a process group of two or more")
         return status
+
+
+def _why_not(program: str) -> str:
+    return "permission denied" if os.path.exists(program) else "no such file or directory"
+
+
+def _made(name: str) -> Path:
+    """Create the directory for the rings, so that a mistake shows before the job starts."""
+    directory = Path(name).resolve()
+    try:
+        make_private(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"rings cannot be written to {directory}: {reason}") from None
+    return directory
+
+
+def _explainer(directory: Path, arguments: argparse.Namespace) -> Explainer | None:
+    for name in ("stall", "kill_after"):
+        given = getattr(arguments, name)
+        if given is not None and not 0 <= given <= _LONGEST:
+            raise UsageError(f"--{name.replace('_', '-')} takes seconds from 0 to {_LONGEST:g}")
+    if arguments.no_explain:
+        return None
+    options = ["--stall", str(arguments.stall)]
+    if arguments.on_hang:
+        options += ["--on-hang", arguments.on_hang]
+    if arguments.kill_after is not None:
+        options += ["--kill-after", str(arguments.kill_after)]
+    home = private_home(Path(tempfile.gettempdir()))
+    bundles = arguments.bundle or (home / "hangs" if home is not None else None)
+    return Explainer(directory, bundles, options)
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -93,17 +177,12 @@ def _run_name() -> str:
 def _default_directory() -> Path:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     for base in (_SHARED_MEMORY, Path(tempfile.gettempdir())):
-        home = base / f"ncclscope-{os.getuid()}"
+        home = private_home(base)
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                home.mkdir(mode=0o700)
-            # Anybody can write to the parent: another user may have made this directory.
-            found = home.lstat()
-            if home.is_symlink() or found.st_uid != os.getuid():
-                continue
-            directory = home / name
-            directory.mkdir(mode=0o700)
-            return directory.resolve()
+            if home is not None:
+                directory = home / name
+                directory.mkdir(mode=0o700)
+                return directory.resolve()
     raise UsageError("no directory for the rings can be made", "name one with --dir")
 
 
@@ -114,7 +193,9 @@ def _rings(directory: Path) -> Iterator[str]:
                 yield name
 
 
-def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
+def _supervise(
+    command: Sequence[str], environment: dict[str, str], explainer: Explainer | None
+) -> int:
     """Run a program, pass signals on to it, and return its exit status as a shell would.
 
     Block the signals and wait for them, because only ``sigwaitinfo`` reports their sender: the
@@ -129,8 +210,11 @@ def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"cannot run {command[0]}: {reason}") from error
         while True:
-            received = signal.sigwaitinfo(awaited)
-            if received.si_signo == signal.SIGCHLD:
+            received = signal.sigtimedwait(awaited, _LOOK_SECONDS)
+            if received is None:
+                if explainer is not None:
+                    explainer.begin()
+            elif received.si_signo == signal.SIGCHLD:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     code = os.waitstatus_to_exitcode(status)

@@ -102,6 +102,18 @@ class WatchCommand:
             "restarts them",
         )
         parser.add_argument(
+            "--kill-after",
+            type=float,
+            metavar="SECONDS",
+            help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
+        )
+        parser.add_argument(
+            "--explain",
+            action="store_true",
+            help="At a divergence or hang, print the whole verdict on stderr, and nothing else",
+        )
+        parser.add_argument("--while-pid", type=int, help=argparse.SUPPRESS)  # for ncclscope run
+        parser.add_argument(
             "--textfile",
             type=Path,
             metavar="FILE",
@@ -128,13 +140,21 @@ class WatchCommand:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _end)
         with _output(watcher, arguments) as output:
-            return _watch(watcher, output, actions, arguments)
+            try:
+                return _watch(watcher, output, actions, arguments)
+            except SystemExit:
+                if not arguments.explain:
+                    raise
+                return int(output.in_trouble)  # what ncclscope run wants to know
 
 
 def _watch(
     watcher: Watcher, output: Output, actions: Actions, arguments: argparse.Namespace
 ) -> int:
-    troubles, filed_at = 0, 0.0
+    from ncclscope.watch.actions import Actions
+
+    troubles, filed_at, since = 0, 0.0, 0.0
+    limit = arguments.kill_after
     while True:
         began = time.monotonic()
         poll = watcher.poll()
@@ -147,6 +167,10 @@ def _watch(
         output.show(poll)
         if poll.news:
             _act(actions, poll, output)
+            since = began
+        if limit is not None and poll.in_trouble and began - since >= limit:
+            _act(Actions(kill=True), poll, output)
+            limit = None
         if arguments.until_divergence:
             if poll.in_trouble:
                 return 1
@@ -176,9 +200,11 @@ def _conclude(watcher: Watcher, poll: Poll, output: Output) -> int:
 
 
 def _output(watcher: Watcher, arguments: argparse.Namespace) -> Output:
-    from ncclscope.render.console.output import Lines
+    from ncclscope.render.console.output import Explanations, Lines
     from ncclscope.render.tui.terminal import is_usable
 
+    if arguments.explain:
+        return Explanations(arguments.while_pid)
     if arguments.json or arguments.plain or not is_usable():
         return Lines(as_json=arguments.json)
     from ncclscope.render.tui.view import LiveView
@@ -227,9 +253,13 @@ def _directories(arguments: argparse.Namespace) -> list[Path]:
     for name, least, most in (
         ("stall", 0.0, 86_400.0),
         ("interval", _LEAST_INTERVAL, _LONGEST_INTERVAL),
+        ("kill_after", 0.0, 86_400.0),
     ):
-        if not least <= getattr(arguments, name) <= most:
-            raise UsageError(f"--{name} must be from {least:g} to {most:g} seconds")
+        given = getattr(arguments, name)
+        if given is not None and not least <= given <= most:
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be from {least:g} to {most:g} seconds"
+            )
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
     directories: list[Path] = list(arguments.directories)
@@ -251,7 +281,7 @@ def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
         return None
     if arguments.once:
         raise UsageError("--once is for one machine", "ncclscope diagnose --ray gives one verdict")
-    if arguments.bundle is not None or arguments.kill:
+    if arguments.bundle is not None or arguments.kill or arguments.kill_after is not None:
         raise UsageError(
             "--bundle and --kill reach this machine only",
             "--on-hang 'ncclscope collect --ray -o DIR' collects from all nodes",

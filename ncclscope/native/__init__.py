@@ -12,12 +12,13 @@ from types import ModuleType
 
 from ncclscope.settings import variable
 
-__all__ = ["core", "plugin_path", "why_not"]
+__all__ = ["core", "is_broken", "plugin_path", "why_not"]
 
 _PLUGIN = Path(__file__).with_name("libnccl-profiler-ncclscope.so")
 
 _found: ModuleType | None = None
 _why_not = ""
+_is_broken = False
 
 
 def core() -> ModuleType | None:
@@ -32,13 +33,18 @@ def why_not() -> str:
     return _why_not
 
 
+def is_broken() -> bool:
+    """Return whether the extension is part of this installation, is wanted, and does not load."""
+    return _is_broken and variable("NATIVE") != "0"
+
+
 def plugin_path() -> Path | None:
     """Return the path of NCCL's profiler plugin; None if it was not built."""
     return _PLUGIN if _PLUGIN.exists() else None
 
 
 def _load() -> None:
-    global _found, _why_not
+    global _found, _why_not, _is_broken
     if "t" in sys.abiflags:
         _why_not = "this Python has no GIL, and the extension needs one"
         return
@@ -46,6 +52,7 @@ def _load() -> None:
         from ncclscope.native import _core as found
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) or "partially initialized" in str(error)
+        _is_broken = not missing
         _why_not = f"it does not load: {error}"
         if missing:
             _why_not = "it is not part of this installation"

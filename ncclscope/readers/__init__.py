@@ -93,7 +93,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(
             f"{', '.join(given)}: {what} found",
-            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`",
+            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`; for a job that runs "
+            "now: ncclscope attach",
         )
     run = assemble(ranks, notes=notes, sources=given)
     if 0 < len(run.missing) <= refused:

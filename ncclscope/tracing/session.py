@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope import native
 from ncclscope.errors import NcclscopeError
 from ncclscope.ring import layout
 from ncclscope.settings import directory, variable
@@ -72,6 +73,9 @@ def current() -> Tracer | None:
         ring = _tracer.ring
         if ring.moved and not ring.pointed:
             warn_once("session", f"the ring is {ring.path}, not in {where}: {ring.moved}")
+        if native.is_broken():
+            why = f"the C core is installed, but {native.why_not()}"
+            warn_once("native", f"Python writes the ring: {why}")
         return _tracer
 
 

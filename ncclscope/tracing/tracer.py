@@ -360,6 +360,12 @@ class Tracer:
         self.world_size = fields.get("world_size", self.world_size)
         self.ring.describe(**fields)
 
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Record a normal exit. Recording still works afterwards."""
         self._stop.set()

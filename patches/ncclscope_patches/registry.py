@@ -52,6 +52,7 @@ _OWN = (
     "ncclscope_patches.vllm.nixl:NixlReads",
     "ncclscope_patches.vllm.nixl:NixlTransfers",
     "ncclscope_patches.vllm.transfers:VllmTransfers",
+    "ncclscope_patches.vllm.complaints:VllmComplaints",
 )
 """Own patches, for a package that is on the path but not installed and has no entry points, as in
 another environment's Python under ``ncclscope run``."""

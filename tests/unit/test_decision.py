@@ -242,6 +242,7 @@ def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path
     assert singled_out(verdict) == ("extra_call", (0,), "likely")
 
 
+@pytest.mark.usefixtures("python_writer")  # the core has a clock of its own
 @pytest.mark.parametrize(("gap", "status"), [(6.0, "unknown"), (0.1, "hung")])
 def test_a_rank_that_is_as_slow_as_ever_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: float, status: str

@@ -18,8 +18,16 @@ __all__ = ["decode", "decode_member", "is_signable"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
-_ROOTLESS = frozenset({"all_gatherv", "reduce_scatterv"})
-"""Operations without a root. Once their sizes are overwritten, the running hash proves nothing."""
+_ROOTLESS = CREATION_OPS | {
+    "all_gather",
+    "all_gatherv",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "reduce_scatter",
+    "reduce_scatterv",
+}
+"""Operations without a root. Where another field is lost, the running hash proves nothing."""
 
 
 def decode(
@@ -134,7 +142,7 @@ def _is_misshapen(call: Call) -> bool:
 
     Compare the shape with the number of elements, and the root with the operation.
     """
-    if call.root is not None and call.op in _ROOTLESS and call.sizes is None:
+    if call.root is not None and call.op in _ROOTLESS:
         return True
     if call.shape is None or not call.numel:
         return False

@@ -1,4 +1,4 @@
-"""Output of ``ncclscope watch``: lines of text or JSON."""
+"""Output of ``ncclscope watch``: lines of text or JSON, or one verdict for each hang."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 
+from ncclscope.procfs import start_ticks
+from ncclscope.render.console.terminal import stderr_console
+from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.console.watch import one_line
 from ncclscope.watch.watch import Poll
 
-__all__ = ["Lines", "Output"]
+__all__ = ["Explanations", "Lines", "Output"]
 
 
 class Output(contextlib.AbstractContextManager["Output"]):
@@ -61,3 +64,24 @@ class Lines(Output):
             print(flush=True)
         else:
             print(time.strftime("%H:%M:%S"), one_line(poll), flush=True)
+
+
+class Explanations(Output):
+    """The screen of the verdict at each divergence or hang, in the log of the job itself.
+
+    Args:
+        pid: Process after whose end nobody is left to read it; None to go on for ever.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._begun = start_ticks(pid) if pid is not None else 0
+
+    def show(self, poll: Poll) -> None:
+        if poll.news and poll.verdict is not None:
+            self.in_trouble = True
+            print_verdict(poll.verdict, stderr_console())
+
+    def wait(self, seconds: float) -> bool:
+        super().wait(seconds)
+        return self._pid is None or start_ticks(self._pid) == self._begun > 0

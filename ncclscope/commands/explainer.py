@@ -1,0 +1,97 @@
+"""Explain a hang in the job's own log: a ``watch`` beside the program of ``ncclscope run``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["Explainer"]
+
+_END_SECONDS = 5.0
+_INTERVAL = 0.5
+
+
+class Explainer:
+    """Starts one watching process for each directory of rings, once there are some.
+
+    Where several ``ncclscope run`` share a directory, as the tasks of a Slurm step do, the first of
+    them explains.
+
+    Args:
+        directory: Directory of the rings.
+        bundles: Directory for bundles; None for no bundles.
+        options: More options of ``ncclscope watch``.
+    """
+
+    def __init__(self, directory: Path, bundles: Path | None, options: Sequence[str] = ()) -> None:
+        self._directory = directory
+        self._bundles = bundles
+        self._options = options
+        self._first: bool | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Begin to watch, unless nobody has recorded yet or another process watches already."""
+        if self._process is not None or not any(self._directory.glob("*.ring*")):
+            return
+        if self._is_first():
+            with contextlib.suppress(OSError):
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "ncclscope", "watch", str(self._directory)),
+                        *("--explain", "--while-pid", str(os.getpid())),
+                        *("--interval", str(_INTERVAL)),
+                        *(("--bundle", str(self._bundles)) if self._bundles else ()),
+                        *self._options,
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno(),
+                    # The terminal's Ctrl-C is for the program.
+                    start_new_session=True,
+                    preexec_fn=_take_signals,
+                )
+
+    def end(self) -> bool:
+        """End the watching process; return whether it has explained a divergence or hang."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_SECONDS)  # it may be writing a bundle
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        return self._process is not None and self._process.returncode == 1
+
+    def explain_end(self) -> None:
+        """Print the verdict on a program that has failed, if its ranks had diverged or hung."""
+        if not self._is_first():
+            return
+        command = [sys.executable, "-m", "ncclscope", "diagnose", str(self._directory)]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, timeout=_END_SECONDS, check=False)
+            if done.returncode == 1:
+                sys.stderr.buffer.write(done.stdout)
+                sys.stderr.flush()
+
+    def _is_first(self) -> bool:
+        """Return whether no other process explains this directory; asked once."""
+        if self._first is None:
+            self._first = True
+            # The lock is held until this process ends. Without locks: rather two than none.
+            with contextlib.suppress(OSError):
+                lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._first = False
+        return self._first
+
+
+def _take_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,41 @@
+"""``python -m ncclscope.commands.explanation DIR [--json]``, for :mod:`ncclscope.explanation`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+_WIDTH = 100
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the verdict on a live job: its screen, or both its screen and its JSON as JSON."""
+    from ncclscope.analysis.verdict import diagnose
+    from ncclscope.errors import NcclscopeError
+    from ncclscope.readers import open_run
+    from ncclscope.render.console.plain import plain_text
+    from ncclscope.render.console.verdict import render_verdict
+    from ncclscope.watch.watch import Watcher
+
+    directory, *options = arguments
+    try:
+        verdict = Watcher(Path(directory)).poll().verdict or diagnose(open_run(directory))
+    except NcclscopeError as error:
+        text, document = f"ncclscope: no verdict: {error}\n", {}
+    else:
+        document = verdict.to_dict()
+        if verdict.status in ("diverged", "hung"):
+            text = plain_text(render_verdict(verdict, _WIDTH), _WIDTH)
+        else:
+            text = f"ncclscope: {verdict.status}: {verdict.summary}\n"
+        text += f"ncclscope: more: ncclscope attach, or ncclscope diagnose {directory}\n"
+    print(json.dumps({"text": text, "document": document}) if options else text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Explain vLLM's complaints in its own log.
+
+vLLM says that a broadcast found no free block, that a call timed out, or that an engine is dead,
+and not why. The reason often stands in the rings. So the first such message of a job is followed by
+the verdict, which a process of its own prints.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from ncclscope import settings
+from ncclscope.explanation import explain_to
+from ncclscope_patches.probes.probe import Patch
+
+__all__ = ["VllmComplaints"]
+
+_MESSAGES = (
+    "No available shared memory broadcast block found",
+    "timed out",
+    "died unexpectedly",
+    "encountered a fatal error",
+)
+_EXCEPTIONS = frozenset({"EngineDeadError", "TimeoutError"})
+
+
+class VllmComplaints(Patch):
+    """Prints the verdict after vLLM's first complaint about a hang."""
+
+    name = "vllm_complaints"
+    target = "vllm.logger"
+    supports = "vllm 0.26 to 0.32"
+    records = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listener = _Listener(self)
+
+    def install(self, module: Any) -> None:
+        logging.getLogger("vllm").addHandler(self._listener)
+
+    def revert(self) -> None:
+        super().revert()
+        logging.getLogger("vllm").removeHandler(self._listener)
+
+
+class _Listener(logging.Handler):
+    def __init__(self, patch: Patch) -> None:
+        super().__init__(logging.INFO)
+        self._patch = patch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Start the process that prints the verdict, if the message is a complaint."""
+        if not self._patch.active:
+            return
+        try:
+            where = settings.directory()
+            if where and _is_complaint(record):
+                explain_to(sys.__stderr__.fileno() if sys.__stderr__ else 2, where)
+        except Exception as error:
+            self._patch.fail(error)
+
+
+def _is_complaint(record: logging.LogRecord) -> bool:
+    kind = record.exc_info[0] if record.exc_info else None
+    if kind is not None and kind.__name__ in _EXCEPTIONS:
+        return True
+    return any(message in str(record.msg) for message in _MESSAGES)

@@ -1,0 +1,149 @@
+"""`ncclscope run`: a hang is explained in the job's own log, once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import ROOT
+
+RUN = (sys.executable, "-m", "ncclscope", "run")
+
+JOB = """
+import os, signal, sys, time
+import ncclscope
+
+fault, ending = sys.argv[1:]
+ranks = []
+for rank in range(3):
+    pid = os.fork()
+    if not pid:
+        tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=3)
+        world = tracer.communicator("world", "world", [0, 1, 2], "gloo")
+        for step in range(6):
+            if (rank, step) != (1, 4) or fault != "skip":
+                last = tracer.record(world, "all_reduce", shape=(step + 1,), dtype="float32")
+                if step < 4 or fault == "none":
+                    tracer.complete(last)
+        if ending == "wait":
+            signal.pause()
+        elif ending == "slow":
+            time.sleep(5)
+        tracer.close()
+        os._exit(3 if ending == "fail" else 0)
+    ranks.append(pid)
+statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+sys.exit(5 if any(statuses) else 0)
+"""
+
+
+@pytest.fixture
+def command(rings: Path, tmp_path: Path) -> list[str]:
+    """`run` with a directory for bundles, up to its options."""
+    return [*RUN, "--dir", str(rings), "--stall", "2", "--bundle", str(tmp_path / "kept")]
+
+
+def ended(command: list[str], fault: str, ending: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, "--", sys.executable, "-c", JOB, fault, ending],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -> None:
+    done = ended([*command, "--kill-after", "2"], "skip", "wait")
+    assert done.returncode == 5
+    assert done.stdout == ""
+    assert done.stderr.count("Rank 1 (") == 1
+    assert "DIVERGED" in done.stderr
+    (bundle,) = (tmp_path / "kept").iterdir()
+    assert f"ncclscope: bundle: {bundle}\n" in done.stderr
+    assert json.loads((bundle / "verdict.json").read_text())["verdict"]["diverging_ranks"] == [1]
+    assert "ncclscope: killed: " in done.stderr
+
+
+def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    with subprocess.Popen(
+        [*command, "--on-hang", f"cat > {told}", "--", sys.executable, "-c", JOB, "skip", "wait"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        try:
+            end = time.monotonic() + 60
+            while not (told.exists() and told.stat().st_size):
+                assert job.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            assert job.poll() is None
+            assert json.loads(told.read_text())["status"] == "diverged"
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("options", [[], ["--no-explain"]])
+def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
+    command: list[str], tmp_path: Path, options: list[str]
+) -> None:
+    fault = "skip" if options else "none"
+    done = ended([*command, *options], fault, "slow")
+    assert done.returncode == 0
+    assert all(line.startswith("ncclscope: ") for line in done.stderr.splitlines()), done.stderr
+    assert "Rank" not in done.stderr
+    assert not (tmp_path / "kept").exists() or not [*(tmp_path / "kept").iterdir()]
+
+
+def test_a_job_that_failed_before_anybody_looked_is_explained_at_its_end(
+    command: list[str],
+) -> None:
+    done = ended(command, "skip", "fail")
+    assert done.returncode == 5
+    assert done.stderr.count("Rank 1 (") == 1
+
+
+def test_one_of_several_runs_in_a_directory_explains(command: list[str]) -> None:
+    command = [*command, "--kill-after", "2", "--", sys.executable, "-c"]
+    # The second has no ranks of its own, as a task of another kind in the same Slurm step.
+    programs = [[JOB, "skip", "wait"], ["import signal; signal.pause()"]]
+    runs = [
+        subprocess.Popen(
+            [*command, *program],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for program in programs
+    ]
+    try:
+        said = runs[0].communicate(timeout=60)[1]
+    finally:
+        for run in runs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGTERM)
+    said += runs[1].communicate(timeout=30)[1]
+    assert said.count("DIVERGED") == 1, said
+
+
+@pytest.mark.parametrize("option", ["--stall", "--kill-after"])
+def test_a_time_that_is_none_is_one_clear_line(option: str) -> None:
+    done = subprocess.run(
+        [*RUN, option, "-3", "--", "true"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") <= 2
+    assert f"{option} takes seconds from 0 to 86400" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.transfers.engines import Engines, Joined
@@ -25,14 +26,18 @@ class TransferStalled:
         """Yield a finding for each reason, about the transfer that has waited longest."""
         engines = Engines(case.run)
         limits = Limits(case.live_stall_seconds, case.stall_seconds)
+        every = [(one, find_reason(engines, one, limits)) for one in engines.joined]
+        hangs = any(reason and reason.hangs and reason.role == "cause" for _, reason in every)
         groups: dict[tuple[object, ...], list[tuple[Joined, Reason]]] = {}
-        for one in engines.joined:
-            reason = find_reason(engines, one, limits)
-            if reason is not None:
-                end = one.receive or one.send
-                assert end is not None
-                pair = end.engine, end.peer, reason.role, reason.at_fault or _kind(reason)
-                groups.setdefault(_hashable(pair), []).append((one, reason))
+        for one, reason in every:
+            if reason is None:
+                continue
+            if hangs and not reason.hangs:
+                reason = replace(reason, role="latent")  # what is over explains no wait
+            end = one.receive or one.send
+            assert end is not None
+            pair = end.engine, end.peer, reason.role, reason.at_fault or _kind(reason)
+            groups.setdefault(_hashable(pair), []).append((one, reason))
         for found in sorted(groups.values(), key=_weight):
             yield _finding(engines, found, case)
 

@@ -209,6 +209,17 @@ def test_a_failure_counts_until_a_later_transfer_succeeds(pair: Pair) -> None:
     assert pair.verdict().findings == ()
 
 
+def test_a_request_that_waits_outranks_one_that_is_over(pair: Pair) -> None:
+    pair.end("prefill", "expired", changed=5)
+    pair.end("decode", "completed", changed=7)
+    pair.end("prefill", "waiting", number=2, begun=8, changed=8, phase="held")
+    pair.end("decode", "started", number=2, begun=8, changed=8, phase="read")
+    verdict = pair.verdict()
+    assert verdict.status == "hung"
+    assert "d2" in cause(verdict)[1]
+    assert [one.role for one in verdict.findings] == ["cause", "latent"]
+
+
 def test_a_client_that_gave_up_is_no_finding(pair: Pair) -> None:
     pair.end("prefill", "waiting", phase="asked for")
     pair.end("decode", "failed", phase="aborted", changed=5)

@@ -110,6 +110,10 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     candidates = find_workers(options.pids)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
     recorded, rings = _read_rings(files)
+    if recorded is not None and recorded.linked:
+        # Of jobs tied by transfers, the one that waits is sampled; the others are read.
+        own = {process.pid for process in (*recorded.ranks, *recorded.others)}
+        candidates = [one for one in candidates if one.pid in own] or candidates
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
@@ -195,12 +199,12 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
         return None, []
     try:
         run = open_run(*sorted({file.parent for file in files}))
-        sources = {Path(rank.source) for rank in (*run.ranks, *run.others)}
+        sources = {Path(process.source) for process in run.processes}
         if not set(files) <= sources:
             run = assemble([read_ring(file) for file in files])
     except (NcclscopeError, OSError):
         return None, []
-    return run, sorted({Path(rank.source) for rank in (*run.ranks, *run.others)})
+    return run, sorted({Path(process.source) for process in run.processes})
 
 
 def _variable(placed: Sequence[Placed], name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ class Finding:
         odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last call
             of a rank that never reached that one.
         awaited: Key or address of the store that ranks wait for; empty where they wait for none.
+        hangs: Whether ranks or requests stand still; None where the kind implies it.
+        transfer: The transfer between engines that the finding concerns, in a form for JSON.
         at: Innermost frame of the first diverging rank's stack; None without a stack.
     """
 
@@ -61,6 +64,8 @@ class Finding:
     odd_is: str = "call"
     at: Frame | None = None
     awaited: str = ""
+    hangs: bool | None = None
+    transfer: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""
@@ -78,4 +83,5 @@ class Finding:
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "inferred": list(self.inferred),
+            **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
         }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ncclscope.model.device import DeviceProgress
     from ncclscope.model.graphs import Graph
     from ncclscope.model.snapshot import KernelEvent, QueueState, Snapshot
+    from ncclscope.model.transfer import Transfer
 
 __all__ = ["Rank", "Run"]
 
@@ -54,6 +55,7 @@ class Rank:
         places: Own rank in communicators of NCCL's, by key, as NCCL reported it.
         before: Number of collectives before recording began, by key and operation, on communicators
             where it began late and NCCL reported them.
+        transfers: Ends of transfers between engines, in the order of their last change.
         orders: Digests of the order in which it used its communicators, by the number of newest
             calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
@@ -82,6 +84,7 @@ class Rank:
     carried: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    transfers: Sequence[Transfer] = ()
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -135,6 +138,7 @@ class Run:
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
+        linked: Runs of other jobs that exchange transfers with this one.
     """
 
     ranks: tuple[Rank, ...]
@@ -148,6 +152,7 @@ class Run:
     queues: tuple[QueueState, ...] = ()
     dumped: Run | None = None
     unreadable: tuple[int, ...] = ()
+    linked: tuple[Run, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:
@@ -164,6 +169,12 @@ class Run:
     def window(self) -> bool:
         """Whether the records of any rank are a window."""
         return any(rank.window for rank in self.ranks)
+
+    @property
+    def processes(self) -> tuple[Rank, ...]:
+        """All processes, those without a rank and those of linked jobs included."""
+        own = (*self.ranks, *self.others)
+        return (*own, *(process for run in self.linked for process in run.processes))
 
     def members(self, key: str) -> Iterator[Rank]:
         """Return an iterator over the ranks with records of a communicator, in order."""

@@ -61,6 +61,9 @@ _OWN = (
     "ncclscope_patches.vllm.kernels:SymmMemProbe",
     "ncclscope_patches.vllm.steps:VllmSteps",
     "ncclscope_patches.vllm.queues:VllmQueues",
+    "ncclscope_patches.vllm.nixl:NixlReads",
+    "ncclscope_patches.vllm.nixl:NixlTransfers",
+    "ncclscope_patches.vllm.transfers:VllmTransfers",
     "ncclscope_patches.vllm.complaints:VllmComplaints",
 )
 """Own patches, for a package that is on the path but not installed and has no entry points, as in

@@ -237,7 +237,7 @@ class Job:
             assert time.monotonic() < deadline, "the ranks do not come to where they wait"
             time.sleep(0.05)
 
-    def verdict(self, **changed: Any) -> Verdict:
+    def verdict(self) -> Verdict:
         """Returns the verdict once it is a hang."""
         deadline = time.monotonic() + DEADLINE
         while True:
@@ -333,6 +333,7 @@ def test_a_rendezvous_is_no_alarm_while_it_is_young(rings: Path) -> None:
 def test_stack_of_the_missing_rank_is_in_the_verdict(rings: Path) -> None:
     with Job("comes_late", rings) as job:
         job.wait_until(lasts("init_process_group", 0, 1, 2))
+        job.verdict()  # they have waited for long enough
         seen = sample_job(Options(pids=job.pids, gap=1.0))
         verdict = diagnose(seen.run, live_stall_seconds=STALL)
 
@@ -477,6 +478,7 @@ def test_connection_to_a_process_that_has_ended_is_a_data_source(rings: Path) ->
                     for n in range(ODD)
                 )
             )
+            job.verdict()  # they have waited for long enough
             seen = sample_job(Options(pids=job.pids, gap=1.0))
             verdict = diagnose(seen.run, live_stall_seconds=STALL)
 

@@ -39,6 +39,7 @@ from ncclscope.render.console.blocks import (
 )
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site
+from ncclscope.render.console.transfers import transfer_block
 
 __all__ = ["print_screen", "print_verdict", "render_verdict", "verdict_panel"]
 
@@ -76,6 +77,7 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
         verdict_panel(verdict),
         _ranks(verdict, width),
         *device_block(verdict.run),
+        *transfer_block(verdict.run),
     ]
     if verdict.neighbourhood is not None and verdict.cause is not None:
         parts.append(_divergence(verdict.neighbourhood, verdict.cause, width))

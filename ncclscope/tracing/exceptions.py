@@ -21,7 +21,7 @@ _notes = Notes(RAISED)
 
 
 def note_here(error: BaseException) -> None:
-    """Note an exception that a recorded call raises, at the program's line; never raise."""
+    """Note an exception that torch.distributed raises, at the program's line; never raise."""
     with contextlib.suppress(Exception):
         _note(type(error), callsite.user_line(sys._getframe(1)))
 

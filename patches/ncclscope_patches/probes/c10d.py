@@ -19,7 +19,6 @@ from weakref import ref
 from ncclscope import native
 from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope, session
-from ncclscope.tracing.exceptions import note_here
 from ncclscope_patches.probes import group_creation, process_groups, works
 from ncclscope_patches.probes.device_streams import (
     NOWHERE_YET,
@@ -79,12 +78,7 @@ class C10dProbe(Patch):
 
         # Without guard() or other functions, for speed: a program waits for each call.
         def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = wait(self_, *args, **kwargs)
-            except BaseException as error:
-                if id(self_) in pending:
-                    note_here(error)
-                raise
+            result = wait(self_, *args, **kwargs)
             if self.active:
                 try:
                     entry = pending.get(id(self_))

@@ -15,7 +15,6 @@ from typing import Any
 from ncclscope import native
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope
-from ncclscope.tracing.exceptions import note_here
 from ncclscope_patches.probes import device_streams, recording, works
 from ncclscope_patches.probes.device_streams import Where
 from ncclscope_patches.probes.probe import Patch
@@ -89,9 +88,8 @@ def put_posting(
         method = recording.recorder(core, handles, read)
         most = works.LIMIT if keeps_work else 0
         posted = core.replaced(
-            function, patch, works.pending, posted, method, after, scope.listeners, most,
-            can_be_off, note_here,
-        )  # fmt: skip
+            function, patch, works.pending, posted, method, after, scope.listeners, most, can_be_off
+        )
     return patch.put(owner, name, functools.update_wrapper(posted, function))
 
 
@@ -159,19 +157,14 @@ def _posting(
                     announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        try:
-            if announced:
-                announce(handle.channel)
-                try:
-                    result = function(*args, **kwargs)
-                finally:
-                    conclude()
-            else:
+        if announced:
+            announce(handle.channel)
+            try:
                 result = function(*args, **kwargs)
-        except BaseException as error:
-            if position is not None:
-                note_here(error)
-            raise
+            finally:
+                conclude()
+        else:
+            result = function(*args, **kwargs)
         if mark is not None:
             finish(mark, result)
         if after is not None and position is not None and position >= 0:

@@ -69,17 +69,29 @@ class Coverage:
     """How much of a job is recorded.
 
     Attributes:
-        unseen: The gaps, one sentence each, with the ranks it concerns.
+        unrecorded: The gaps in the records of calls, one sentence each, with the ranks concerned.
+        unread: The gaps in the process snapshot, likewise.
         comms: Communicators whose calls were also counted by another data source.
     """
 
-    unseen: tuple[str, ...]
+    unrecorded: tuple[str, ...]
+    unread: tuple[str, ...]
     comms: tuple[CommCoverage, ...]
 
     @property
+    def unseen(self) -> tuple[str, ...]:
+        """All gaps."""
+        return (*self.unrecorded, *self.unread)
+
+    @property
     def complete(self) -> bool:
-        """Whether the records have no known gaps."""
+        """Whether there are no known gaps, so that agreement and stacks can be trusted."""
         return not self.unseen
+
+    @property
+    def has_all_calls(self) -> bool:
+        """Whether the records of calls have no known gaps, whatever is known of processes."""
+        return not self.unrecorded
 
     def to_dict(self) -> dict[str, Any]:
         """Return the coverage in the terms of the JSON verdict."""
@@ -97,14 +109,14 @@ def survey(run: Run) -> Coverage:
     the processes themselves report.
     """
     comms = (*_counted_by_nccl(run), *_counted_by_ras(run), *_counted_by_dumps(run))
-    unseen = [*_missing(run), *_declared(run), *_probes(run), *_damaged_transfers(run)]
+    unrecorded = [*_missing(run), *_declared(run), *_probes(run), *_damaged_transfers(run)]
     for one in comms:
         if one.comparable and one.counted > one.recorded:
-            unseen.append(
+            unrecorded.append(
                 f"{comm_text(one.comm)}: {_COUNTERS[one.by]} {one.counted} calls, {one.recorded} "
                 f"are recorded"
             )
-    return Coverage(tuple(dict.fromkeys(unseen)), comms)
+    return Coverage(tuple(dict.fromkeys(unrecorded)), tuple(_unread(run)), comms)
 
 
 def unrecorded_kinds(rank: Rank) -> Mapping[str, tuple[str, ...]]:
@@ -175,8 +187,7 @@ def _missing(run: Run) -> Iterator[str]:
     snapshot = run.snapshot
     if snapshot is None:
         return
-    # The only worker of an engine has no communicator, and is traced all the same.
-    bare = [rank.rank for rank in run.ranks if not (rank.logs or "kv_engine" in rank.details)]
+    bare = [rank.rank for rank in run.ranks if not rank.logs and not rank.activities]
     if bare and len(bare) == len(run.ranks):
         yield (
             "no rank is traced, so only stacks show what the processes do; start the job with "
@@ -184,9 +195,13 @@ def _missing(run: Run) -> Iterator[str]:
         )
     elif bare:
         yield f"{ranks_text(bare)}: no calls of these processes are recorded"
+
+
+def _unread(run: Run) -> Iterator[str]:
+    """Yield the ranks whose stacks could not be read, which says nothing about their calls."""
     unread = [
         worker.rank
-        for worker in snapshot.workers
+        for worker in (run.snapshot.workers if run.snapshot is not None else ())
         if not worker.stacks[-1:] or not worker.stacks[-1].threads
     ]
     if unread:

@@ -41,6 +41,8 @@ def differing_parameter(odd: Call, peer: Call) -> str:
     if (odd.replay is None) != (peer.replay is None):
         return "captured"
     for parameter in ("captured", "dtype", "redop", "root"):
+        if parameter == "redop" and None in (odd.redop, peer.redop):
+            continue  # a reduction that was not recorded is no difference
         if getattr(odd, parameter) != getattr(peer, parameter):
             # Another group is another call: it has no tensor, and so no size or type.
             return "op" if odd.op in CREATION_OPS else parameter

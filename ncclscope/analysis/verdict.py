@@ -24,6 +24,7 @@ from ncclscope.analysis.processes.device_rows import describe_device, device_not
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
 from ncclscope.analysis.registry import Analyzer, load_analyzers
 from ncclscope.analysis.reservations import hides_damage
+from ncclscope.analysis.sequences.mixed_records import reduce_mixed
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
 from ncclscope.analysis.transfers.engines import Engines
@@ -197,7 +198,7 @@ def diagnose(
     asked = load_analyzers() if analyzers is None else analyzers
     while True:
         try:
-            own = _diagnose(run, asked, stall_seconds, live_stall_seconds)
+            own = _diagnose(reduce_mixed(run), asked, stall_seconds, live_stall_seconds)
             break
         except DamagedFileError as error:
             run = without_damaged(run, error)  # with at least one rank fewer, so the loop ends

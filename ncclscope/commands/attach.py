@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from pathlib import Path
 
 from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError
@@ -74,6 +75,11 @@ class AttachCommand:
         )
 
         parser.add_argument(
+            "--kernel-log",
+            metavar="FILE",
+            help="Kernel log: a file with the output of `dmesg` (default: /dev/kmsg)",
+        )
+        parser.add_argument(
             "--arm",
             type=float,
             nargs="?",
@@ -107,6 +113,7 @@ class AttachCommand:
             pids=tuple(arguments.pids),
             native=arguments.native,
             flight_recorder=arguments.flight_recorder,
+            **({"kernel_log": Path(arguments.kernel_log)} if arguments.kernel_log else {}),
         )
         if arguments.arm is None:
             seen = sample_job(options, say)

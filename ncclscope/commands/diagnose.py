@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclscope.commands.options import (
@@ -40,6 +41,11 @@ class DiagnoseCommand:
             metavar="SECONDS",
             help="Timeout per Ray node in seconds (default: 60)",
         )
+        parser.add_argument(
+            "--kernel-log",
+            metavar="FILE",
+            help="Kernel log of this host: a file with the output of `dmesg` (default: /dev/kmsg)",
+        )
         add_json_option(parser, "verdict")
         add_stall_options(parser)
 
@@ -71,9 +77,12 @@ class DiagnoseCommand:
 
 
 def _run(arguments: argparse.Namespace) -> Run:
+    from ncclscope.attach.host.kernel_log import KMSG, with_kernel_log
+    from ncclscope.attach.host.queues import with_queues
     from ncclscope.readers import open_run
 
-    return open_run(*arguments.paths)
+    log = Path(arguments.kernel_log) if arguments.kernel_log else KMSG
+    return with_queues(with_kernel_log(open_run(*arguments.paths), log))
 
 
 def _remote_run(arguments: argparse.Namespace) -> Run:

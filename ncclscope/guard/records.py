@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ncclscope.analysis.sequences.groups import part_outside_groups
+from ncclscope.analysis.sequences.mixed_records import lacks_reduction, reduced_logs
 from ncclscope.analysis.wording import call_text, ranks_text, site_text
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call
@@ -100,7 +101,10 @@ def judge(
     if here == there:
         there = -2  # neither ring names its rank
     comm = mine.communicator
-    divergence, _ = part_outside_groups(comm, {here: mine, there: theirs})
+    logs = reduced_logs(comm, {here: mine, there: theirs})
+    if logs is None:
+        return None
+    divergence, _ = part_outside_groups(comm, logs)
     if (
         divergence is None
         or divergence.seq > seq
@@ -109,10 +113,7 @@ def judge(
     ):
         return None
     number = divergence.seq
-    sides = [
-        (here, log.fingerprint(number), log.call(number))
-        for here, log in ((here, mine), (there, theirs))
-    ]
+    sides = [(here, log.fingerprint(number), log.call(number)) for here, log in logs.items()]
     return _divergence(comm.label or comm.key, number, sides, hashes_at(number))
 
 
@@ -135,12 +136,13 @@ def judge_newest(
         hashes_at: As for :func:`judge`.
 
     Returns:
-        None where :func:`judge` has to decide: inside of a group, or far from the newest record.
+        None where :func:`judge` has to decide: inside of a group, far from the newest record, or
+        where only NCCL's profiler plugin recorded a call.
     """
     sides = []
     for place in (own, other):
         found = _newest(place, seq)
-        if found is None or found[1].group:
+        if found is None or found[1].group or lacks_reduction(found[1]):
             return None
         running, call = found
         sides.append((place.rank, running, call))

@@ -6,27 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope.model.call import Call, Communicator
 from ncclscope.model.log import CallLog
 from ncclscope.model.signature import BASE, BASE_INVERSE
 
-__all__ = ["ListLog", "Tail", "running_hashes"]
+__all__ = ["ListLog", "Tail", "chained_hashes", "running_hashes"]
 
 
 def running_hashes(signatures: Sequence[int]) -> list[int]:
+    """Return the running hashes before each of ``n`` calls and after the last: ``[n + 1]``."""
+    hashes: list[int] = chained_hashes(np.array(signatures, dtype=np.uint64)).tolist()
+    return hashes
+
+
+def chained_hashes(signatures: NDArray[np.uint64], before: int = 0) -> NDArray[np.uint64]:
     """Return the running hashes before each of ``n`` calls and after the last: ``[n + 1]``.
 
     Horner's scheme, vectorized: multiply each signature by an inverse power of the base, add up,
     and multiply by the power of the base; all modulo 2 ** 64.
+
+    Args:
+        signatures: Signatures, ``[n]``.
+        before: Running hash before the first call.
     """
     count = len(signatures)
-    if not count:
-        return [0]
-    values = np.array(signatures, dtype=np.uint64)
-    powers = np.cumprod(np.full(count, BASE, np.uint64))
-    inverses = np.cumprod(np.full(count, BASE_INVERSE, np.uint64))
-    return [0, *(np.cumsum(values * inverses) * powers).tolist()]
+    hashes = np.empty(count + 1, np.uint64)
+    hashes[0] = before
+    sums = np.cumsum(signatures * np.cumprod(np.full(count, BASE_INVERSE, np.uint64)))
+    hashes[1:] = (sums + hashes[0]) * np.cumprod(np.full(count, BASE, np.uint64))
+    return hashes
 
 
 class ListLog:

@@ -19,7 +19,7 @@ from ncclscope.model.signature import P2P_OPS
 if TYPE_CHECKING:
     from ncclscope.model.device import DeviceProgress
     from ncclscope.model.graphs import Graph
-    from ncclscope.model.snapshot import Snapshot
+    from ncclscope.model.snapshot import KernelEvent, QueueState, Snapshot
     from ncclscope.model.transfer import Transfer
 
 __all__ = ["Rank", "Run"]
@@ -133,6 +133,8 @@ class Run:
         sources: The paths as they were given.
         others: Processes without a rank, such as engine cores.
         snapshot: The snapshot of the live processes; None without one.
+        kernel: What the kernel of a rank's host logged about memory and GPUs, oldest first.
+        queues: Message queues of vLLM whose processes live on this host.
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
@@ -146,6 +148,8 @@ class Run:
     sources: tuple[str, ...] = ()
     others: tuple[Rank, ...] = ()
     snapshot: Snapshot | None = None
+    kernel: tuple[KernelEvent, ...] = ()
+    queues: tuple[QueueState, ...] = ()
     dumped: Run | None = None
     unreadable: tuple[int, ...] = ()
     linked: tuple[Run, ...] = ()

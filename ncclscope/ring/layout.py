@@ -87,7 +87,8 @@ at most half of the section. Call sites take at most three quarters, and are sho
 is used. A call site is ``/path/file.py:120 function``. If that is in an installed package, the
 first frame of the user's own program follows after a line feed. A communicator's text is a JSON
 object with ``key``, ``label``, ``ranks``, ``backend`` and, if known, ``created_at``, the line that
-created it. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
+created it, and ``timeout``, the seconds after which a call on it is given up. More than
+LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
 Later entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed. NCCL's
 profiler plugin adds ``comm_hash`` (as RAS spells it), ``comm_rank`` and ``size``; ``joined_late``
 if calls were made before it was armed, and ``made_before``, their number by operation;
@@ -191,8 +192,8 @@ HEADER_TRANSFERS_LOST = 184
 HEADER_CARRIED = 1024
 """MAX_COMMS u32: calls on each communicator that NCCL reported; zero without its plugin."""
 HEADER_ACTIVITIES = 256
-"""MAX_ACTIVITIES entries; zero in files of older releases."""
-MAX_ACTIVITIES = 8
+"""MAX_ACTIVITIES entries; those that an older release does not know are zero in its files."""
+MAX_ACTIVITIES = 16
 
 # generation, length, crc32 of the JSON that starts from the generation, zero
 ABOUT = struct.Struct("<QIII")

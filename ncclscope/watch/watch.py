@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
+from ncclscope.analysis.sequences.mixed_records import reduced_keys
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Rank, Run
 from ncclscope.model.signature import stretch
@@ -31,6 +32,8 @@ __all__ = ["Poll", "Watcher"]
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
 """Seconds between two diagnoses of a moving job whose status is trouble or unknown."""
+_REST = 10
+"""Time between two diagnoses of communicators whose hashes differ anyway, in durations of one."""
 _GROUP_SECONDS = 1.0
 """Seconds that a coalesced group may be in flight on one rank but not yet on another."""
 _NEARLY = 0.95
@@ -108,6 +111,8 @@ class Watcher:
         self._troubled: set[Path] = set()
         self._examined: object = None
         self._examine_at = 0.0
+        self._reduced: frozenset[str] = frozenset()
+        self._reduced_at = 0.0
         self._settled: object = None
         self._gpus = gpus
         self._spins = False
@@ -293,6 +298,8 @@ class Watcher:
         """Return the differing hashes: communicator key, two cursors, sequence number."""
         members: dict[str, list[RingCursor]] = {}
         keys = {key for cursor in moved for key in cursor.comm_cursors}
+        if self._clock() < self._reduced_at:
+            keys -= self._reduced
         for cursor in living:
             if cursor.rank >= 0:
                 for key in keys & cursor.comm_cursors.keys():
@@ -384,8 +391,14 @@ class Watcher:
         return ranks
 
     def _diagnose(self, ranks: Sequence[Rank]) -> Verdict:
+        began = self._clock()
         run: Run = assemble(ranks, sources=self.sources)
-        return diagnose(run, live_stall_seconds=self.stall * _NEARLY)
+        verdict = diagnose(run, live_stall_seconds=self.stall * _NEARLY)
+        self._reduced = reduced_keys(run, verdict.run)
+        # Their hashes always differ, so that each poll would read all their calls again.
+        ended = self._clock()
+        self._reduced_at = ended + max(_AGAIN, _REST * (ended - began))
+        return verdict
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:
         """Return the stuck ranks and the members of the communicators that they are stuck on."""

@@ -197,3 +197,37 @@ def test_a_ring_of_the_plugin_and_a_later_tracers_are_one_process(nccl: Built, r
     (rank,) = ncclscope.open_run(rings).ranks
     calls = {key: log.calls for key, log in rank.logs.items()}
     assert (rank.rank, calls) == (1, {"nccl:0000000000000001": 2, "k": 1})
+
+
+_ONE_PROBED = """
+    def step(number, size):
+        if rank == 0:
+            tracer.record(tp, "all_reduce", shape=(size, 2), dtype="float32", redop="sum")
+            announced(tp, f"call 0 AllReduce {2 * size} ncclFloat32 0")
+            tracer.record(tp, "barrier")
+            announced(tp, "call 0 AllReduce 1 ncclFloat32 0")
+        else:
+            nccl(f"call 0 AllReduce {2 * size} ncclFloat32 0")
+            nccl("call 0 AllReduce 1 ncclFloat32 0")
+        nccl(f"call 0 AllGather {number} ncclFloat32 0")
+    for number in range(1, 9):
+        step(number, 4)
+    step(9, 4 + DIFFERENCE * rank)
+"""
+
+
+@needs_core
+@pytest.mark.parametrize("difference", [0, 1])
+def test_a_rank_without_probes_is_compared_in_what_nccl_reports(
+    nccl: Built, rings: Path, difference: int
+) -> None:
+    run = _job(nccl, rings, _ONE_PROBED.replace("DIFFERENCE", str(difference)))
+    assert [*run.communicators] == ["the-key"]
+    verdict = ncclscope.diagnose(run)
+    assert survey(run).complete
+    if not difference:
+        assert (verdict.status, verdict.findings) == ("ok", ())
+    else:
+        assert verdict.cause is not None
+        assert (verdict.cause.kind, verdict.cause.seq) == ("size_mismatch", 25)
+        assert verdict.cause.candidate_ranks == (0, 1)  # a pair

@@ -308,3 +308,34 @@ def test_a_probe_that_refused_a_function_makes_coverage_incomplete(tmp_path: Pat
 
     assert (verdict.status, verdict.coverage.complete) == ("unknown", False)
     assert "pynccl.all_gather is refused" in verdict.coverage.unseen[0]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_unread_stack_says_nothing_about_recorded_calls(tmp_path: Path, is_read: bool) -> None:
+    cluster = Cluster(tmp_path, 4)
+    cluster.history("world")
+    cluster.post((0, 2, 3), "world", done=False)
+    cluster.post((1,), "world", "all_gather", done=False)
+    run = living(cluster.run(), 60.0)
+    workers = [worker(rank, in_collective("all_reduce", 40), world_size=4) for rank in range(4)]
+    if not is_read:
+        workers = [replace(one, stacks=()) for one in workers]
+
+    verdict = diagnose(replace(run, snapshot=snapshot(workers, gap=12.0)))
+
+    assert singled_out(verdict) == ("op_mismatch", (1,), "certain")
+    assert verdict.coverage.complete is is_read
+    assert verdict.coverage.has_all_calls
+
+
+def test_what_stacks_alone_show_is_likely_where_one_was_not_read() -> None:
+    workers = [worker(rank, in_collective("all_reduce", 40), world_size=4) for rank in range(3)]
+    workers.append(worker(3, elsewhere(5), world_size=4))
+    run = Run(ranks=(), communicators={}, expected=4)
+    every = diagnose(replace(run, snapshot=snapshot(workers, gap=40.0)))
+    assert every.cause is not None
+    assert every.cause.analyzer == "stack_classes"
+    unread = [*workers[1:], replace(workers[0], stacks=())]
+    some = diagnose(replace(run, snapshot=snapshot(unread, gap=40.0)))
+    assert some.cause is None or some.cause.confidence != "certain"
+    assert some.status != "ok"

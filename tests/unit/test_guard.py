@@ -318,3 +318,20 @@ def test_more_communicators_than_there_are_slots(ranks: Ranks) -> None:
             post(tracer, comm, number)
 
     assert guard_of(one).active
+
+
+def test_a_peer_whose_calls_only_the_plugin_recorded_is_no_divergence(ranks: Ranks) -> None:
+    (one, comm), (other, theirs) = ranks(2)
+    for size in range(1, 5):
+        other.record(theirs, "all_reduce", numel=size, dtype="float32")
+        one.record(comm, "all_reduce", shape=(size,), dtype="float32", redop="sum")
+
+    assert guard_of(one).active
+
+
+def test_a_call_of_another_size_is_one_though_its_reduction_is_unknown(ranks: Ranks) -> None:
+    (one, comm), (other, theirs) = ranks(2)
+    other.record(theirs, "all_reduce", numel=8, dtype="float32")
+
+    with pytest.raises(DivergenceError):
+        one.record(comm, "all_reduce", shape=(4,), dtype="float32", redop="sum")

@@ -29,7 +29,7 @@ def test_everything_that_is_recorded_is_read(rings: Path) -> None:
     comm = tracer.communicator("KEY", "tp:0", [2, 3], "nccl")
     tracer.record(
         comm,
-        "all_gatherv",
+        "scatterv",
         shape=(14, 256),
         dtype="torch.bfloat16",
         redop="ReduceOp.SUM",
@@ -51,7 +51,7 @@ def test_everything_that_is_recorded_is_read(rings: Path) -> None:
     assert log.communicator.backend == "nccl"
     call = log.call(1)
     assert (call.op, call.dtype, call.redop, call.root, call.peer) == (
-        "all_gatherv",
+        "scatterv",
         "bfloat16",
         "sum",
         1,

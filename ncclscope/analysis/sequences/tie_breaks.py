@@ -33,23 +33,28 @@ def majority_of_kind(records: Records, divergence: Divergence) -> tuple[int, ...
     for key, comm in records.run.communicators.items():
         if key == divergence.comm.key or not comm.kind or comm.kind != divergence.comm.kind:
             continue
-        posted = {
+        by_call = {
             log.signatures(divergence.seq, divergence.seq + 1)[0]: log
             for log in records.logs(key).values()
             if log.first <= divergence.seq <= log.calls
         }
-        if len(posted) == 1:
-            log = next(iter(posted.values()))
+        if len(by_call) == 1:
+            log = next(iter(by_call.values()))
             if in_step(own, log, divergence.seq):
                 calls.append(log.call(divergence.seq))
     for aspect in ("signature", "op", "captured", "dtype", "redop", "root"):
         common = Counter(getattr(call, aspect) for call in calls).most_common(2)
         if not common or (len(common) > 1 and common[0][1] == common[1][1]):
             continue
+        posted = [
+            getattr(logs[group[0]].call(divergence.seq), aspect) for group in divergence.groups
+        ]
+        if aspect == "redop" and None in posted:
+            continue  # a reduction that was not recorded is no difference
         same = [
             group
-            for group in divergence.groups
-            if getattr(logs[group[0]].call(divergence.seq), aspect) == common[0][0]
+            for group, value in zip(divergence.groups, posted, strict=True)
+            if value == common[0][0]
         ]
         if len(same) == 1:
             return same[0]

@@ -563,6 +563,8 @@ static PyMethodDef functions[] = {
     {"places", ns_places, METH_VARARGS, "Use callsite's function that classifies code."},
     {"post_of", ns_post_of, METH_VARARGS, "Return what a method needs to record without Python."},
     {"posting", ns_posting, METH_VARARGS, "Return what records the calls of one method."},
+    {"replaced", ns_replaced, METH_VARARGS, "Return what stands for a method that enqueues."},
+    {"waited", ns_waited, METH_VARARGS, "Return what stands for a method that waits."},
     {"recorder", ns_recorder, METH_VARARGS, "Return an object with Tracer.record() in C."},
     {"setter", ns_setter, METH_O, "Return an object that assigns a property and remembers it."},
     {"sign", sign, METH_VARARGS, "Return the signature of a call as the plugin computes it."},
@@ -600,7 +602,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
-        || !ns_posting_ready())
+        || !ns_posting_ready() || !ns_replaced_ready())
         Py_CLEAR(made);
     return made;
 }

@@ -5,6 +5,7 @@
 
 #include "module.h"
 #include "place.h"
+#include "posting.h"
 
 #include <stdbool.h>
 
@@ -14,6 +15,7 @@ typedef struct Post {
     PyObject *channel;
     PyObject *templates; /* as recording.Handle.templates */
     PyObject *capturing; /* asks whether a CUDA graph is being captured; None without GPUs */
+    PyObject *handle;
 } Post;
 
 /* One method of the program that enqueues calls. */
@@ -55,12 +57,22 @@ static PyObject *name_of(PyObject *given)
     return known ? PyTuple_GetItem(known, 1) : NULL;
 }
 
+static PyObject *read_parameters(const Method *method, PyObject *args, PyObject *kwargs)
+{
+    PyObject *named = kwargs ? kwargs : PyDict_New();
+    PyObject *found =
+        named ? PyObject_CallFunctionObjArgs(method->read, args, named, NULL) : NULL;
+    if (!kwargs)
+        Py_XDECREF(named);
+    return found;
+}
+
 /* Return what the method's reader would return, if that takes no Python; else NULL. */
 static PyObject *planned(const Method *method, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t count = PyTuple_Size(args);
     PyObject *redop = NULL, *found = NULL;
-    if (!method->op || PyDict_Size(kwargs) || count <= method->tensor_at)
+    if (!method->op || (kwargs && PyDict_Size(kwargs)) || count <= method->tensor_at)
         return NULL;
     PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
     if (PyList_Check(tensor)) {
@@ -174,32 +186,40 @@ static int64_t record_known(const Post *post, PyObject *parameters, PyObject *pl
     return position;
 }
 
-static PyObject *enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
+bool ns_is_method(PyObject *object)
 {
-    Method *method = (Method *)self;
-    PyObject *thing = count == 2 && PyTuple_Check(args[0]) ? PyTuple_GetItem(args[0], 0) : NULL;
+    return Py_TYPE(object) == method_type;
+}
+
+int64_t ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **handle,
+                       ns_channel **channel)
+{
+    const Method *method = (Method *)self;
+    PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
     int64_t position = -1;
     if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->folding)) {
         PyObject *number = PyLong_FromVoidPtr(thing);
         PyObject *post = number ? PyDict_GetItemWithError(method->known, number) : NULL;
         Py_XDECREF(number);
+        Py_XINCREF(post);
         PyObject *place = post && !is_capturing((Post *)post) ? ns_place_here() : NULL;
         if (place) {
-            Py_INCREF(post);
-            PyObject *parameters = planned(method, args[0], args[1]);
+            PyObject *parameters = planned(method, args, kwargs);
             if (!parameters && !PyErr_Occurred())
-                parameters = PyObject_CallFunctionObjArgs(method->read, args[0], args[1], NULL);
+                parameters = read_parameters(method, args, kwargs);
             if (parameters)
                 position = record_known((Post *)post, parameters, place);
             Py_XDECREF(parameters);
-            Py_DECREF(post);
         }
+        if (position >= 0) {
+            *handle = ((Post *)post)->handle;
+            *channel = ((Channel *)((Post *)post)->channel)->channel;
+            Py_INCREF(*handle);
+        }
+        Py_XDECREF(post);
     }
-    /* Python meets the same trouble, if there is any, and says so. */
     PyErr_Clear();
-    if (position < 0)
-        Py_RETURN_NONE;
-    return PyLong_FromLongLong(position);
+    return position;
 }
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
@@ -231,13 +251,15 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyObject *ns_post_of(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *channel, *templates, *capturing;
-    if (!PyArg_ParseTuple(args, "O!O!O", ns_channel_type, &channel, &PyDict_Type, &templates,
-                          &capturing))
+    PyObject *channel, *templates, *capturing, *handle;
+    if (!PyArg_ParseTuple(args, "O!O!OO", ns_channel_type, &channel, &PyDict_Type, &templates,
+                          &capturing, &handle))
         return NULL;
     Post *made = PyObject_New(Post, post_type);
     if (!made)
         return NULL;
+    made->handle = handle;
+    Py_INCREF(handle);
     made->channel = channel;
     made->templates = templates;
     made->capturing = capturing;
@@ -267,6 +289,7 @@ static void post_free(PyObject *self)
     Py_DECREF(post->channel);
     Py_DECREF(post->templates);
     Py_DECREF(post->capturing);
+    Py_DECREF(post->handle);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -286,14 +309,7 @@ static PyMethodDef setter_methods[] = {
 static PyType_Slot setter_slots[] = {
     {Py_tp_dealloc, setter_free}, {Py_tp_methods, setter_methods}, {0},
 };
-static PyMethodDef method_methods[] = {
-    {"enter", (PyCFunction)(void (*)(void))enter, METH_FASTCALL,
-     "Record a call from its arguments; return its position, or None if Python must."},
-    {0},
-};
-static PyType_Slot method_slots[] = {
-    {Py_tp_dealloc, method_free}, {Py_tp_methods, method_methods}, {0},
-};
+static PyType_Slot method_slots[] = {{Py_tp_dealloc, method_free}, {0}};
 static PyType_Slot post_slots[] = {{Py_tp_dealloc, post_free}, {0}};
 
 enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION };

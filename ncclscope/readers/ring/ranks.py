@@ -364,6 +364,7 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
         ranks=integers(about.get("ranks"), MAX_RANKS) or _range(about.get("range")),
         backend=text(about.get("backend")) or "",
         created_at=text(about.get("created_at")),
+        timeout=number(about.get("timeout")),
         hash=text(about.get("comm_hash")) or "",
         size=number(about.get("size")),
     )

@@ -12,7 +12,7 @@ from ncclscope.untrusted import printable
 __all__ = ["SafeConsole", "stderr_console", "stdout_console"]
 
 
-_PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "--..><x<>|-++++++")
+_PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "---.><x<>|-++++++")
 """What terminals show that know ASCII only, each as wide as what it replaces."""
 
 

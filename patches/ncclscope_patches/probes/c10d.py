@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+from ncclscope import native
 from ncclscope.model.signature import BARRIERS
 from ncclscope.tracing import callsite, coverage, scope, session
+from ncclscope.tracing.exceptions import note_here
 from ncclscope_patches.probes import group_creation, process_groups, works
 from ncclscope_patches.probes.device_streams import (
     NOWHERE_YET,
@@ -57,7 +59,7 @@ class C10dProbe(Patch):
             after = _came_back if name in BARRIERS else _returned
             put_posting(
                 self, group, name, read, process_groups.handles, after=after,
-                where=_where, returns_none=True,
+                where=_where, returns_none=True, keeps_work=after is _returned,
             )  # fmt: skip
         self._watch_waiting(module.Work)
         self.replace(module.Work, "is_completed", _find_work, _asked)
@@ -77,7 +79,12 @@ class C10dProbe(Patch):
 
         # Without guard() or other functions, for speed: a program waits for each call.
         def waited(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            result = wait(self_, *args, **kwargs)
+            try:
+                result = wait(self_, *args, **kwargs)
+            except BaseException as error:
+                if id(self_) in pending:
+                    note_here(error)
+                raise
             if self.active:
                 try:
                     entry = pending.get(id(self_))
@@ -90,7 +97,9 @@ class C10dProbe(Patch):
                     self.fail(error)
             return result
 
-        self.put(work, "wait", functools.update_wrapper(waited, wait))
+        core = native.core()
+        own: Any = waited if core is None else core.waited(wait, self, pending)
+        self.put(work, "wait", functools.update_wrapper(own, wait))
 
     def _number_groups(self, group: Any) -> None:
         def start(_token: Any, _result: Any) -> None:
@@ -116,7 +125,7 @@ class C10dProbe(Patch):
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
-            size, rank, ranks, creation = token
+            size, rank, ranks, creation, timeout = token
             if creation is not None:
                 group_creation.end(creation)
             group = result[0]
@@ -127,7 +136,7 @@ class C10dProbe(Patch):
                 if tracer is not None:
                     tracer.describe(rank=rank, world_size=size)
             created_at = callsite.user_place(sys._getframe(1))
-            process_groups.declare(group, ranks or range(size), created_at)
+            process_groups.declare(group, ranks or range(size), created_at, timeout)
 
         def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
@@ -137,7 +146,9 @@ class C10dProbe(Patch):
             if ranks and not given.get("pg_tag"):
                 parent, name = module._world.default_pg, given["group_name"]
                 creation = group_creation.begin(parent, name, ranks, given["backend"])
-            return size, rank, ranks, creation
+            limit = given.get("timeout")
+            seconds = 0 if limit is None else int(limit.total_seconds())
+            return size, rank, ranks, creation, seconds
 
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
 

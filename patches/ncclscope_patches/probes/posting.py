@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope import native
 from ncclscope.ring import layout
 from ncclscope.tracing import callsite, scope
-from ncclscope_patches.probes import device_streams, recording
+from ncclscope.tracing.exceptions import note_here
+from ncclscope_patches.probes import device_streams, recording, works
 from ncclscope_patches.probes.device_streams import Where
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, NOWHERE, Handle, Handles
@@ -54,8 +56,11 @@ def put_posting(
     after: After | None = None,
     where: Where | None = None,
     returns_none: bool = False,
+    keeps_work: bool = False,
 ) -> bool:
     """Record each call of a method before it runs.
+
+    The core in C records calls whose parameters and call sites are known, all others Python.
 
     Args:
         patch: The patch; an error in recording ends it, but not the call.
@@ -68,6 +73,7 @@ def put_posting(
         after: Called when the method has returned.
         where: Return the stream of a call, to count it on the GPU.
         returns_none: `where` is right only if the method returns None.
+        keeps_work: `after` keeps the call in :data:`works.pending`, as the core can, too.
 
     Returns:
         Whether the method is now patched.
@@ -75,11 +81,18 @@ def put_posting(
     function = getattr(owner, name, None)
     if not callable(function) or patch.has_replaced(function):
         return False
-    posted = functools.update_wrapper(
-        _posting(patch, function, read, handles, can_be_off, applies, after, where, returns_none),
-        function,
+    posted: Any = _posting(
+        patch, function, read, handles, can_be_off, applies, after, where, returns_none
     )
-    return patch.put(owner, name, posted)
+    core = native.core()
+    if core is not None and applies is None:
+        method = recording.recorder(core, handles, read)
+        most = works.LIMIT if keeps_work else 0
+        posted = core.replaced(
+            function, patch, works.pending, posted, method, after, scope.listeners, most,
+            can_be_off, note_here,
+        )  # fmt: skip
+    return patch.put(owner, name, functools.update_wrapper(posted, function))
 
 
 def _posting(
@@ -94,7 +107,6 @@ def _posting(
     returns_none: bool,
 ) -> Callable[..., Any]:
     known, open_handle = handles.known, handles.of
-    quick = None if applies is not None else recording.recorder(handles, read)
     folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
     listeners, announce, conclude = scope.listeners, scope.announce, scope.conclude
     start, finish = device_streams.start, device_streams.finish
@@ -105,18 +117,10 @@ def _posting(
         if patch.active:
             try:
                 thing = args[0]
-                is_off = can_be_off and thing.disabled
-                if quick is not None and not is_off:
-                    position = quick(args, kwargs)
-                if position is not None:
-                    handle = known[id(thing)]
-                    announced = bool(listeners)
-                else:
-                    handle = known.get(id(thing)) or open_handle(thing)
+                handle = known.get(id(thing)) or open_handle(thing)
                 if (
-                    position is None
-                    and handle is not NOBODY
-                    and not is_off
+                    handle is not NOBODY
+                    and not (can_be_off and thing.disabled)
                     and not (folding and scope.is_folded())
                     and (applies is None or applies(thing))
                 ):
@@ -155,14 +159,19 @@ def _posting(
                     announced = bool(listeners)
             except Exception as error:
                 patch.fail(error)
-        if announced:
-            announce(handle.channel)
-            try:
+        try:
+            if announced:
+                announce(handle.channel)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    conclude()
+            else:
                 result = function(*args, **kwargs)
-            finally:
-                conclude()
-        else:
-            result = function(*args, **kwargs)
+        except BaseException as error:
+            if position is not None:
+                note_here(error)
+            raise
         if mark is not None:
             finish(mark, result)
         if after is not None and position is not None and position >= 0:

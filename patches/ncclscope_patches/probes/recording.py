@@ -187,36 +187,30 @@ def _post_of(handle: Handle) -> Any:
         return None
     version = sys.modules["torch"].version if "torch" in sys.modules else None
     on_gpus = not handle.waits and version is not None and (version.cuda or version.hip)
-    return core.post_of(handle.channel, handle.templates, _captures if on_gpus else None)
+    return core.post_of(handle.channel, handle.templates, _captures if on_gpus else None, handle)
 
 
 def _captures() -> bool:
     return is_capturing is not None and is_capturing()
 
 
-def recorder(
-    handles: Handles, read: Callable[..., tuple[Any, ...]]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], int | None] | None:
-    """Return a function in C that records a call whose parameters and call site are known.
-
-    It takes the call's arguments, and returns the position of the record, or None if Python must
-    record the call. Without the core, the result is None.
+def recorder(core: Any, handles: Handles, read: Callable[..., tuple[Any, ...]]) -> Any:
+    """Return what records a method's calls in C if their parameters and call sites are known.
 
     Args:
+        core: The core.
         handles: Handles of the objects with the method.
         read: Return the call's parameters from its arguments.
+
+    Returns:
+        An object for the core's ``replaced``.
     """
-    core = native.core()
-    if core is None:
-        return None
     core.places(callsite.role_of, PLUMBING)
     core.use_redops(_redops)
     if not _redops and "torch.distributed" in sys.modules:
         _learn_redops()
     plan = getattr(read, "plan", None)
-    entered: Callable[[tuple[Any, ...], dict[str, Any]], int | None]
-    entered = core.posting(handles.posts, read, scope.groups, scope.folding, plan).enter
-    return entered
+    return core.posting(handles.posts, read, scope.groups, scope.folding, plan)
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:

@@ -1,0 +1,353 @@
+/* What stands for a method that a probe has replaced: records a call, and makes it. Only calls that
+ * take no Python to record are handled here; the others go to the function in Python. */
+#define Py_LIMITED_API 0x030a0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include "module.h"
+#include "posting.h"
+
+#include <stdbool.h>
+
+typedef struct Replaced {
+    PyObject_HEAD
+    PyObject *attributes;
+    PyObject *function; /* the method itself */
+    PyObject *patch;
+    PyObject *pending;   /* works.pending */
+    PyObject *slow;      /* records in Python; NULL for Work.wait() */
+    PyObject *method;    /* of module_posting.c */
+    PyObject *after;     /* takes what the call returned; or None */
+    PyObject *listeners; /* of scope */
+    PyObject *raised;    /* takes the exception of a recorded call */
+    Py_ssize_t most;     /* works to keep; 0 if `after` must have all of them */
+    int can_be_off;
+} Replaced;
+
+static PyTypeObject *replaced_type;
+static PyObject *cpu_name, *active_name, *disabled_name, *waits_name, *ring_name, *advance_name, *bind;
+
+static bool is_active(const Replaced *self)
+{
+    PyObject *active = PyObject_GetAttr(self->patch, active_name);
+    Py_XDECREF(active);
+    return active == Py_True;
+}
+
+/* Whether a call enqueues anything; if it is not known, Python meets the same trouble. */
+static bool is_on(const Replaced *self, PyObject *args)
+{
+    if (!self->can_be_off)
+        return true;
+    PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
+    PyObject *disabled = thing ? PyObject_GetAttr(thing, disabled_name) : NULL;
+    bool on = disabled == Py_False;
+    Py_XDECREF(disabled);
+    return on;
+}
+
+/* Give the probe's own error to Patch.fail(); false, with an error set, if the program gets one. */
+static bool contained(const Replaced *self)
+{
+    PyObject *type, *error, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return false;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = PyObject_CallMethod(self->patch, "fail", "O", error);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* As posted_calls.on_cpu(): a new reference. */
+static PyObject *on_cpu(PyObject *args)
+{
+    for (Py_ssize_t at = 1; at < PyTuple_Size(args); at++) {
+        PyObject *item = PyTuple_GetItem(args, at);
+        for (int is_list; (is_list = PyList_Check(item)) || PyTuple_Check(item);) {
+            if (!(is_list ? PyList_Size(item) : PyTuple_Size(item)))
+                break;
+            item = is_list ? PyList_GetItem(item, 0) : PyTuple_GetItem(item, 0);
+        }
+        PyObject *said = PyObject_GetAttr(item, cpu_name);
+        if (said || !PyErr_ExceptionMatches(PyExc_AttributeError))
+            return said;
+        PyErr_Clear();
+    }
+    Py_INCREF(Py_False);
+    return Py_False;
+}
+
+/* Keep a work until the program waits for it; 1 if it is kept, 0 if Python must, -1 for an error. */
+static int keep(const Replaced *self, PyObject *handle, PyObject *position, PyObject *args,
+                PyObject *work)
+{
+    if (work == Py_None || PyDict_Size(self->pending) >= self->most)
+        return 0;
+    PyObject *waits = PyObject_GetAttr(handle, waits_name);
+    if (waits == Py_None) {
+        Py_DECREF(waits);
+        waits = on_cpu(args);
+    }
+    if (!waits)
+        return -1;
+    PyObject *number = PyLong_FromVoidPtr(work), *reference = PyWeakref_NewRef(work, NULL);
+    PyObject *posted = PyTuple_Pack(3, handle, position, waits);
+    PyObject *entry = reference && posted ? PyTuple_Pack(2, reference, posted) : NULL;
+    int kept = number && entry && PyDict_SetItem(self->pending, number, entry) == 0 ? 1 : -1;
+    Py_XDECREF(waits);
+    Py_XDECREF(number);
+    Py_XDECREF(reference);
+    Py_XDECREF(posted);
+    Py_XDECREF(entry);
+    return kept;
+}
+
+/* Do what follows a call that returned; false if its result is lost to an error. */
+static bool finish(const Replaced *self, PyObject *handle, int64_t at, PyObject *args,
+                   PyObject *result)
+{
+    PyObject *position = PyLong_FromLongLong(at);
+    int kept = position ? self->most ? keep(self, handle, position, args, result) : 0 : -1;
+    if (kept == 0) {
+        PyObject *done =
+            PyObject_CallFunctionObjArgs(self->after, handle, position, args, result, NULL);
+        Py_XDECREF(done);
+        kept = done ? 1 : -1;
+    }
+    Py_XDECREF(position);
+    return kept > 0 || contained(self);
+}
+
+/* Note the exception of a recorded call, which stays set. */
+static void note_raised(const Replaced *self)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = PyObject_CallFunctionObjArgs(self->raised, error, NULL);
+    Py_XDECREF(done);
+    PyErr_Clear();
+    PyErr_Restore(type, error, trace);
+}
+
+static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *handle = NULL, *result;
+    ns_channel *channel = NULL;
+    int64_t position = -1;
+    if (is_active(self) && is_on(self, args))
+        position = ns_record_call(self->method, args, keywords, &handle, &channel);
+    PyErr_Clear();
+    if (position < 0)
+        return PyObject_Call(self->slow, args, keywords);
+    if (PySet_Size(self->listeners) > 0) {
+        ns_announce(channel);
+        result = PyObject_Call(self->function, args, keywords);
+        ns_conclude();
+    } else {
+        result = PyObject_Call(self->function, args, keywords);
+    }
+    if (!result)
+        note_raised(self);
+    else if (self->after != Py_None && !finish(self, handle, position, args, result))
+        Py_CLEAR(result);
+    Py_DECREF(handle);
+    return result;
+}
+
+/* Record that a call has completed, if the return of wait() means that; false for an error. */
+static bool completed(const Replaced *self, PyObject *work)
+{
+    PyObject *number = PyLong_FromVoidPtr(work), *ring = NULL, *done = NULL, *state = NULL;
+    PyObject *entry = number ? PyDict_GetItemWithError(self->pending, number) : NULL;
+    bool is_well = number && (entry || !PyErr_Occurred());
+    if (entry) {
+        Py_INCREF(entry);
+        PyObject *posted = PyTuple_Check(entry) ? PyTuple_GetItem(entry, 1) : NULL;
+        if (!posted || !PyTuple_Check(posted) || PyTuple_Size(posted) != 3) {
+            PyErr_SetString(PyExc_TypeError, "not a posted call");
+            Py_DECREF(entry);
+            Py_DECREF(number);
+            return false;
+        }
+        int waits = PyObject_IsTrue(PyTuple_GetItem(posted, 2));
+        is_well = waits >= 0;
+        /* A new object may have the same address. */
+        if (waits > 0 && PyWeakref_GetObject(PyTuple_GetItem(entry, 0)) == work) {
+            ring = PyObject_GetAttr(PyTuple_GetItem(posted, 0), ring_name);
+            state = PyLong_FromLong(2); /* COMPLETED */
+            done = ring && state ? PyObject_CallMethodObjArgs(ring, advance_name,
+                                                              PyTuple_GetItem(posted, 1), state, NULL)
+                                 : NULL;
+            is_well = done != NULL;
+            if (done && PyDict_DelItem(self->pending, number) < 0)
+                PyErr_Clear(); /* another thread waited for it, too */
+        }
+        Py_XDECREF(ring);
+        Py_XDECREF(state);
+        Py_XDECREF(done);
+        Py_DECREF(entry);
+    }
+    Py_XDECREF(number);
+    return is_well;
+}
+
+static PyObject *call(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    const Replaced *self = (Replaced *)object;
+    if (self->slow)
+        return enqueue(self, args, keywords);
+    PyObject *result = PyObject_Call(self->function, args, keywords);
+    if (!result || PyTuple_Size(args) < 1)
+        return result;
+    if (is_active(self) && !completed(self, PyTuple_GetItem(args, 0)) && !contained(self))
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(type))
+{
+    if (!owner || owner == Py_None) {
+        Py_INCREF(object);
+        return object;
+    }
+    return PyObject_CallFunctionObjArgs(bind, object, owner, NULL);
+}
+
+static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
+{
+    Replaced *self = PyObject_GC_New(Replaced, replaced_type);
+    if (!self)
+        return NULL;
+    self->attributes = PyDict_New();
+    self->function = function;
+    self->patch = patch;
+    self->pending = pending;
+    self->slow = self->method = self->after = self->listeners = self->raised = NULL;
+    self->most = self->can_be_off = 0;
+    Py_INCREF(function);
+    Py_INCREF(patch);
+    Py_INCREF(pending);
+    return self;
+}
+
+PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *patch, *pending, *slow, *method, *after, *listeners, *raised;
+    Py_ssize_t most;
+    int can_be_off;
+    if (!PyArg_ParseTuple(args, "OOO!OOOOnpO", &function, &patch, &PyDict_Type, &pending, &slow,
+                          &method, &after, &listeners, &most, &can_be_off, &raised))
+        return NULL;
+    if (!ns_is_method(method)) {
+        PyErr_SetString(PyExc_TypeError, "not a method's recorder");
+        return NULL;
+    }
+    Replaced *self = made(function, patch, pending);
+    if (!self)
+        return NULL;
+    self->slow = slow;
+    self->method = method;
+    self->after = after;
+    self->listeners = listeners;
+    self->raised = raised;
+    self->most = most;
+    self->can_be_off = can_be_off;
+    Py_INCREF(slow);
+    Py_INCREF(method);
+    Py_INCREF(after);
+    Py_INCREF(listeners);
+    Py_INCREF(raised);
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *patch, *pending;
+    if (!PyArg_ParseTuple(args, "OOO!", &function, &patch, &PyDict_Type, &pending))
+        return NULL;
+    Replaced *self = made(function, patch, pending);
+    if (self)
+        PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Replaced *self = (Replaced *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->attributes);
+    Py_VISIT(self->function);
+    Py_VISIT(self->patch);
+    Py_VISIT(self->pending);
+    Py_VISIT(self->slow);
+    Py_VISIT(self->after);
+    return 0;
+}
+
+/* Break cycles: all of them pass through these. A method that still runs has the rest. */
+static int clear(PyObject *object)
+{
+    Py_CLEAR(((Replaced *)object)->attributes);
+    return 0;
+}
+
+static void replaced_free(PyObject *object)
+{
+    Replaced *self = (Replaced *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    Py_DECREF(self->function);
+    Py_DECREF(self->patch);
+    Py_DECREF(self->pending);
+    Py_XDECREF(self->slow);
+    Py_XDECREF(self->method);
+    Py_XDECREF(self->after);
+    Py_XDECREF(self->listeners);
+    Py_XDECREF(self->raised);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyMemberDef members[] = {
+    {"__dictoffset__", T_PYSSIZET, offsetof(Replaced, attributes), READONLY, NULL},
+    {0},
+};
+static PyGetSetDef getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {0},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, replaced_free}, {Py_tp_traverse, traverse}, {Py_tp_clear, clear},
+    {Py_tp_call, call},             {Py_tp_descr_get, bound},   {Py_tp_members, members},
+    {Py_tp_getset, getset},         {0},
+};
+static PyType_Spec spec = {
+    "ncclscope.native._core.Replaced", sizeof(Replaced), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR
+        | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    slots,
+};
+
+bool ns_replaced_ready(void)
+{
+    PyObject *types = PyImport_ImportModule("types");
+    bind = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
+    Py_XDECREF(types);
+    cpu_name = PyUnicode_InternFromString("is_cpu");
+    active_name = PyUnicode_InternFromString("active");
+    disabled_name = PyUnicode_InternFromString("disabled");
+    waits_name = PyUnicode_InternFromString("waits");
+    ring_name = PyUnicode_InternFromString("ring");
+    advance_name = PyUnicode_InternFromString("advance");
+    replaced_type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return bind && cpu_name && active_name && disabled_name && waits_name && ring_name && advance_name
+           && replaced_type;
+}

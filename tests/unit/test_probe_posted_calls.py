@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ncclscope.model.signature import sign
+from ncclscope_patches.probes import recording
 from ncclscope_patches.probes.posted_calls import READERS, note_redop, on_cpu
 
 torch = pytest.importorskip("torch")
@@ -151,3 +152,16 @@ def test_device_is_that_of_the_first_tensor() -> None:
     assert on_cpu((GROUP, [[ones(2)]], None))
     assert not on_cpu((GROUP, [torch.ones(2, device="meta")]))
     assert not on_cpu((GROUP, dist.BarrierOptions()))
+
+
+def test_reductions_are_known_before_torch_distributed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With torch 2.11 the probe is installed while torch.distributed has no ReduceOp yet.
+    dist = pytest.importorskip("torch.distributed")
+    redop = dist.ReduceOp.MAX
+    monkeypatch.setattr(recording, "_redops", {})
+    monkeypatch.setattr(recording, "_redop_numbers", {})
+    monkeypatch.delattr(dist, "ReduceOp")
+
+    recording._learn_redops()
+
+    assert recording.redop_name(redop) == "max"

@@ -16,7 +16,7 @@ class NixlTransfers(Patch):
 
     name = "vllm_nixl"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
-    supports = "vllm 0.30 to 0.32"
+    supports = "the NIXL connector of vllm 0.30 and later"
     records = False
 
     def install(self, module: Any) -> None:
@@ -32,7 +32,7 @@ class NixlReads(Patch):
 
     name = "vllm_nixl_reads"
     target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker"
-    supports = "vllm 0.30 to 0.32"
+    supports = "the NIXL connector of vllm 0.30 and later"
     records = False
 
     def install(self, module: Any) -> None:

@@ -154,8 +154,9 @@ class RemoteRings(Rings):
         self._ranks: dict[Path, Rank] | None = None
         self.received = 0
 
-    def scan(self, now: float, wall_ns: int) -> None:
+    def scan(self, now: float, wall_ns: int, *, at_once: bool = False) -> bool:
         """Do nothing: each node finds its own new rings."""
+        return False
 
     def poll(self, now: float) -> list[RingCursor]:
         """Request all nodes' reports, and hashes for ranks that lag behind."""

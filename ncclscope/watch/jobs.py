@@ -55,15 +55,20 @@ class Rings:
         """
         return open_run(*self.directories)
 
-    def scan(self, now: float, wall_ns: int) -> None:
+    def scan(self, now: float, wall_ns: int, *, at_once: bool = False) -> bool:
         """Add new rings and drop removed ones, at most once per `SCAN_SECONDS`.
 
         Args:
             now: Seconds by a monotonic clock.
             wall_ns: Nanoseconds since 1970 at the same moment.
+            at_once: Whether to do it now.
+
+        Returns:
+            Whether there are new rings.
         """
-        if self._scanned_at >= 0 and now - self._scanned_at < SCAN_SECONDS:
-            return
+        if self._scanned_at >= 0 and now - self._scanned_at < SCAN_SECONDS and not at_once:
+            return False
+        before = len(self.cursors)
         self._scanned_at = now
         here = {path for directory in self.directories for path in ring_files(directory)}
         new = sorted(here - self.cursors.keys() - self._old)
@@ -77,8 +82,10 @@ class Rings:
                 self.notes[path] = str(error)
             except OSError as error:
                 self.notes[path] = f"{path} cannot be read: {error.strerror or error}"
+        has_new = len(self.cursors) > before
         for path in self.cursors.keys() - here:
             del self.cursors[path]
+        return has_new
 
     def poll(self, now: float) -> list[RingCursor]:
         """Poll the rings of live processes; return the cursors that have moved."""

@@ -230,6 +230,8 @@ class Watcher:
                 self._spins = True
             else:
                 self._spins = False
+        if diverged and self._rings.scan(now, self._wall_ns(now), at_once=True):
+            return  # the next poll judges them with the rings that have just appeared
         if due or (diverged and self._trouble is None):
             self._judge(living, now, stuck)
         if diverged and self._trouble is None and self._group is None:

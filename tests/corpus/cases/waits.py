@@ -435,7 +435,8 @@ def transfer_awaited(job: Workload) -> Labelled:
     job.running = True
     job.steps()
     job.lines = {rank: transfer("waiting") for rank in job.everybody}
-    awaited = planted({"transfer_stalled": LIKELY}, candidates=job.everybody)
+    # The other engine is not among the records, so that no rank is a candidate.
+    awaited = planted({"transfer_stalled": LIKELY})
     return Truth(("hung", "unknown")).maybe(awaited)
 
 

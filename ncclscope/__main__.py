@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -73,7 +74,29 @@ class OneLineParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="Show this help message and exit")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {message}{self._guess(message)}; see {self.prog} --help\n")
+
+    def _guess(self, message: str) -> str:
+        """Return what was probably meant by a mistyped command or option, as a clause."""
+        import difflib
+        import re
+
+        mistyped = re.match(r"unrecognized arguments: (-\S+)|.*invalid choice: '(\S+)'", message)
+        if mistyped is None:
+            return ""
+        word = mistyped[1] or mistyped[2]
+        known = self._known_options() if word.startswith("-") else list(_COMMANDS)
+        close = difflib.get_close_matches(word.partition("=")[0], known, 1)
+        return f"; did you mean {close[0]}?" if close else ""
+
+    def _known_options(self) -> list[str]:
+        """Return the options of this parser and of its commands."""
+        known = list(self._option_string_actions)
+        for action in self._actions:
+            choices = action.choices if isinstance(action.choices, dict) else {}
+            for parser in choices.values():
+                known += parser._option_string_actions
+        return known
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         3 the evidence does not decide, 70 an internal error.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character is no reason to end.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     # Import only the command that is named, for a short start-up time.
     names = arguments[:1] if set(arguments[:1]) & _COMMANDS.keys() else list(_COMMANDS)
     try:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
+from ncclscope.analysis.waits.noted import doing, note_lines, raised, timeout_lines
+from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
@@ -24,6 +26,9 @@ from ncclscope.model import Finding, Rank
 __all__ = ["NotJoined"]
 
 
+_SHOWN = 4
+
+
 class NotJoined:
     """Ranks wait in a call that another rank never posted, while it is elsewhere."""
 
@@ -31,6 +36,7 @@ class NotJoined:
 
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each live rank at which a chain of waiting ends."""
+        yield from self._unread(case)
         if case.differences:
             yield from self._missing_beside(case)
             apart = list(self._missing_apart(case))
@@ -62,6 +68,25 @@ class NotJoined:
                 # A rank that waits for the other side of a transfer cannot join a collective.
                 yield (replace(finding, role="consequence") if held_up >= set(numbers) else finding)
         yield from self._elsewhere(case, set(missed))
+
+    def _unread(self, case: Case) -> Iterable[Finding]:
+        """Yield the ranks that do not read a message queue, while no rank waits in a call."""
+        if case.differences or case.waits.pending_calls:
+            return
+        found = [one for one in unread_blocks(case) if one.rank.rank >= 0]
+        ranks = tuple(sorted({one.rank.rank for one in found}))
+        if not found:
+            return
+        few = 2 * len(ranks) <= len(case.run.ranks)
+        yield Finding(
+            kind=self.name,
+            summary=f"{sentence('; '.join(one.text for one in found[:_SHOWN]))}.",
+            diverging_ranks=ranks if few else (),
+            candidate_ranks=() if few else ranks,
+            confidence="likely" if few else "ambiguous",
+            analyzer=self.name,
+            evidence=tuple(one.text for one in found),
+        )
 
     def _missed(
         self, case: Case, pending: PendingCall, numbers: Sequence[int]
@@ -164,9 +189,13 @@ class NotJoined:
                     if case.waits.is_outside(rank.rank)
                     else "waits for a request from its engine"
                     if is_idle(rank)
+                    else "may still come to the call: its note says what keeps it"
+                    if doing(rank) is not None or raised(case, rank) is not None
                     else "is busy or stuck outside of any recorded call"
                 )
                 inferred.append(f"rank {rank.rank} {what}")
+            evidence += note_lines(case, rank)
+        evidence += timeout_lines(case, pending)
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")
         was = ""
@@ -175,6 +204,10 @@ class NotJoined:
             was = f"; a signal has stopped {'its process' if one else 'their processes'}"
         elif all(is_idle(rank) for rank in ranks):
             was = f"; {'it is' if one else 'they are'} idle, in dequeue"
+        elif one and (error := raised(case, ranks[0])) is not None:
+            was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
+        elif one and (now := doing(ranks[0])) is not None:
+            was = f"; it {now.clause}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"

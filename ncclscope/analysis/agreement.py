@@ -160,7 +160,7 @@ def _seen(case: Case, snapshot: Snapshot, coverage: Coverage) -> Agreement:
     ]
     traced = any(rank.logs for rank in run.ranks)
     agree = f" {_agree(case)}" if traced else ""
-    if len(motions) == 1 and len(run.ranks) == 1:
+    if len(motions) == 1 and len(run.ranks) == 1 and not run.linked:
         return Agreement(
             "unknown", "There is only one process, and none to compare it with." + agree
         )

@@ -187,7 +187,7 @@ def _missing(run: Run) -> Iterator[str]:
     snapshot = run.snapshot
     if snapshot is None:
         return
-    bare = [rank.rank for rank in run.ranks if not rank.logs]
+    bare = [rank.rank for rank in run.ranks if not rank.logs and not rank.activities]
     if bare and len(bare) == len(run.ranks):
         yield (
             "no rank is traced, so only stacks show what the processes do; start the job with "

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, uses_unrecorded
 from ncclscope.analysis.processes.device_verdict import Reading, compare_ras_counts
+from ncclscope.analysis.processes.kernel import with_host
 from ncclscope.analysis.processes.positions import Position, Positions
 from ncclscope.analysis.reservations import (
     WAITS,
@@ -25,6 +26,7 @@ from ncclscope.analysis.reservations import (
     unless_slow,
 )
 from ncclscope.analysis.waits.endings import interrupted_after
+from ncclscope.analysis.waits.noted import raised_line
 from ncclscope.analysis.waits.unrecorded import (
     ANALYZER,
     left_inside,
@@ -84,7 +86,7 @@ def decide(case: Case, findings: Sequence[Finding], coverage: Coverage) -> list[
     if not coverage.complete:
         seen = [_capped(one) for one in seen]
     found += seen
-    return [_placed(case, one, positions) for one in found]
+    return [with_host(case, _placed(case, one, positions)) for one in found]
 
 
 def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) -> Finding:
@@ -325,8 +327,20 @@ def _placed(case: Case, finding: Finding, positions: Mapping[int, Position]) -> 
         finding,
         odd_is="last_call" if absent else finding.odd_is,
         at=next(iter(frames.values()), None),
-        evidence=(*finding.evidence, *lines, *_endings(case, finding)),
+        evidence=tuple(
+            dict.fromkeys(
+                (*finding.evidence, *lines, *_endings(case, finding), *_errors(case, finding))
+            )
+        ),
     )
+
+
+def _errors(case: Case, finding: Finding) -> Iterable[str]:
+    """Yield the exceptions that diverging ranks noted, which may be why they diverged."""
+    for number in finding.diverging_ranks[:_SHOWN]:
+        rank = case.run.by_rank.get(number)
+        if rank is not None and (line := raised_line(case, rank)):
+            yield line
 
 
 def _endings(case: Case, finding: Finding) -> Iterable[str]:

@@ -45,6 +45,8 @@ def is_hang(finding: Finding) -> bool:
     A call in which few ranks wait and which most have not posted is extra, but no sequence
     differs yet.
     """
+    if finding.hangs is not None:
+        return finding.hangs
     alone = finding.peers is None or finding.comm is None  # findings from stacks have no comm
     return finding.kind in HANG_KINDS or (finding.kind == "extra_call" and alone)
 

@@ -18,6 +18,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import Coverage, survey, uses_unrecorded
 from ncclscope.analysis.damaged import without_damaged
 from ncclscope.analysis.decision import FROM_STACKS, decide
+from ncclscope.analysis.linked import engine_of, without_transfers
 from ncclscope.analysis.precedence import in_order, is_hang, settle
 from ncclscope.analysis.processes.device_rows import describe_device, device_notes
 from ncclscope.analysis.processes.evidence import Evidence, describe_snapshot, gather_evidence
@@ -26,6 +27,7 @@ from ncclscope.analysis.reservations import hides_damage
 from ncclscope.analysis.sequences.mixed_records import reduce_mixed
 from ncclscope.analysis.sequences.survived import AssumedCall
 from ncclscope.analysis.table import Row, build_table
+from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Finding, Run
@@ -37,6 +39,8 @@ __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 
 SCHEMA = 2
 
+_STATUSES = ("unknown", "incomplete", "ok")
+"""Statuses without a cause, the one that outranks the others first."""
 EXIT_STATUSES = {"ok": 0, "incomplete": 0, "diverged": 1, "hung": 1, "unknown": 3}
 
 
@@ -82,6 +86,7 @@ class Verdict:
         quiet_seconds: Seconds that the waiting ranks have waited; None when not known.
         coverage: How much of the job is recorded.
         summary: The cause's summary, or why there is no cause.
+        linked: The verdicts on the jobs that exchange transfers with this one.
     """
 
     run: Run
@@ -93,6 +98,14 @@ class Verdict:
     quiet_seconds: float | None
     coverage: Coverage
     summary: str
+    linked: tuple[Verdict, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.summary}"
+
+    def __repr__(self) -> str:
+        kind = f", {self.cause.kind}" if self.cause is not None else ""
+        return f"<Verdict {self.status}{kind}: {len(self.run.ranks)} ranks>"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -113,6 +126,17 @@ class Verdict:
     def exit_status(self) -> int:
         """Exit status: 0 if the ranks agree, 1 if they diverged or hang, 3 if it is unknown."""
         return EXIT_STATUSES[self.status]
+
+    def _transfers(self) -> dict[str, Any]:
+        """Return the parts of the document on transfers; none without any."""
+        engines = Engines(self.run)
+        if not engines.joined:
+            return {}
+        jobs = [
+            {"engine": engine_of(one.run), "status": one.status, "summary": one.summary}
+            for one in self.linked
+        ]
+        return {"transfers": engines.to_dict(), "jobs": jobs}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as the JSON document that docs/json.md describes."""
@@ -144,6 +168,7 @@ class Verdict:
             "neighbourhood": None if self.neighbourhood is None else self.neighbourhood.to_dict(),
             "quiet_seconds": self.quiet_seconds,
             "notes": list(self.notes),
+            **self._transfers(),
             **seen,
         }
 
@@ -173,9 +198,67 @@ def diagnose(
     asked = load_analyzers() if analyzers is None else analyzers
     while True:
         try:
-            return _diagnose(reduce_mixed(run), asked, stall_seconds, live_stall_seconds)
+            own = _diagnose(reduce_mixed(run), asked, stall_seconds, live_stall_seconds)
+            break
         except DamagedFileError as error:
             run = without_damaged(run, error)  # with at least one rank fewer, so the loop ends
+    if not run.linked:
+        return own
+    others = [
+        diagnose(
+            without_transfers(one),
+            stall_seconds=stall_seconds,
+            live_stall_seconds=live_stall_seconds,
+            analyzers=asked,
+        )
+        for one in run.linked
+    ]
+    return _with_linked(own, others)
+
+
+def _with_linked(own: Verdict, others: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on all jobs.
+
+    A divergence inside of a job is the cause of transfers that stall, since an engine whose ranks
+    hang sends nothing.
+
+    Args:
+        own: The verdict on the job in which transfers are missing, which includes the transfers.
+        others: The verdicts on the linked jobs.
+    """
+    troubled = [other for other in others if other.cause is not None]
+    stalled = own.cause is not None and own.cause.transfer is not None
+    if troubled and (own.cause is None or stalled):
+        other = troubled[0]
+        assert other.cause is not None
+        cause = _located(other.cause, engine_of(other.run))
+        rest = [_as_consequence(finding) for finding in own.findings]
+        return replace(
+            own,
+            status=other.status,
+            cause=cause,
+            findings=(cause, *rest, *other.findings[1:]),
+            summary=cause.summary,
+            linked=tuple(others),
+        )
+    if own.cause is not None:
+        return replace(own, linked=tuple(others))
+    every = [own, *others]
+    worst = min(every, key=lambda one: _STATUSES.index(one.status))
+    if worst.status != "ok":
+        summary = f"{_of_engine(worst)}{worst.summary}"
+    else:
+        summary = " ".join(f"{_of_engine(one)}{one.summary}" for one in every)
+    return replace(own, status=worst.status, summary=summary, linked=tuple(others))
+
+
+def _of_engine(verdict: Verdict) -> str:
+    name = engine_of(verdict.run)
+    return f"Engine {name}: " if name else ""
+
+
+def _located(finding: Finding, engine: str) -> Finding:
+    return replace(finding, summary=f"Engine {engine}: {finding.summary}") if engine else finding
 
 
 def _diagnose(

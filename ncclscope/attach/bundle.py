@@ -144,6 +144,7 @@ def _redact_worker(worker: Worker) -> Worker:
             Stacks(tuple(_redact_thread(thread) for thread in stacks.threads), stacks.error)
             for stacks in worker.stacks
         ),
+        lost_peers=(),  # addresses
     )
 
 
@@ -154,7 +155,9 @@ def _redact_thread(thread: Thread) -> Thread:
 def _redact_frame(frame: Frame) -> Frame:
     """Remove a frame's folder, except in public libraries, whose paths identify collectives."""
     public = re.search(
-        r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing|filelock)/.*)", frame.file
+        r"(?:^|/)((?:torch|vllm|sglang|deepspeed|ray|multiprocessing|filelock|triton|safetensors|"
+        r"huggingface_hub|transformers|flashinfer)/.*)",
+        frame.file,
     )
     return replace(frame, file=public[1] if public else frame.base, path="")
 

@@ -18,6 +18,8 @@ from ncclscope.attach.candidate import Candidate
 from ncclscope.attach.titles import is_worker_title
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.readers.ring.transfers import engine_transfers
+from ncclscope.ring.image import RingImage
 
 __all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
 
@@ -83,12 +85,15 @@ def group_jobs(workers: Sequence[Candidate]) -> list[list[Candidate]]:
     """Return the workers of each job.
 
     Two workers belong to one job if their environments or command lines name the same
-    rendezvous, or if they share a communicator or a TCP connection. Connections count only if
+    rendezvous, or if they share a communicator, an engine that one transfers from, or a TCP
+    connection. Connections count only if
     no two workers claim the same rank.
     """
     jobs = _joined([[worker] for worker in workers], _named)
     if len(jobs) > 1:
         jobs = _joined(jobs, _communicators)
+    if len(jobs) > 1:
+        jobs = _joined(jobs, _engines)
     if len(jobs) > 1 and _have_ranks_of_their_own(workers):
         connections = _connections({worker.pid for worker in workers})
         jobs = _joined(jobs, lambda worker: connections.get(worker.pid, ()))
@@ -123,6 +128,14 @@ def _communicators(worker: Candidate) -> Iterable[str]:
     for ring in worker.rings:
         with contextlib.suppress(DamagedFileError, OSError):
             yield from RingCursor(Path(ring)).comm_cursors
+
+
+def _engines(worker: Candidate) -> Iterable[str]:
+    """Yield the ids of a worker's engine and of those that it exchanges transfers with."""
+    for ring in worker.rings:
+        with contextlib.suppress(DamagedFileError, OSError), RingImage(Path(ring)) as image:
+            for one in engine_transfers(image):
+                yield from filter(None, (one.engine, one.peer))
 
 
 def _have_ranks_of_their_own(workers: Sequence[Candidate]) -> bool:

@@ -21,6 +21,9 @@ from ncclscope.analysis.processes.stack_verdict import judge_stacks
 from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
+from ncclscope.attach.host.kernel_log import KMSG, read_kernel_log
+from ncclscope.attach.host.queues import with_queues
+from ncclscope.attach.host.sockets import lost_peers, socket_source
 from ncclscope.attach.processes import Placed, find_workers, give_ranks
 from ncclscope.attach.ras import ask_ras, parse_address
 from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
@@ -49,6 +52,7 @@ class Options:
             for one that is merely late; 0 stops after the gap.
         native: Read C frames, too, which stops each process for some tenths of a second.
         flight_recorder: Request Flight Recorder dumps from the job.
+        kernel_log: The kernel's log, or a file with the output of ``dmesg``.
     """
 
     pids: tuple[int, ...] = ()
@@ -56,6 +60,7 @@ class Options:
     patience: float = 0.0
     native: bool = False
     flight_recorder: bool = False
+    kernel_log: Path = KMSG
 
     @classmethod
     def of(cls, gap: float | None, **others: Any) -> Options:
@@ -105,6 +110,10 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     candidates = find_workers(options.pids)
     files = [Path(ring) for candidate in candidates for ring in candidate.rings]
     recorded, rings = _read_rings(files)
+    if recorded is not None and recorded.linked:
+        # Of jobs tied by transfers, the one that waits is sampled; the others are read.
+        own = {process.pid for process in (*recorded.ranks, *recorded.others)}
+        candidates = [one for one in candidates if one.pid in own] or candidates
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
@@ -125,7 +134,10 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     sources = [native_source, *_flight_recorder(options, placed)]
     if recorded is not None:  # include what was recorded while sampling
         recorded, rings = _read_rings(files)
-    workers = tuple(_worker(one, samples) for one in placed)
+    kernel, kernel_source = read_kernel_log(options.kernel_log)
+    workers = tuple(
+        replace(_worker(one, samples), lost_peers=lost_peers(one.candidate.pid)) for one in placed
+    )
     dumps = tuple(Path(source.state) for source in sources if source.name == "dump")
     snapshot = Snapshot(
         host=socket.gethostname(),
@@ -138,11 +150,15 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
             Source("proc", True, f"state and CPU time of {_processes(len(workers))}"),
             reader.gpu_source(),
             ras_source,
+            kernel_source,
+            socket_source(workers),
             *(source for source in sources if source.name != "dump"),
         ),
         ras=answer,
         ras_before=answer_before,
         gpus=(samples[0].gpus, last.gpus) if samples[0].gpus else (),
+        kernel=kernel,
+        queues=with_queues(recorded).queues if recorded is not None else (),
         notes=_notes(placed),
         versions=machine.versions(),
     )
@@ -183,12 +199,12 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
         return None, []
     try:
         run = open_run(*sorted({file.parent for file in files}))
-        sources = {Path(rank.source) for rank in (*run.ranks, *run.others)}
+        sources = {Path(process.source) for process in run.processes}
         if not set(files) <= sources:
             run = assemble([read_ring(file) for file in files])
     except (NcclscopeError, OSError):
         return None, []
-    return run, sorted({Path(rank.source) for rank in (*run.ranks, *run.others)})
+    return run, sorted({Path(process.source) for process in run.processes})
 
 
 def _variable(placed: Sequence[Placed], name: str) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+from pathlib import Path
 
 from ncclscope.commands.options import add_json_option, print_json, say
 from ncclscope.errors import UsageError
@@ -38,7 +40,7 @@ class AttachCommand:
         parser.add_argument(
             "pids",
             nargs="*",
-            type=int,
+            type=_pid,
             metavar="PID",
             help="Process ids of workers (default: all workers on this host, found by their title "
             "VLLM::Worker_..., by RANK in their environment, or by their ring)",
@@ -73,6 +75,11 @@ class AttachCommand:
         )
 
         parser.add_argument(
+            "--kernel-log",
+            metavar="FILE",
+            help="Kernel log: a file with the output of `dmesg` (default: /dev/kmsg)",
+        )
+        parser.add_argument(
             "--arm",
             type=float,
             nargs="?",
@@ -91,6 +98,7 @@ class AttachCommand:
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.plain import plain_text
         from ncclscope.render.console.terminal import stdout_console
+        from ncclscope.render.console.verdict import print_screen
 
         gap = arguments.gap
         if gap is not None and not (math.isfinite(gap) and 0 <= gap <= 3600):
@@ -105,6 +113,7 @@ class AttachCommand:
             pids=tuple(arguments.pids),
             native=arguments.native,
             flight_recorder=arguments.flight_recorder,
+            **({"kernel_log": Path(arguments.kernel_log)} if arguments.kernel_log else {}),
         )
         if arguments.arm is None:
             seen = sample_job(options, say)
@@ -117,7 +126,7 @@ class AttachCommand:
             print_json(verdict.to_dict())
         else:
             console = stdout_console()
-            console.print(render_attach(verdict, console.width))
+            print_screen(console, render_attach(verdict, console.width), verdict)
         if directory is not None:
             screen = plain_text(render_attach(kept, 120), 120)
             failed = write_bundle(
@@ -127,3 +136,12 @@ class AttachCommand:
                 say(text)
             say(f"ncclscope diagnose {directory}")
         return verdict.exit_status
+
+
+def _pid(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        advice = f"; ncclscope diagnose {text} reads one" if os.path.exists(text) else ""
+        kind = "a directory or file" if advice else f"{text!r}"
+        raise argparse.ArgumentTypeError(f"{kind} is no process id{advice}") from None

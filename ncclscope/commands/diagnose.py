@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclscope.commands.options import (
@@ -40,6 +41,11 @@ class DiagnoseCommand:
             metavar="SECONDS",
             help="Timeout per Ray node in seconds (default: 60)",
         )
+        parser.add_argument(
+            "--kernel-log",
+            metavar="FILE",
+            help="Kernel log of this host: a file with the output of `dmesg` (default: /dev/kmsg)",
+        )
         add_json_option(parser, "verdict")
         add_stall_options(parser)
 
@@ -50,7 +56,7 @@ class DiagnoseCommand:
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console
-        from ncclscope.render.console.verdict import print_verdict
+        from ncclscope.render.console.verdict import print_screen, print_verdict
 
         if not arguments.paths and not arguments.ray:
             self._parser.error("the following arguments are required: PATH")
@@ -64,16 +70,19 @@ class DiagnoseCommand:
             print_json(verdict.to_dict())
         elif verdict.run.snapshot is not None:
             console = stdout_console()
-            console.print(render_attach(verdict, console.width))
+            print_screen(console, render_attach(verdict, console.width), verdict)
         else:
             print_verdict(verdict, stdout_console())
         return verdict.exit_status
 
 
 def _run(arguments: argparse.Namespace) -> Run:
+    from ncclscope.attach.host.kernel_log import KMSG, with_kernel_log
+    from ncclscope.attach.host.queues import with_queues
     from ncclscope.readers import open_run
 
-    return open_run(*arguments.paths)
+    log = Path(arguments.kernel_log) if arguments.kernel_log else KMSG
+    return with_queues(with_kernel_log(open_run(*arguments.paths), log))
 
 
 def _remote_run(arguments: argparse.Namespace) -> Run:

@@ -74,15 +74,16 @@ class ReportCommand:
             )
             page = render_html(verdict, redacted=arguments.redact)
         if target is None:
-            sys.stdout.write(page)
+            sys.stdout.buffer.write(page.encode("utf-8"))
             return verdict.exit_status
         data = page.encode("utf-8")
+        size = f"{len(data) >> 10} KB{', replaces a report' if target.exists() else ''}"
         try:
             replace_file(target, data, private_mode(target))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"{target} cannot be written: {reason}") from None
-        print(f"ncclscope: {verdict.status}, see {target} ({len(data) >> 10} KB)", file=sys.stderr)
+        print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
         return verdict.exit_status
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from pathlib import Path
 from ncclscope.commands.explainer import Explainer
 from ncclscope.errors import UsageError
 from ncclscope.native import profiler
-from ncclscope.private import private_home
+from ncclscope.private import make_private, private_home
 from ncclscope.ring import layout
 from ncclscope.tracing import session
 
@@ -90,7 +92,9 @@ class RunCommand:
             del command[0]
         if not command:
             raise UsageError("no command to run", "give one after --, as in: run -- torchrun ...")
-        directory = Path(arguments.dir).resolve() if arguments.dir else _default_directory()
+        if shutil.which(command[0]) is None:
+            raise UsageError(f"cannot run {command[0]}: {_why_not(command[0])}")
+        directory = _made(arguments.dir) if arguments.dir else _default_directory()
         before = set(_rings(directory))
         _say(f"rings go to {directory}")
         if os.environ.get("NCCLSCOPE") == "0":
@@ -109,6 +113,23 @@ class RunCommand:
         else:
             _say("no ring was written: no Python process made a process group of two or more")
         return status
+
+
+def _why_not(program: str) -> str:
+    return "permission denied" if os.path.exists(program) else "no such file or directory"
+
+
+def _made(name: str) -> Path:
+    """Create the directory for the rings, so that a mistake shows before the job starts."""
+    directory = Path(name).resolve()
+    try:
+        make_private(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"rings cannot be written to {directory}: {reason}") from None
+    return directory
 
 
 def _explainer(directory: Path, arguments: argparse.Namespace) -> Explainer | None:

@@ -44,11 +44,12 @@ class WatchCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
         parser.add_argument(
-            "directory",
-            nargs="?",
+            "directories",
+            nargs="*",
             type=Path,
             metavar="DIR",
-            help="Directory of the rings; it may appear later (default: $NCCLSCOPE_DIR)",
+            help="Directory of the rings; it may appear later (default: $NCCLSCOPE_DIR). Several "
+            "are watched as one system, such as prefill and decode servers",
         )
         parser.add_argument("--once", action="store_true", help="Print one verdict and exit")
         parser.add_argument(
@@ -126,12 +127,12 @@ class WatchCommand:
         from ncclscope.watch.gpu_load import GpuLoad
         from ncclscope.watch.watch import Watcher
 
-        directory = _directory(arguments)
+        directories = _directories(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill, _attach_screen)
         actions.check()
         remote = _remote_rings(arguments)
         gpus = GpuLoad() if remote is None else None
-        watcher = Watcher(directory, stall=arguments.stall, rings=remote, gpus=gpus)
+        watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)
         if arguments.once:
             return _once(watcher, arguments)
         # Exit in order on SIGTERM and SIGHUP, so that the terminal is restored.
@@ -226,8 +227,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     from ncclscope.render.console.verdict import print_verdict
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
-    if not watcher.directory.is_dir():
-        raise UsageError(f"{watcher.directory} is not a directory", "name the one with the rings")
+    for directory in watcher.directories:
+        if not directory.is_dir():
+            raise UsageError(f"{directory} is not a directory", "name the one with the rings")
     poll = watcher.poll()
     if watcher.is_undecided:
         time.sleep(AGAIN_SPINNING)
@@ -235,8 +237,9 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     verdict = poll.verdict
     if verdict is None:
         if not poll.ranks:
-            raise NothingFoundError(f"{watcher.directory}: no ring found", *watcher.notes[:1])
-        verdict = diagnose(open_run(watcher.directory))
+            named = " ".join(watcher.sources)
+            raise NothingFoundError(f"{named}: no ring found", *watcher.notes[:1])
+        verdict = diagnose(open_run(*watcher.directories))
     if arguments.json:
         _print(verdict.to_dict())
     else:
@@ -246,7 +249,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     return verdict.exit_status
 
 
-def _directory(arguments: argparse.Namespace) -> Path:
+def _directories(arguments: argparse.Namespace) -> list[Path]:
     for name, least, most in (
         ("stall", 0.0, 86_400.0),
         ("interval", _LEAST_INTERVAL, _LONGEST_INTERVAL),
@@ -259,16 +262,17 @@ def _directory(arguments: argparse.Namespace) -> Path:
             )
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
-    directory: Path | None = arguments.directory
+    directories: list[Path] = list(arguments.directories)
     if arguments.ray:
-        return directory or Path("NCCLSCOPE_DIR of each node")
-    if directory is None and (given := settings.directory()):
-        directory = Path(given)
-    if directory is None:
+        return directories or [Path("NCCLSCOPE_DIR of each node")]
+    if not directories and (given := settings.directory()):
+        directories = [Path(given)]
+    if not directories:
         raise UsageError("no directory to watch", "name one, or set NCCLSCOPE_DIR")
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory", "name the one with the rings")
-    return directory
+    for directory in directories:
+        if directory.exists() and not directory.is_dir():
+            raise UsageError(f"{directory} is not a directory", "name the one with the rings")
+    return directories
 
 
 def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
@@ -287,7 +291,7 @@ def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
     from ncclscope.remote.ray_client import RayClient
 
     ray = connect(arguments.ray_address)
-    paths = [str(arguments.directory)] if arguments.directory is not None else []
+    paths = [str(directory) for directory in arguments.directories]
     return RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
 
 

@@ -16,6 +16,7 @@ from ncclscope.model.call import (
 from ncclscope.model.finding import Finding
 from ncclscope.model.log import CallLog
 from ncclscope.model.run import Rank, Run
+from ncclscope.model.transfer import Transfer
 
 __all__ = [
     "CREATION_SUFFIX",
@@ -29,4 +30,5 @@ __all__ = [
     "Run",
     "State",
     "Step",
+    "Transfer",
 ]

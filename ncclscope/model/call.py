@@ -43,6 +43,7 @@ class Communicator:
         ranks: Global ranks of the members, in the communicator's order.
         backend: ``nccl``, ``gloo``, ``shm``, ...
         created_at: The line of the user's program that created it, with its path, if recorded.
+        timeout: Seconds after which torch gives up a call on it; 0 where that is not known.
         hash: NCCL's identifier of it, as RAS and NCCL's log spell it; empty where it is not known.
         size: Number of members according to NCCL; 0 where it is not known.
         part: Common name of communicators with the same role in other replicas, where the role
@@ -55,6 +56,7 @@ class Communicator:
     backend: str = ""
     part: str = ""
     created_at: str | None = field(default=None, compare=False)
+    timeout: int = field(default=0, compare=False)
     hash: str = field(default="", compare=False)
     size: int = field(default=0, compare=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,9 @@ class Finding:
         survived: Number of later calls that all members are known to have completed; 0 for none.
         odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last call
             of a rank that never reached that one.
+        awaited: Key or address of the store that ranks wait for; empty where they wait for none.
+        hangs: Whether ranks or requests stand still; None where the kind implies it.
+        transfer: The transfer between engines that the finding concerns, in a form for JSON.
         at: Innermost frame of the first diverging rank's stack; None without a stack.
     """
 
@@ -59,6 +63,9 @@ class Finding:
     survived: int = 0
     odd_is: str = "call"
     at: Frame | None = None
+    awaited: str = ""
+    hangs: bool | None = None
+    transfer: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of the JSON verdict."""
@@ -72,7 +79,9 @@ class Finding:
             "odd": None if self.odd is None else {**self.odd.to_dict(), "is": self.odd_is},
             "at": None if self.at is None else self.at.full_site,
             "peers": None if self.peers is None else self.peers.to_dict(),
+            "awaited": self.awaited or None,
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "inferred": list(self.inferred),
+            **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
         }

@@ -19,7 +19,8 @@ from ncclscope.model.signature import P2P_OPS
 if TYPE_CHECKING:
     from ncclscope.model.device import DeviceProgress
     from ncclscope.model.graphs import Graph
-    from ncclscope.model.snapshot import Snapshot
+    from ncclscope.model.snapshot import KernelEvent, QueueState, Snapshot
+    from ncclscope.model.transfer import Transfer
 
 __all__ = ["Rank", "Run"]
 
@@ -54,6 +55,7 @@ class Rank:
         places: Own rank in communicators of NCCL's, by key, as NCCL reported it.
         before: Number of collectives before recording began, by key and operation, on communicators
             where it began late and NCCL reported them.
+        transfers: Ends of transfers between engines, in the order of their last change.
         orders: Digests of the order in which it used its communicators, by the number of newest
             calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
@@ -82,6 +84,7 @@ class Rank:
     carried: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    transfers: Sequence[Transfer] = ()
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -130,9 +133,12 @@ class Run:
         sources: The paths as they were given.
         others: Processes without a rank, such as engine cores.
         snapshot: The snapshot of the live processes; None without one.
+        kernel: What the kernel of a rank's host logged about memory and GPUs, oldest first.
+        queues: Message queues of vLLM whose processes live on this host.
         dumped: Flight Recorder dumps beside rings of the same ranks, as a separate run: they hold
             the calls that torch's C++ posts past the probes.
         unreadable: Missing ranks whose records are damaged or cannot be read.
+        linked: Runs of other jobs that exchange transfers with this one.
     """
 
     ranks: tuple[Rank, ...]
@@ -142,8 +148,11 @@ class Run:
     sources: tuple[str, ...] = ()
     others: tuple[Rank, ...] = ()
     snapshot: Snapshot | None = None
+    kernel: tuple[KernelEvent, ...] = ()
+    queues: tuple[QueueState, ...] = ()
     dumped: Run | None = None
     unreadable: tuple[int, ...] = ()
+    linked: tuple[Run, ...] = ()
 
     @cached_property
     def by_rank(self) -> dict[int, Rank]:
@@ -160,6 +169,12 @@ class Run:
     def window(self) -> bool:
         """Whether the records of any rank are a window."""
         return any(rank.window for rank in self.ranks)
+
+    @property
+    def processes(self) -> tuple[Rank, ...]:
+        """All processes, those without a rank and those of linked jobs included."""
+        own = (*self.ranks, *self.others)
+        return (*own, *(process for run in self.linked for process in run.processes))
 
     def members(self, key: str) -> Iterator[Rank]:
         """Return an iterator over the ranks with records of a communicator, in order."""

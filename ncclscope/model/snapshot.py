@@ -14,7 +14,9 @@ from typing import Any
 __all__ = [
     "Frame",
     "GpuSample",
+    "KernelEvent",
     "ProcessSample",
+    "QueueState",
     "RasAnswer",
     "RasComm",
     "RasRank",
@@ -142,6 +144,7 @@ class Worker:
         samples: Samples of /proc, one for each sample of stacks, at least the first and the last.
         stacks: Samples of its threads, oldest first.
         host: Host name; empty where the snapshot is of one host.
+        lost_peers: Connections whose other side does not answer, one line each.
     """
 
     pid: int
@@ -156,6 +159,7 @@ class Worker:
     samples: tuple[ProcessSample, ...] = ()
     stacks: tuple[Stacks, ...] = ()
     host: str = ""
+    lost_peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,11 +249,46 @@ class GpuSample:
 
 
 @dataclass(frozen=True)
+class KernelEvent:
+    """A message of the kernel that explains why a process ended or a GPU failed.
+
+    Attributes:
+        kind: ``oom``, a process killed for memory, or ``xid``, an error of an NVIDIA GPU.
+        time_ns: Nanoseconds since 1970; 0 when not known.
+        pid: Process id; 0 when not known.
+        text: The process and its memory, or the error.
+        host: Host name.
+    """
+
+    kind: str
+    time_ns: int = 0
+    pid: int = 0
+    text: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """The blocks of one of vLLM's message queues.
+
+    Attributes:
+        name: Name of the shared memory.
+        readers: Number of readers.
+        unread: For each block the readers that have not read it; none where it is not written.
+    """
+
+    name: str
+    readers: int = 0
+    unread: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Source:
     """A data source and whether it was available.
 
     Attributes:
-        name: ``rings``, ``stacks``, ``proc``, ``native``, ``ras``, ``gpu``, ``flight_recorder``.
+        name: ``rings``, ``stacks``, ``proc``, ``native``, ``ras``, ``gpu``, ``flight_recorder``,
+            ``kernel log``, ``sockets``.
         available: Whether it provided data.
         state: What was found, or why it was not available.
         enable: How to make it available; empty when it is.
@@ -274,6 +313,8 @@ class Snapshot:
         ras: NCCL RAS's answer at the end.
         ras_before: Its answer at the beginning: counts that changed in between are ignored.
         gpus: Samples of all GPUs, the first and the last.
+        kernel: What the kernel logged about memory and GPUs, oldest first.
+        queues: vLLM's message queues on this host.
         dead_rings: Rings of this job whose process has ended.
         notes: Remarks on the snapshot.
         versions: Versions of the software that took the snapshot.
@@ -290,6 +331,8 @@ class Snapshot:
     ras: RasAnswer | None = None
     ras_before: RasAnswer | None = None
     gpus: tuple[tuple[GpuSample, ...], ...] = ()
+    kernel: tuple[KernelEvent, ...] = ()
+    queues: tuple[QueueState, ...] = ()
     dead_rings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from ncclscope.readers.flight_recorder.job import settle
 from ncclscope.readers.flight_recorder.reader import NoDumpError, is_dump, read_dump
 from ncclscope.readers.jsonl.trace import is_trace, read_trace
 from ncclscope.readers.late_starts import number_late
+from ncclscope.readers.linked import separate_linked
 from ncclscope.readers.members import join_processes, with_members
 from ncclscope.readers.nodes import Nodes
 from ncclscope.readers.partitions import with_parts
@@ -92,7 +93,8 @@ def open_run(*paths: str | os.PathLike[str]) -> Run:
         what = "only empty files" if empty else "no ring, no dump and no trace"
         raise NothingFoundError(
             f"{', '.join(given)}: {what} found",
-            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`",
+            "name the directory of NCCLSCOPE_DIR or `ncclscope run --dir`; for a job that runs "
+            "now: ncclscope attach",
         )
     run = assemble(ranks, notes=notes, sources=given)
     if 0 < len(run.missing) <= refused:
@@ -114,6 +116,16 @@ def assemble(
         sources: Paths that the user named.
     """
     remarks = list(notes)
+    jobs = separate_linked(processes, remarks)
+    run = _assemble(jobs[0], remarks, sources)
+    if len(jobs) == 1:
+        return run
+    linked = tuple(_assemble(job, [], sources) for job in jobs[1:])
+    return replace(run, linked=linked)
+
+
+def _assemble(processes: Iterable[Rank], remarks: list[str], sources: Iterable[str]) -> Run:
+    """Combine the records of the processes of one job."""
     processes, dumps = _without_repeats(settle(_distinct(processes), remarks))
     processes = infer_windows(join_processes(_newest_run(processes, remarks)))
     others = tuple(process for process in processes if process.rank < 0)

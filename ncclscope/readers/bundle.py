@@ -92,12 +92,13 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
     Returns:
         A run with a rank for each process whose stack or ring was read. If only some of the
         processes were traced, their records are left out: they prove nothing about the others.
+        Before the first group exists, a process without a ring may just not have got that far.
     """
     recorded = run.by_rank
     notes = list(snapshot.notes)
     traced = [worker for worker in snapshot.workers if worker.rank in recorded]
     untraced = [worker for worker in snapshot.workers if worker.rank not in recorded]
-    if traced and untraced:
+    if traced and untraced and any(rank.logs for rank in run.ranks):
         notes.append(
             f"only {len(traced)} of {len(snapshot.workers)} processes were traced, so their "
             f"records are not used"
@@ -126,6 +127,8 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         expected=max([run.expected, min(world, MAX_RANKS), *(n + 1 for n in ranks)], default=0),
         notes=(*run.notes, *notes),
         snapshot=snapshot,
+        kernel=snapshot.kernel,
+        queues=snapshot.queues,
     )
 
 

@@ -66,16 +66,17 @@ class Slot:
             self.words[detail] = number
         return number
 
-    def begin(self, detail: str | None = None, number: int = 0) -> Begun:
+    def begin(self, detail: str | None = None, number: int = 0, since: int = 0) -> Begun:
         """Record that the activity begins.
 
         Args:
             detail: One of a few texts, such as the name of a method.
             number: A number that identifies it, such as the step.
+            since: When it began, nanoseconds since 1970; now by default.
         """
         begun = Begun(
             next(self.turns),
-            _time_ns(),
+            since or _time_ns(),
             min(max(number, 0), layout.MOST),
             self.words.get(detail) or self.word(detail),
         )

@@ -302,6 +302,18 @@ class RingImage:
         size = min(self.geometry.device_size, comms * layout.SLOT.size)
         return self._read(self.geometry.device, size) if size else b""
 
+    def read_transfers(self) -> list[bytes]:
+        """Return the entries of the transfers section, used or not; empty without transfers."""
+        entry = layout.TRANSFER_ENTRY.size
+        size = self._u64(layout.HEADER_TRANSFERS_SIZE)
+        data = self._read(self.geometry.total, min(size, layout.MAX_TRANSFERS * entry))
+        return [data[start : start + entry] for start in range(0, len(data) - entry + 1, entry)]
+
+    @property
+    def transfers_lost(self) -> int:
+        """Number of transfers that found no entry."""
+        return self._u64(layout.HEADER_TRANSFERS_LOST)
+
     # --- bytes ---
 
     def read_bytes(self, offset: int, size: int) -> bytes:

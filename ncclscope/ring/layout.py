@@ -22,6 +22,8 @@ graphs     ``graphs_size``               calls of CUDA graphs, appended to, neve
                                          absent in files of older releases
 device     ``device_size``               progress of each communicator on the GPU, written by
                                          the GPU; present only if requested
+transfers  ``transfers_size``            transfers between engines, a table; added to the end of
+                                         the file with the first of them
 ========== ============================= ==================================================
 
 A reader checks every length against the size of the file.
@@ -85,7 +87,8 @@ at most half of the section. Call sites take at most three quarters, and are sho
 is used. A call site is ``/path/file.py:120 function``. If that is in an installed package, the
 first frame of the user's own program follows after a line feed. A communicator's text is a JSON
 object with ``key``, ``label``, ``ranks``, ``backend`` and, if known, ``created_at``, the line that
-created it. More than LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
+created it, and ``timeout``, the seconds after which a call on it is given up. More than
+LONGEST_LIST equidistant ranks are written as ``range``: first, end, step.
 Later entries of kind COMM_UPDATE carry ``comm`` (the number) and what has changed. NCCL's
 profiler plugin adds ``comm_hash`` (as RAS spells it), ``comm_rank`` and ``size``; ``joined_late``
 if calls were made before it was armed, and ``made_before``, their number by operation;
@@ -114,6 +117,12 @@ a SLOT_* (0: not counted); u32 at 76, an index into LOST; u64 at 80, the call at
 happened; i64 at 88, host clock minus GPU clock, 0 if unknown; u32 at 96, 1 if calls entered are
 counted, too. These counters show which ``scheduled`` records have completed; a lost slot shows
 nothing. A reader that does not know this section can read the rest unchanged.
+
+**Transfer** (transfers, 512 bytes): the fields of TRANSFER, then six texts of a fixed size in
+UTF-8, padded with zeros: see TRANSFER_TEXTS. ``crc`` is that of all other bytes of the entry, so
+that a torn store never reads as a transfer. ``turn`` counts the changes in the process, from 1; an
+entry that was never used is zero. The entry of an ended transfer is reused, the oldest first.
+Only the writer in Python knows this section.
 
 **Mark** (32 bytes): u64 begin, u64 seq, u64 hash, u32 comm, u32 end. ``begin`` is the position of
 the record with that seq, plus one, ``end`` its low 32 bits. A communicator has marks at multiples
@@ -176,11 +185,15 @@ HEADER_GRAPHS_USED = 160
 """u64: bytes of the graphs part that are valid."""
 HEADER_DEVICE_SIZE = 168
 """u64: bytes of the device part; zero if there is none."""
+HEADER_TRANSFERS_SIZE = 176
+"""u64: bytes of the transfers part; zero without transfers, and in files of older releases."""
+HEADER_TRANSFERS_LOST = 184
+"""u64: transfers that found no entry, because all entries held unfinished ones."""
 HEADER_CARRIED = 1024
 """MAX_COMMS u32: calls on each communicator that NCCL reported; zero without its plugin."""
 HEADER_ACTIVITIES = 256
-"""MAX_ACTIVITIES entries; zero in files of older releases."""
-MAX_ACTIVITIES = 8
+"""MAX_ACTIVITIES entries; those that an older release does not know are zero in its files."""
+MAX_ACTIVITIES = 16
 
 # generation, length, crc32 of the JSON that starts from the generation, zero
 ABOUT = struct.Struct("<QIII")
@@ -259,6 +272,12 @@ HEAP_END = 8 << 32
 TABLE_ENTRY = struct.Struct("<QQQII")
 MARK = struct.Struct("<QQQII")
 ACTIVITY = struct.Struct("<QQQQIIQ")
+TRANSFER = struct.Struct("<IBBHQQQQQII")
+"""crc, state, direction, port, turn, begun, changed, deadline (0 for none), bytes, blocks, zero"""
+TRANSFER_TEXTS = (112, 112, 64, 64, 40, 64)
+"""Bytes of id, request, engine, peer, host and phase."""
+TRANSFER_ENTRY = struct.Struct(TRANSFER.format + "".join(f"{size}s" for size in TRANSFER_TEXTS))
+MAX_TRANSFERS = 1024
 
 
 def checksum(kind: int, number: int, data: bytes) -> int:

@@ -133,6 +133,7 @@ class Tracer:
         ranks: Sequence[int] = (),
         backend: str = "",
         created_at: str | None = None,
+        timeout: int = 0,
     ) -> Comm:
         """Return the communicator with this key, recording it at the first call.
 
@@ -143,6 +144,7 @@ class Tracer:
             ranks: Global ranks of the members, in the communicator's order.
             backend: ``nccl``, ``gloo``, ...
             created_at: Line of the program that created it, ``/path/file.py:120 function``.
+            timeout: Seconds after which a call on it is given up; 0 if unknown.
 
         Raises:
             RingError: The ring has no room for another communicator.
@@ -154,7 +156,7 @@ class Tracer:
             comm = self._comms.get(key)
             if comm is None:
                 members = tuple(int(rank) for rank in ranks)
-                about = {
+                about: dict[str, Any] = {
                     "key": key,
                     "label": label,
                     **layout.spell_members(members),
@@ -162,6 +164,8 @@ class Tracer:
                 }
                 if created_at:
                     about["created_at"] = created_at
+                if timeout:
+                    about["timeout"] = timeout
                 channel = self.ring.channel(about)
                 comm = Comm(channel, key, label, members, backend)
                 self._comms[key] = comm
@@ -346,7 +350,7 @@ class Tracer:
     def activity(self, name: str) -> Slot:
         """Return the slot that records an activity besides the calls.
 
-        A ring has eight slots. Each holds the newest activity of one name.
+        A ring has sixteen slots. Each holds the newest activity of one name.
 
         Args:
             name: Name of the activity, such as ``dequeue``.
@@ -359,6 +363,12 @@ class Tracer:
         self.rank = fields.get("rank", self.rank)
         self.world_size = fields.get("world_size", self.world_size)
         self.ring.describe(**fields)
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Record a normal exit. Recording still works afterwards."""

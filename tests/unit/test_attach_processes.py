@@ -16,6 +16,8 @@ from ncclscope.attach.kinship import group_jobs, meeting_points, without_relativ
 from ncclscope.attach.processes import Candidate, choose_job, describe, give_ranks
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
+from ncclscope.model import Transfer
+from ncclscope.ring.transfers import TransferTable
 
 
 @pytest.mark.parametrize(
@@ -285,3 +287,37 @@ def test_what_a_title_has_wiped_out_is_taken_from_the_parents() -> None:
     assert handed_down.items() <= found.items()
     assert not found.keys() & {"LOCAL_RANK", "SLURM_NTASKS"}, "these are the parent's own"
     assert {**handed_down, "LOCAL_RANK": "3"}.items() <= own.items()
+
+
+def engine_ring(directory: Path, engine: str, peer: str = "") -> Path:
+    """The ring of an engine's only worker, with one transfer."""
+    tracer = Tracer(directory, rank=0, world_size=1)
+    table = TransferTable(tracer.ring.path, tracer.ring.geometry)
+    table.put(
+        Transfer(
+            id="p1",
+            engine=engine,
+            direction="recv" if peer else "send",
+            request="r1",
+            peer=peer,
+        )
+    )
+    tracer.close()
+    return Path(tracer.path)
+
+
+def test_servers_that_transfer_between_each_other_are_one_system(tmp_path: Path) -> None:
+    engines = [
+        ("prefill-0", ""),
+        ("decode-0", "prefill-0"),
+        ("prefill-1", ""),
+    ]
+    workers = [
+        ranked(10 + n, 0, port=str(n), rings=(str(engine_ring(tmp_path / str(n), *names)),))
+        for n, names in enumerate(engines)
+    ]
+
+    assert sorted([one.pid for one in job] for job in group_jobs(workers)) == [[10, 11], [12]]
+    assert chosen(*workers[:2]) == [10, 11]
+    with pytest.raises(UsageError, match="workers of 2 jobs"):
+        chosen(*workers)

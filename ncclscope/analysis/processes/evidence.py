@@ -11,6 +11,7 @@ from ncclscope.analysis.processes.device_verdict import (
     compare_gpus,
     compare_ras_counts,
 )
+from ncclscope.analysis.processes.kernel import kernel_text, sockets_text
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_classes import build_tree, classify
 from ncclscope.analysis.processes.stack_verdict import Judgement, judge_stacks
@@ -169,6 +170,9 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
     for name, reading in readings:
         if reading is not None:
             named[name] = (reading.says, reading.ranks)
+    for name, says in ("kernel log", kernel_text(run)), ("sockets", sockets_text(snapshot)):
+        if says:
+            named[name] = (says, ())
     if any(rank.logs for rank in run.ranks) and cause is not None and _is_recorded(cause):
         named["rings"] = ("the verdict is based on them", cause.diverging_ranks)
     evidence = []

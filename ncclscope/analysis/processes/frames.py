@@ -149,7 +149,7 @@ _PLUMBING = re.compile(
     r"(?:^|/)(?:torch/(?:distributed|_ops\.py|_tensor\.py|_dynamo|_functorch|_inductor|_library|"
     r"autograd|cuda|utils/_contextlib\.py|nn/modules/module\.py|nn/parallel/distributed\.py)|vllm/(?:distributed|compilation)|"
     r"contextlib\.py|functools\.py|typing_extensions\.py|warnings\.py|threading\.py|queue\.py|"
-    r"selectors\.py|multiprocessing|asyncio|zmq|ncclscope_patches|"
+    r"selectors\.py|multiprocessing|asyncio|zmq|triton|ncclscope_patches|"
     r"ncclscope/(?:tracing|ring))(?:/|$)|"
     r"^<frozen"
 )

@@ -17,6 +17,7 @@ from ncclscope.analysis.processes.frames import (
     wait_of,
     waited_call,
 )
+from ncclscope.analysis.processes.work import work_of
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
 __all__ = ["Motion", "read_motions"]
@@ -103,13 +104,26 @@ class Motion:
         """Whether it is still and waits for its peers or the GPU."""
         return self.condition == "still" and self.waits in ("collective", "device")
 
+    @cached_property
+    def work(self) -> str:
+        """What keeps it busy, such as ``torch.compile``, if it waits for no other rank."""
+        found = None if self.op or self.waits == "queue" else work_of(self.frames)
+        return found[0] if found else ""
+
+    @property
+    def _at(self) -> Frame | None:
+        """The frame to show: the innermost one of the program, or the one that began the work."""
+        found = work_of(self.frames) if self.work else None
+        above = self.frames[: found[1]] if found else ()
+        return program_frame(above) if above else self.place
+
     @property
     def text(self) -> str:
         """What the rank is in: ``all_reduce at hang.py:3 step``."""
-        place = self.place
+        place = self._at
         if place is None:
             return "no Python frame"
-        what = self.op
+        what = self.op or self.work or None
         if self.unrecorded:
             what = f"a collective of {what}"
         elif what == "p2p":

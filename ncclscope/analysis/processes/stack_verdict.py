@@ -103,14 +103,13 @@ def _late(
     ranks = tuple(sorted(motion.rank for motion in others))
     one = moving[0]
     be = "is" if len(moving) == 1 else "are"
-    what = f"{sentence(ranks_text(motion.rank for motion in moving))} {be} at work"
+    who = sentence(ranks_text(motion.rank for motion in moving))
+    what = f"{who} {be} in" if one.work else f"{who} {be} at work at"
+    rest = "late" if one.work else "late, or in an endless loop"
     return unless_late(
         Judgement(
             kind="not_joined",
-            summary=(
-                f"{what} at {one.text} ({one.why}), and {waiting_text(classes)}: late, or in an "
-                f"endless loop."
-            ),
+            summary=(f"{what} {one.text} ({one.why}), and {waiting_text(classes)}: {rest}."),
             diverging=ranks,
             odd=one,
             peers=classes[0].motion,

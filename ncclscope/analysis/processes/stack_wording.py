@@ -40,4 +40,5 @@ def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
 
 
 def _where(group: StackClass) -> str:
-    return f"{'in' if group.motion.op else 'at'} {group.motion.text}"
+    motion = group.motion
+    return f"{'in' if motion.op or motion.work else 'at'} {motion.text}"

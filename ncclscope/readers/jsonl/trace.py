@@ -85,7 +85,7 @@ def read_trace(path: Path) -> Rank:
     p2p: dict[str, list[Call]] = {}
     steps: list[Step] = []
     graphs: dict[int, Graph] = {}
-    transfers: dict[jsonl_transfers.TransferRecord, str] = {}
+    transfers = jsonl_transfers.Transfers()
     numbered = stated = False
     position = 0
     for line in lines:
@@ -107,10 +107,8 @@ def read_trace(path: Path) -> Rank:
                 steps.append(Step(step, position, tokens, bool(line.get("dummy"))))
         elif len(graphs) < jsonl_graphs.MOST and (graph := jsonl_graphs.read(line)):
             graphs[graph.number] = graph
-        elif (found := jsonl_transfers.read(line)) and (
-            found[0] in transfers or len(transfers) < jsonl_transfers.MOST
-        ):
-            transfers[found[0]] = found[1]
+        else:
+            transfers.add(line)
     window = bool(header.get("window"))
     logs = {}
     lost = 0
@@ -123,6 +121,7 @@ def read_trace(path: Path) -> Rank:
         lost += logs[key].first - 1
     budget.check(f"{position} calls")
     rank = integer(header.get("rank"))
+    metadata = read_metadata(header.get("told"))
     return Rank(
         rank=rank if rank is not None and 0 <= rank < MAX_RANKS else -1,
         world_size=number(header.get("world_size")),
@@ -141,13 +140,14 @@ def read_trace(path: Path) -> Rank:
         steps=steps,
         activities=_activities(header),
         graphs=graphs,
+        transfers=transfers.all(),
         source=str(path),
         details={
             "format": "jsonl",
             "numbered": numbered,
             "stated": stated,
             "run": text(header.get("run")) or "",
-            **jsonl_transfers.add_waiting(read_metadata(header.get("told")), transfers),
+            **jsonl_transfers.add_waiting(metadata, transfers.all()),
         },
     )
 
@@ -197,6 +197,8 @@ def write_trace(rank: Rank, path: str | os.PathLike[str], *, last: int | None = 
             _write_line(file, about)
         for graph in rank.graphs.values():
             _write_line(file, jsonl_graphs.line_of(graph))
+        for transfer in rank.transfers:
+            _write_line(file, jsonl_transfers.line_of(transfer))
         for call in calls:
             while steps and steps[-1].position <= call.position:
                 _write_line(file, _step_line(steps.pop()))

@@ -142,7 +142,7 @@ def _is_misshapen(call: Call) -> bool:
 
     Compare the shape with the number of elements, and the root with the operation.
     """
-    if call.root is not None and call.op in _ROOTLESS:
+    if call.root is not None and call.op in _ROOTLESS and call.sizes is None:
         return True
     if call.shape is None or not call.numel:
         return False

@@ -25,6 +25,7 @@ from ncclscope.readers.ring.profiler import profiler_notes
 from ncclscope.readers.ring.records import CommRecords
 from ncclscope.readers.ring.replays import Expansion, RingGraphs
 from ncclscope.readers.ring.trails import RingSteps, activities, transfers
+from ncclscope.readers.ring.transfers import engine_transfers, lost_transfers
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records, joined
 from ncclscope.ring.reader import RingFile, hash_before
@@ -62,7 +63,8 @@ def read_ring(path: Path) -> Rank:
         raise
     device = device_progress(ring)
     notes = profiler_notes(ring, found)
-    details = _with_unseen(read_about(about), [*_damage(ring, found), *notes.unseen])
+    unseen = [*_damage(ring, found), *notes.unseen, *lost_transfers(ring)]
+    details = _with_unseen(read_about(about), unseen)
     if alive and procfs.is_stopped(pid):
         details["stopped"] = True
     return Rank(
@@ -93,6 +95,7 @@ def read_ring(path: Path) -> Rank:
         carried=notes.carried,
         places=notes.places,
         before=notes.before,
+        transfers=engine_transfers(ring),
         source=str(path),
         details=details,
     )
@@ -361,6 +364,7 @@ def _communicator(spelled: str, *changes: str) -> Communicator | None:
         ranks=integers(about.get("ranks"), MAX_RANKS) or _range(about.get("range")),
         backend=text(about.get("backend")) or "",
         created_at=text(about.get("created_at")),
+        timeout=number(about.get("timeout")),
         hash=text(about.get("comm_hash")) or "",
         size=number(about.get("size")),
     )

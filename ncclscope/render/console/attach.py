@@ -23,6 +23,7 @@ from ncclscope.render.console.blocks import (
     plain_table,
     section,
 )
+from ncclscope.render.console.transfers import transfer_block
 from ncclscope.render.console.verdict import render_verdict, verdict_panel
 
 __all__ = ["render_attach"]
@@ -55,6 +56,7 @@ def render_attach(verdict: Verdict, width: int) -> RenderableType:
         return Group(*parts)
     parts += [_heading(snapshot), verdict_panel(verdict)]
     parts += [_processes(snapshot, motions, verdict), *_tree(motions), *_native(motions)]
+    parts += transfer_block(verdict.run)
     if verdict.cause is not None:
         parts.append(knowledge(verdict.cause, "seen"))
     parts += [*coverage_block(verdict.coverage), *_data_sources(verdict), *_notes(verdict)]

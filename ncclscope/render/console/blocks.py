@@ -64,7 +64,8 @@ def cause_panel(status: str, cause: Finding, more: str = "") -> Panel:
     who = cause.diverging_ranks or cause.candidate_ranks
     title = Text(f" {WORDS[status]} ", style=f"bold {colour}")
     title.append(f"· {cause.kind.replace('_', ' ')} ")
-    title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
+    if who:
+        title.append(f"· {'' if cause.diverging_ranks else 'one of '}{ranks_text(who)} ")
     return Panel(
         Text(printable(cause.summary)),
         title=title,

@@ -12,8 +12,12 @@ from ncclscope.untrusted import printable
 __all__ = ["SafeConsole", "stderr_console", "stdout_console"]
 
 
+_PLAIN = str.maketrans("−–·…→←×≤≥│─╭╮╰╯├┤", "---.><x<>|-++++++")
+"""What terminals show that know ASCII only, each as wide as what it replaces."""
+
+
 class SafeConsole(Console):
-    """Console that escapes control characters in texts.
+    """Console that escapes control characters in texts, and others where only ASCII is shown.
 
     Labels of communicators, call sites, hosts and paths come from the job, and any of them may hold
     an escape sequence.
@@ -23,12 +27,15 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """Yield the segments of a renderable, with control characters escaped."""
+        ascii_only = self.options.ascii_only
         for segment in super().render(renderable, options):
             text, style, control = segment
-            if control or text.isprintable():
-                yield segment
-            else:
-                yield Segment("\n".join(map(printable, text.split("\n"))), style)
+            if not (control or text.isprintable()):
+                segment = Segment("\n".join(map(printable, text.split("\n"))), style)
+            if ascii_only and not segment.text.isascii():
+                text = segment.text.translate(_PLAIN).encode("ascii", "replace").decode()
+                segment = Segment(text, segment.style, segment.control)
+            yield segment
 
 
 def stdout_console() -> Console:

@@ -39,8 +39,9 @@ from ncclscope.render.console.blocks import (
 )
 from ncclscope.render.console.device import device_block
 from ncclscope.render.console.sides import aligned_sides, differ_by_site
+from ncclscope.render.console.transfers import transfer_block
 
-__all__ = ["print_verdict", "render_verdict", "verdict_panel"]
+__all__ = ["print_screen", "print_verdict", "render_verdict", "verdict_panel"]
 
 WIDE = 120
 """Terminal columns from which a call site is shown beside the call."""
@@ -52,7 +53,21 @@ MANY = 16
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Print the screen of a verdict."""
-    console.print(render_verdict(verdict, console.width))
+    print_screen(console, render_verdict(verdict, console.width), verdict)
+
+
+def print_screen(console: Console, screen: RenderableType, verdict: Verdict) -> None:
+    """Print a screen and, where its top scrolls out of the terminal, the verdict once more.
+
+    Args:
+        console: The console.
+        screen: A screen about the verdict.
+        verdict: The verdict.
+    """
+    lines = console.render_lines(screen, pad=False) if console.is_terminal else ()
+    console.print(screen)
+    if len(lines) >= console.height:
+        console.print(Text(f"\n{verdict.status.upper()}: {verdict.summary}", style="bold"))
 
 
 def render_verdict(verdict: Verdict, width: int) -> RenderableType:
@@ -62,6 +77,7 @@ def render_verdict(verdict: Verdict, width: int) -> RenderableType:
         verdict_panel(verdict),
         _ranks(verdict, width),
         *device_block(verdict.run),
+        *transfer_block(verdict.run),
     ]
     if verdict.neighbourhood is not None and verdict.cause is not None:
         parts.append(_divergence(verdict.neighbourhood, verdict.cause, width))

@@ -151,6 +151,11 @@ def _facts(verdict: Verdict, how: str) -> list[dict[str, str]]:
         if cause.comm.backend:
             where += f" ({cause.comm.backend})"
         facts.append(("Communicator", where))
+    if cause.transfer is not None:
+        facts.append(("Request", str(cause.transfer.get("request") or "")))
+        facts.append(
+            ("Transfer", f"{cause.transfer.get('engine')} and {cause.transfer.get('peer')}")
+        )
     if cause.seq is not None:
         facts.append(("Call", f"#{cause.seq}"))
     diverging = cause.diverging_ranks

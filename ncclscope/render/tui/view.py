@@ -42,7 +42,7 @@ class LiveView(Output):
             sys.stdout.encoding or "utf-8", colour=not os.environ.get("NO_COLOR")
         )
         self._picture = Picture(
-            str(watcher.directory), self._events, has_keys=self._terminal.has_keys
+            " ".join(watcher.sources), self._events, has_keys=self._terminal.has_keys
         )
         self._stderr = _StderrCapture(self._events)
         self._look: Poll | None = None
@@ -139,7 +139,7 @@ class LiveView(Output):
         """Print the last sample below the shell's prompt, after the alternate screen is gone."""
         console = stdout_console()
         width, height = console.size
-        console.print(render_look(poll, width, height - 2, str(self._watcher.directory)))
+        console.print(render_look(poll, width, height - 2, " ".join(self._watcher.sources)))
 
 
 class _StderrCapture:

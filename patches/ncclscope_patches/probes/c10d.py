@@ -119,7 +119,7 @@ class C10dProbe(Patch):
         helper = module._new_process_group_helper
 
         def new_group(token: Any, result: Any) -> None:
-            size, rank, ranks, creation = token
+            size, rank, ranks, creation, timeout = token
             if creation is not None:
                 group_creation.end(creation)
             group = result[0]
@@ -130,7 +130,7 @@ class C10dProbe(Patch):
                 if tracer is not None:
                     tracer.describe(rank=rank, world_size=size)
             created_at = callsite.user_place(sys._getframe(1))
-            process_groups.declare(group, ranks or range(size), created_at)
+            process_groups.declare(group, ranks or range(size), created_at, timeout)
 
         def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = {**dict(zip(_HELPER, args, strict=False)), **kwargs}
@@ -140,7 +140,9 @@ class C10dProbe(Patch):
             if ranks and not given.get("pg_tag"):
                 parent, name = module._world.default_pg, given["group_name"]
                 creation = group_creation.begin(parent, name, ranks, given["backend"])
-            return size, rank, ranks, creation
+            limit = given.get("timeout")
+            seconds = 0 if limit is None else int(limit.total_seconds())
+            return size, rank, ranks, creation, seconds
 
         self.put(module, "_new_process_group_helper", self.guard(helper, arguments, new_group))
 

@@ -31,18 +31,21 @@ _QUEUEING = frozenset({"hccl", "nccl", "rccl", "xccl"})
 _ON_CUDA = frozenset({"nccl", "rccl"})
 
 
-def declare(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
+def declare(
+    group: Any, ranks: Sequence[int], created_at: str | None = None, timeout: int = 0
+) -> Handle:
     """Record a new group in the ring, before its first call.
 
     Args:
         group: The process group.
         ranks: Global ranks of its members.
         created_at: Line of the program that created it.
+        timeout: Seconds after which torch gives up a call on it; 0 if unknown.
     """
     handle = handles.known.get(id(group))
     if handle is not None:
         return handle
-    return handles.remember(group, _handle(group, ranks, created_at))
+    return handles.remember(group, _handle(group, ranks, created_at, timeout))
 
 
 def name(group: Any, label: str, ranks: Sequence[int] = ()) -> None:
@@ -82,7 +85,9 @@ def _open(group: Any) -> Handle:
 handles = Handles(_open)
 
 
-def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> Handle:
+def _handle(
+    group: Any, ranks: Sequence[int], created_at: str | None = None, timeout: int = 0
+) -> Handle:
     if group.size() < 2:  # a single rank waits for no peer
         return NOBODY
     tracer = session.current()
@@ -102,6 +107,7 @@ def _handle(group: Any, ranks: Sequence[int], created_at: str | None = None) -> 
         ranks=ranks,
         backend=backend,
         created_at=created_at,
+        timeout=timeout,
     )
     waits = True if backends <= _WAITING else False if backends <= _QUEUEING else None
     return Handle(tracer, comm, waits=waits, on_device="nccl" in backends)

@@ -2,13 +2,15 @@
 
 An idle worker waits in ``MessageQueue.dequeue``, and so does an engine whose workers have not
 answered. In a hang, this separates ranks that wait for their peers from ranks without work. Only
-the newest activity of each kind is kept.
+the newest activity of each kind is kept. Name and geometry of each queue's shared memory are
+noted, too, so that a reader of the ring can see which process has not read which block.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ncclscope.tracing import session
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 
@@ -19,6 +21,9 @@ WORK = "work"
 
 _LONGEST = 64
 """Longest name of a method in characters; longer ones are generated."""
+_MOST_QUEUES = 8
+"""Queues noted by one process: a ring has 8 KiB for its whole description."""
+_queues: list[dict[str, Any]] = []
 _NOTHING = (None, 0)
 _FOR_WORK = (WORK, 0)
 
@@ -32,8 +37,46 @@ class VllmQueues(Patch):
     records = False
 
     def install(self, module: Any) -> None:
+        queue = module.MessageQueue
+        if hasattr(queue, "create_from_handle"):
+            self.put(queue, "__init__", self.guard(queue.__init__, after=_written))
+            read = staticmethod(self.guard(queue.create_from_handle, after=_read))
+            self.put(queue, "create_from_handle", read)
         put_noting(self, module.MessageQueue, "enqueue", "enqueue", _send)
         put_noting(self, module.MessageQueue, "dequeue", "dequeue", _wait)
+
+
+def _forget() -> None:
+    """Forget the parent's queues, in the child after a fork."""
+    _queues.clear()
+    session.describe(queues=[])
+
+
+session.on_reset(_forget)
+
+
+def _written(token: Any, _result: Any) -> None:
+    _note(token[0][0], None)
+
+
+def _read(_token: Any, result: Any) -> None:
+    _note(result, result.local_reader_rank)
+
+
+def _note(queue: Any, reader: int | None) -> None:
+    """Note the shared memory of a queue in the ring; its flags show who has read which block."""
+    buffer = getattr(queue, "buffer", None)
+    memory = getattr(buffer, "shared_memory", None)
+    if buffer is None or memory is None or len(_queues) >= _MOST_QUEUES:
+        return
+    about = {
+        "name": memory.name.lstrip("/"),
+        "readers": buffer.n_reader,
+        "chunk": buffer.max_chunk_bytes,
+        "chunks": buffer.max_chunks,
+    }
+    _queues.append(about if reader is None else {**about, "reader": reader})
+    session.describe(queues=list(_queues))
 
 
 def _send(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:

@@ -1,0 +1,207 @@
+"""A rendezvous, store or communicator that not all ranks have come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.waits.noted import (
+    Noted,
+    key_of,
+    lasting,
+    note_lines,
+    raised,
+    timeout_text,
+)
+from ncclscope.analysis.waits.noted import doing as doing_now
+from ncclscope.analysis.wording import plural, rank_text, ranks_text, sentence, verb
+from ncclscope.model import Finding, Rank
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
+
+__all__ = ["InitStalled"]
+
+_SHOWN = 4
+_Waiting = dict[int, Noted]
+
+
+class InitStalled:
+    """Ranks wait for a store, in init_process_group or in ncclCommInitRank, and others do not."""
+
+    name = "init_stalled"
+
+    def analyze(self, case: Case) -> Iterable[Finding]:
+        """Yield who has not come to where ranks wait before their calls, or between them."""
+        if case.differences or case.waits.pending_calls or not _is_quiet(case):
+            return  # the records of the calls show who is missing, or the job moves
+        for name, judge in (
+            (INIT, self._rendezvous),
+            (STORE_WAIT, self._at_store),
+            (COMM_INIT, self._connecting),
+        ):
+            waiting = {r.rank: one for r in case.run.ranks if (one := lasting(r, name)) is not None}
+            if waiting:
+                if all(_is_long(case, number, one) for number, one in waiting.items()):
+                    yield from judge(case, waiting)
+                return
+
+    def _rendezvous(self, case: Case, inside: _Waiting) -> Iterable[Finding]:
+        """Yield the ranks that have not come to ``init_process_group``, which all must."""
+        expected = range(case.run.expected)
+        absent = tuple(n for n in expected if n not in inside and not _has_joined(case, n))
+        past = tuple(n for n in expected if n not in inside and n not in absent)
+        one = inside[min(inside)]
+        waiting = tuple(inside)
+        where = f"{one.text}, in which {ranks_text(waiting)} {verb(waiting, 'wait')}"
+        seconds = min(each.seconds for each in inside.values())
+        if absent:
+            who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
+            have = "has" if len(absent) == 1 else "have"
+            doing = "; ".join(_doing(case, n) for n in absent[:_SHOWN])
+            yield self._finding(
+                case, inside, absent,
+                f"{sentence(who)} {have} not come to {where} for {seconds:.0f} s; {doing}.",
+                blames=2 * len(absent) <= case.run.expected,
+            )  # fmt: skip
+            return
+        all_of = "All ranks" if not past else ranks_text(waiting)
+        rest = f"; {ranks_text(past)} went on" if past else ""
+        summary = (
+            f"{sentence(all_of)} {verb(waiting, 'wait')} in {one.text} for {seconds:.0f} s"
+            f"{rest}, and no record shows for whom."
+        )
+        yield self._finding(case, inside, (), summary, blames=False)
+
+    def _at_store(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
+        """Yield who does not wait for the key that most of the waiting ranks wait for."""
+        groups: dict[str, _Waiting] = {}
+        for number, one in waiting.items():
+            groups.setdefault(one.text, {})[number] = one
+        text, first = max(groups.items(), key=lambda group: len(group[1]))
+        others = tuple(n for n in range(case.run.expected) if n not in waiting)
+        seconds = min(one.seconds for one in first.values())
+        who = ranks_text(first)
+        start = f"{sentence(who)} {verb(tuple(first), 'wait')} {text} for {seconds:.0f} s"
+        if not others:
+            more = "".join(
+                f"; {ranks_text(group)} {verb(tuple(group), 'wait')} {other}"
+                for other, group in groups.items()
+                if other != text
+            )
+            yield self._finding(
+                case, waiting, (), f"{start}{more}: all ranks wait, and none sets it.", blames=False
+            )
+            return
+        doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
+        # A barrier needs every rank; any other key needs one, and nothing says which.
+        needs_all = "barrier" in text
+        named = len(others) == 1 or (needs_all and len(others) < len(first))
+        have = "has" if len(others) == 1 else "have"
+        come = "come to it" if needs_all else "set it"
+        yield self._finding(
+            case, first, others,
+            f"{start}, and {ranks_text(others)} {have} not {come}; {doing}.",
+            blames=named,
+        )  # fmt: skip
+
+    def _connecting(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
+        """Yield the ranks that are not in ``ncclCommInitRank`` with the others."""
+        others = tuple(n for n in range(case.run.expected) if n not in waiting)
+        one = waiting[min(waiting)]
+        # Only the size of the communicator is known: with others outside, who is missing is not.
+        is_all = one.activity.number == case.run.expected
+        seconds = min(each.seconds for each in waiting.values())
+        start = (
+            f"{sentence(ranks_text(waiting))} {verb(tuple(waiting), 'wait')} in {one.text} for "
+            f"{seconds:.0f} s"
+        )
+        if others and is_all:
+            doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
+            have = "has" if len(others) == 1 else "have"
+            summary = f"{start}, which {ranks_text(others)} {have} not begun; {doing}."
+        else:
+            summary = f"{start}, and no record shows for whom."
+        named = is_all and 0 < 2 * len(others) <= case.run.expected
+        yield self._finding(case, waiting, others if is_all else (), summary, blames=named)
+
+    def _finding(
+        self, case: Case, waiting: _Waiting, absent: Sequence[int], summary: str, *, blames: bool
+    ) -> Finding:
+        """Return a finding; `blames` says whether the records single out the absent ranks."""
+        run = case.run
+        first = min(waiting)
+        evidence = [f"rank {number} {one.clause}" for number, one in [*waiting.items()][:_SHOWN]]
+        for number in absent[:_SHOWN]:
+            rank = run.by_rank.get(number)
+            if rank is None:
+                evidence.append(f"no record of rank {number} was found")
+                continue
+            evidence += note_lines(case, rank)
+            if (how := case.how_it_ended(rank)) is not None:
+                evidence.append(f"rank {number}: {how}")
+        store = lasting(run.by_rank[first], STORE_WAIT)
+        if store is not None and waiting[first].name != STORE_WAIT:
+            evidence.append(f"rank {first} {store.clause}")
+        if limit := timeout_text(run.by_rank[first], waiting[first]):
+            evidence.append(limit)
+        inferred = []
+        if any(number not in run.by_rank for number in absent):
+            inferred.append("a process without a ring was not started, or has not got that far")
+        asked = waiting[first] if waiting[first].name == STORE_WAIT else store
+        ended = [
+            number
+            for number in absent
+            if (rank := run.by_rank.get(number)) is not None and case.how_it_ended(rank) is not None
+        ]
+        return Finding(
+            kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
+            summary=summary,
+            diverging_ranks=tuple(absent) if blames else (),
+            candidate_ranks=() if blames else tuple(absent) or tuple(range(run.expected)),
+            confidence="likely" if blames else "ambiguous",
+            analyzer=self.name,
+            evidence=tuple(dict.fromkeys(evidence)),
+            inferred=tuple(inferred),
+            awaited=key_of(asked.activity) if asked is not None else "",
+        )
+
+
+def _is_quiet(case: Case) -> bool:
+    """Return whether no rank has posted a call for so long that a wait would be a hang."""
+    for rank in case.run.ranks:
+        if case.how_it_ended(rank) is not None:
+            continue
+        quiet = case.quiet_seconds(rank) if rank.records or rank.lost else None
+        limit = case.live_stall_seconds if rank.alive else case.stall_seconds
+        if quiet is not None and quiet < limit:
+            return False
+    return True
+
+
+def _is_long(case: Case, number: int, noted: Noted) -> bool:
+    rank = case.run.by_rank[number]
+    return noted.seconds >= (case.live_stall_seconds if rank.alive else case.stall_seconds)
+
+
+def _has_joined(case: Case, number: int) -> bool:
+    """Return whether a rank has been through ``init_process_group``."""
+    rank = case.run.by_rank.get(number)
+    return rank is not None and bool(rank.logs)
+
+
+def _doing(case: Case, number: int) -> str:
+    """Return what a rank does instead, as far as it is recorded."""
+    rank: Rank | None = case.run.by_rank.get(number)
+    if rank is None:
+        return f"rank {number} left no record"
+    if (how := case.how_it_ended(rank)) is not None:
+        return f"rank {number}: {how}"
+    if (error := raised(case, rank)) is not None:
+        return f"rank {number} raised {error[0]} {error[1]:.0f} s ago"
+    if (now := doing_now(rank)) is not None:
+        return f"rank {number} {now.clause}"
+    seen = {} if case.run.snapshot is None else read_motions(case.run.snapshot)
+    if number in seen and seen[number].frames:
+        return f"rank {number} is {'in' if seen[number].work else 'at'} {seen[number].text}"
+    made = rank.records + rank.lost
+    return f"rank {number} is elsewhere" + (f" after {plural(made, 'call')}" if made else "")

@@ -1,0 +1,1 @@
+"""Transfers between engines: both ends joined, and the reason why one does not end."""

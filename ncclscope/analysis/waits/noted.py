@@ -1,0 +1,187 @@
+"""What the processes noted that they do besides their calls: meet, wait at a store, compile, load.
+
+A note is recorded, unlike a stack: it says since when, and outlives the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ncclscope.analysis.records import Records
+from ncclscope.analysis.waits.waits import PendingCall
+from ncclscope.analysis.wording import comm_text, plural
+from ncclscope.model import Activity, Rank
+from ncclscope.model.activities import (
+    COMM_INIT,
+    COMPILE,
+    INIT,
+    LOAD,
+    RAISED,
+    STORE_SET,
+    STORE_WAIT,
+)
+from ncclscope.untrusted import printable
+
+__all__ = [
+    "Noted",
+    "doing",
+    "key_of",
+    "lasting",
+    "note_lines",
+    "raised",
+    "raised_line",
+    "seconds_of",
+    "spelled",
+    "store_action",
+    "timeout_lines",
+    "timeout_text",
+]
+
+_AT_WORK = (COMPILE, LOAD)
+_WAITING = (INIT, COMM_INIT, STORE_WAIT)
+_SHOWN = 160
+_PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An activity that a process is in.
+
+    Attributes:
+        name: Its name, see :mod:`ncclscope.model.activities`.
+        text: What it is, to follow "it is": ``in torch.compile of step (train.py:33)``.
+        seconds: How long it has lasted.
+        activity: The note.
+    """
+
+    name: str
+    text: str
+    seconds: float
+    activity: Activity
+
+    @property
+    def is_work(self) -> bool:
+        """Whether the process works there, and waits for no other."""
+        return self.name in _AT_WORK
+
+    @property
+    def clause(self) -> str:
+        """The activity and its duration: ``has been in torch.compile of step ... for 84 s``."""
+        verb = "has waited" if self.name == STORE_WAIT else "has been in"
+        return f"{verb} {self.text} for {self.seconds:.0f} s"
+
+
+def lasting(rank: Rank, name: str) -> Noted | None:
+    """Return an activity that had not ended at the process's last heartbeat; else None."""
+    activity = rank.activities.get(name)
+    if activity is None or activity.until_ns is not None:
+        return None
+    last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
+    seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
+    return Noted(name, spelled(activity), seconds, activity)
+
+
+def seconds_of(rank: Rank, name: str) -> float | None:
+    """Return for how long a process is in an activity; None where it is not in it."""
+    found = lasting(rank, name)
+    return None if found is None else found.seconds
+
+
+def doing(rank: Rank) -> Noted | None:
+    """Return the innermost activity that a process is in, of those that keep it from its calls."""
+    found = [one for name in (*_AT_WORK, *_WAITING) if (one := lasting(rank, name)) is not None]
+    # The one that began last; a wait at the store that was repeated counts from its first time.
+    return max(found, key=lambda one: (one.is_work, one.activity.since_ns), default=None)
+
+
+def spelled(activity: Activity) -> str:
+    """Return what an activity is, in words."""
+    detail = printable(activity.detail or "")[:_SHOWN]
+    if activity.name == STORE_WAIT:
+        return store_action(detail)
+    if activity.name == INIT:
+        return f"init_process_group ({detail})" if detail else "init_process_group"
+    if activity.name == COMM_INIT:
+        size = f" of {plural(activity.number, 'rank')}" if activity.number else ""
+        return f"ncclCommInitRank{size}"
+    return detail or activity.name
+
+
+def store_action(detail: str) -> str:
+    """Return what a process waits for at a store, to follow "waits"."""
+    method, _, key = detail.partition(" ")
+    if method in _PREPOSITIONS:
+        return f"{_PREPOSITIONS[method]} the store at {key}"
+    return f"at the store for key '{key}' ({method})" if key else f"at the store, in {method}"
+
+
+def key_of(activity: Activity) -> str:
+    """Return the key or the address that a process waits for at a store."""
+    return printable(activity.detail or "")[:_SHOWN].partition(" ")[2]
+
+
+def raised(records: Records, rank: Rank) -> tuple[str, float] | None:
+    """Return the newest exception of a process that posted nothing since, and its age in seconds.
+
+    Returns:
+        The type and line, such as ``TypeError at train.py:12 step``; None where no exception was
+        noted, or the process posted calls after it.
+    """
+    activity = rank.activities.get(RAISED)
+    if activity is None or not activity.detail or rank.last_seen_ns is None:
+        return None
+    age = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
+    quiet = records.quiet_seconds(rank)
+    # The call that raised was recorded just before.
+    if quiet is not None and rank.last_call(transfers=True) is not None and age > quiet:
+        return None
+    return printable(activity.detail)[:_SHOWN], age
+
+
+def raised_line(records: Records, rank: Rank) -> str:
+    """Return the newest exception of a process, whatever it posted since; empty without one."""
+    activity = rank.activities.get(RAISED)
+    if activity is None or not activity.detail or rank.last_seen_ns is None:
+        return ""
+    what = printable(activity.detail)[:_SHOWN]
+    age = max(0.0, (rank.last_seen_ns - activity.since_ns) / 1e9)
+    text = f"rank {rank.rank} raised {what}, {age:.0f} s before its last heartbeat"
+    if raised(records, rank) is not None:
+        text += ", and posted nothing since"
+    return text + ("; it ended a thread" if activity.number else "")
+
+
+def note_lines(records: Records, rank: Rank) -> Iterator[str]:
+    """Yield lines of evidence: what a process noted that explains why it is not in a call."""
+    number = rank.rank
+    if raised(records, rank) is not None:
+        yield raised_line(records, rank)
+    if (now := doing(rank)) is not None:
+        yield f"rank {number} {now.clause}"
+        own = rank.activities.get(STORE_SET)
+        if now.name == STORE_WAIT and own is not None and own.detail:
+            yield f"the last key that rank {number} set is '{printable(own.detail)[:_SHOWN]}'"
+
+
+def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
+    """Yield when torch gives up a pending call, where its communicator's timeout is recorded."""
+    rank, limit = records.run.by_rank[pending.rank], pending.comm.timeout
+    if not limit or rank.last_seen_ns is None or pending.call.time_ns is None:
+        return
+    waited = (rank.last_seen_ns - pending.call.time_ns) / 1e9
+    if 0 <= waited < limit:
+        yield (
+            f"torch's timeout for calls on {comm_text(pending.comm)} is {limit} s: it comes in "
+            f"{limit - waited:.0f} s"
+        )
+
+
+def timeout_text(rank: Rank, noted: Noted) -> str:
+    """Return when a wait ends by itself; empty where its timeout is not known."""
+    limit = noted.activity.number
+    if noted.name not in (INIT, STORE_WAIT) or not limit:
+        return ""
+    left = limit - noted.seconds
+    when = f"in {left:.0f} s" if left > 0 else "now"
+    return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"

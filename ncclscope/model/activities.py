@@ -1,0 +1,28 @@
+"""Names of the activities that probes note and analysis explains."""
+
+from __future__ import annotations
+
+__all__ = [
+    "COMM_INIT",
+    "COMPILE",
+    "INIT",
+    "LOAD",
+    "RAISED",
+    "STORE_SET",
+    "STORE_WAIT",
+]
+
+INIT = "init_process_group"
+"""The detail is the backend and the line of the program, the number the timeout in seconds."""
+COMM_INIT = "comm_init"
+"""``ncclCommInitRank``; the number is the size of the communicator."""
+STORE_WAIT = "store_wait"
+"""A blocking call on a store; the detail is the method and the key, the number the timeout."""
+STORE_SET = "store_set"
+"""The newest key that the process has set, as the detail."""
+COMPILE = "compile"
+"""torch.compile; the detail is the compiled function and its line."""
+LOAD = "load"
+"""A file that is loaded or downloaded; the detail says by what."""
+RAISED = "raised"
+"""The newest exception; the detail is its type and the line, the number 1 if a thread ended."""

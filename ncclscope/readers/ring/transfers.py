@@ -1,0 +1,44 @@
+"""Read the transfers between engines that a ring holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclscope.model import Transfer
+from ncclscope.ring.image import RingImage
+from ncclscope.ring.transfers import unpack_transfer
+from ncclscope.untrusted import text
+
+__all__ = ["engine_transfers", "lost_transfers"]
+
+_ATTEMPTS = 3
+
+
+def engine_transfers(ring: RingImage) -> tuple[Transfer, ...]:
+    """Return the ends of transfers in the order of their last change.
+
+    An entry that is being written while it is read is read again.
+    """
+    found: dict[int, tuple[int, Transfer]] = {}
+    for _ in range(_ATTEMPTS):
+        torn = False
+        for place, entry in enumerate(ring.read_transfers()):
+            if place in found or not any(entry):
+                continue
+            read = unpack_transfer(entry)
+            if read is None:
+                torn = True
+            elif text(read[1].id) and text(read[1].engine):
+                found[place] = read
+        if not torn:
+            break
+    return tuple(transfer for _, transfer in sorted(found.values(), key=lambda one: one[0]))
+
+
+def lost_transfers(ring: RingImage) -> list[dict[str, Any]]:
+    """Return an entry of what is not recorded, if transfers found no room."""
+    lost = ring.transfers_lost
+    if not lost:
+        return []
+    what = f"{lost} transfers between engines are not recorded: too many were unfinished"
+    return [{"kind": "transfer", "text": what, "comms": [], "since_ns": None}]

@@ -1,0 +1,1 @@
+"""Notes on what a process does before its first call: it meets its peers, compiles, loads."""

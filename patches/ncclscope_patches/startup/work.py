@@ -1,0 +1,121 @@
+"""Note what keeps one rank busy while its peers wait: compilation, loading, a download."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ncclscope.model.activities import COMPILE, LOAD
+from ncclscope.ring.activity import Begun, Slot
+from ncclscope.tracing import callsite
+from ncclscope.tracing.notes import Notes
+from ncclscope_patches.probes.probe import Patch
+
+__all__ = ["CompileNote", "DownloadNote", "ModelLoadNote", "TorchLoadNote"]
+
+_Phase = tuple[Slot, Begun]
+
+
+class _Work(Patch):
+    """Notes one function of a module."""
+
+    records = False
+    activity = LOAD
+    text = ""
+    function = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notes = Notes(self.activity)
+        self._inside = False
+
+    def install(self, module: Any) -> None:
+        self.note(module, self.function)
+
+    def note(self, owner: Any, name: str, alias: Any = None) -> None:
+        """Note the calls of a function, if it exists.
+
+        Args:
+            owner: Its class or module.
+            name: Its name.
+            alias: A module that may have imported it before.
+        """
+        function = getattr(owner, name, None)
+        if callable(function):
+            noted = self.guard_scope(function, self._enter, self._leave)
+            self.put(owner, name, noted)
+            if getattr(alias, name, None) is function:
+                self.put(alias, name, noted)
+
+    def detail(self, args: tuple[Any, ...]) -> str:
+        """Return the detail of a call."""
+        line = callsite.user_line(sys._getframe(1))
+        return f"{self.text} at {line}" if line else self.text
+
+    def _enter(self, args: tuple[Any, ...], _kwargs: Any) -> _Phase | None:
+        slot = None if self._inside else self._notes.slot()
+        if slot is None:
+            return None
+        begun = slot.begin(self._notes.detail(self.detail(args), self.text))
+        self._inside = True
+        return slot, begun
+
+    def _leave(self, phase: _Phase) -> None:
+        self._inside = False
+        slot, begun = phase
+        slot.end(begun)
+
+
+class CompileNote(_Work):
+    """Notes each function that torch.compile compiles."""
+
+    name = "compile"
+    target = "torch._dynamo.convert_frame"
+    supports = "torch 2.6 to 2.15"
+    activity = COMPILE
+    text = "torch.compile"
+    function = "_compile"
+
+    def detail(self, args: tuple[Any, ...]) -> str:
+        code = args[0] if args else None
+        if code is None:
+            return self.text
+        base = code.co_filename.rpartition("/")[2]
+        return f"{self.text} of {code.co_name} ({base}:{code.co_firstlineno})"
+
+
+class TorchLoadNote(_Work):
+    """Notes ``torch.load``."""
+
+    name = "torch_load"
+    target = "torch.serialization"
+    supports = "torch 2.6 to 2.15"
+    text = "torch.load"
+
+    def install(self, module: Any) -> None:
+        self.note(module, "load", sys.modules.get("torch"))
+
+
+class DownloadNote(_Work):
+    """Notes downloads of huggingface_hub; neither the address nor the file's name is recorded."""
+
+    name = "hub_download"
+    target = "huggingface_hub.file_download"
+    supports = "huggingface_hub 0.30 to 1.0"
+    text = "a download by huggingface_hub"
+
+    def install(self, module: Any) -> None:
+        for name in ("http_get", "xet_get"):
+            self.note(module, name)
+
+
+class ModelLoadNote(_Work):
+    """Notes that vLLM loads a model's weights."""
+
+    name = "vllm_model_load"
+    target = "vllm.model_executor.model_loader.base_loader"
+    supports = "vllm 0.26 to 0.32"
+    text = "vLLM's model loader"
+
+    def install(self, module: Any) -> None:
+        self.note(module.BaseModelLoader, "load_model")

@@ -1,0 +1,109 @@
+"""Record what only NIXL's worker knows of a transfer: handshakes, leases and failures."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ncclscope.tracing import transfers
+from ncclscope_patches.probes.probe import Patch
+
+__all__ = ["NixlReads", "NixlTransfers"]
+
+
+class NixlTransfers(Patch):
+    """Adds phases, deadlines and reasons to the transfers of vLLM's NIXL connectors."""
+
+    name = "vllm_nixl"
+    target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
+    supports = "the NIXL connector of vllm 0.30 and later"
+    records = False
+
+    def install(self, module: Any) -> None:
+        worker = module.NixlBaseConnectorWorker
+        self.replace(worker, "_background_nixl_handshake", _handshake)
+        self.replace(worker, "_log_failure", _failure)
+        self.replace(worker, "_handle_heartbeat", _arguments, _extended)
+        self.replace(worker, "_reap_expired_send_leases", _expired)
+
+
+class NixlReads(Patch):
+    """Records when a worker begins to read another engine's blocks."""
+
+    name = "vllm_nixl_reads"
+    target = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker"
+    supports = "the NIXL connector of vllm 0.30 and later"
+    records = False
+
+    def install(self, module: Any) -> None:
+        self.replace(module.NixlPullConnectorWorker, "_read_blocks_for_req", _arguments, _reading)
+
+
+def _reading(token: Any, _result: Any) -> None:
+    args, kwargs = token
+    worker, request = args[0], args[1] if len(args) > 1 else kwargs["req_id"]
+    table = transfers.table() if request in worker._recving_transfers else None
+    if table is not None:
+        table.change("recv", request, phase="read")
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args, kwargs
+
+
+def _handshake(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Record that a transfer waits until its engines know each other."""
+    table = transfers.table()
+    if table is not None:
+        request = args[1] if len(args) > 1 else kwargs["req_id"]
+        table.change("recv", request, phase="handshake")
+
+
+def _failure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Record why a transfer failed, by the kind of failure and the type of the error."""
+    names = ("self", "failure_type", "req_id", "msg", "error")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    request, error = given.get("req_id"), given.get("error")
+    table = transfers.table()
+    if table is None or request is None:
+        return
+    kind = str(given["failure_type"])
+    why = "" if error is None else f" ({_reason(error)})"
+    table.change("recv", request, state="failed", phase=f"{kind}{why}")
+
+
+def _reason(error: BaseException) -> str:
+    """Return the known reasons in words, others by the type of the error."""
+    if type(error).__name__ == "Again":
+        return "no answer"
+    if "compatibility hash" in str(error):
+        return "incompatible configuration"
+    return type(error).__name__
+
+
+def _extended(token: Any, _result: Any) -> None:
+    """Record that the receiving engine has extended the lease on blocks."""
+    args, kwargs = token
+    worker, payload = args[0], args[1] if len(args) > 1 else kwargs["payload"]
+    table = transfers.table()
+    if table is None:
+        return
+    now, clock = time.time_ns(), time.perf_counter()
+    for request in payload.split(","):
+        expires = worker._reqs_to_send.get(request)
+        if expires is not None:
+            deadline = now + int((expires - clock) * 1e9)
+            table.change("send", request, phase="asked for", deadline_ns=deadline)
+
+
+def _expired(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Record the blocks that are about to be freed because nobody pulled them in time."""
+    worker = args[0]
+    if not worker._reqs_to_send:
+        return
+    now = time.perf_counter()
+    over = [request for request, expires in worker._reqs_to_send.items() if now >= expires]
+    table = transfers.table() if over else None
+    if table is not None:
+        for request in over:
+            table.change("send", request, state="expired", phase="lease over")

@@ -1,0 +1,182 @@
+"""Two vLLM servers on the CPU, one for prefill and one for decode, joined by the NIXL connector."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.integration.tiny_moe import write_checkpoint
+from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
+
+__all__ = ["KvPair"]
+
+NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
+START_SECONDS = 600.0
+CONFIG = {**TINY_QWEN3_MOE, "num_hidden_layers": 2}
+ASKED: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class KvPair:
+    """A prefill server and a decode server, traced, each with rings in a directory of its own.
+
+    Args:
+        directory: Where the files of both go.
+        lease_seconds: Time for which prefill keeps blocks that nobody pulls.
+        blocks: Number of KV blocks of the decode server; vLLM's choice by default.
+        decode: Further options for the decode server.
+        traced: Whether ncclscope records.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        lease_seconds: int = 30,
+        blocks: int | None = None,
+        decode: Sequence[str] = (),
+        traced: bool = True,
+    ) -> None:
+        self.directory = directory
+        self._lease = lease_seconds
+        self._traced = traced
+        # One folder, since NIXL refuses to join models of different names.
+        self._model = directory / "model"
+        if not self._model.exists():
+            self._model.mkdir()
+            write_checkpoint(self._model, CONFIG)
+        self.engines = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("prefill", "decode")}
+        limited = ["--num-gpu-blocks-override", str(blocks)] if blocks else []
+        self.prefill = self._server(directory, "prefill", "kv_producer", self._model)
+        more = [*limited, *decode]
+        self.decode = self._server(directory, "decode", "kv_consumer", self._model, more)
+
+    def _server(
+        self, directory: Path, name: str, role: str, model: Path, more: Sequence[str] = ()
+    ) -> VllmServer:
+        folder = directory / name
+        folder.mkdir(exist_ok=True)
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+            "kv_buffer_device": "cpu",
+            "engine_id": self.engines[name],
+            "kv_connector_extra_config": {"kv_lease_duration": self._lease},
+        }
+        return VllmServer(
+            folder,
+            tensor_parallel_size=1,
+            checkpoint=True,
+            config=CONFIG,
+            model=model,
+            prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"]
+            if self._traced
+            else [],
+            environment={
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+                "UCX_TLS": "tcp,sm,self",
+            },
+            arguments=[
+                *("--block-size", "32"),
+                *("--distributed-executor-backend", "mp"),
+                *("--kv-transfer-config", json.dumps(transfer)),
+                *more,
+            ],
+        )
+
+    def __enter__(self) -> KvPair:
+        with ThreadPoolExecutor(2) as pool:
+            both = [self.prefill, self.decode]
+            started = [pool.submit(one.start, START_SECONDS) for one in both]
+        try:
+            for one in started:
+                one.result()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.prefill.stop()
+        self.decode.stop()
+
+    @contextlib.contextmanager
+    def other_decode(self, directory: Path) -> Iterator[tuple[VllmServer, Path]]:
+        """Run a further decode server, whose model has another name; yield it and its rings."""
+        self.engines["other"] = f"other-{uuid.uuid4().hex[:8]}"
+        model = directory / "another"
+        model.symlink_to(self._model)
+        server = self._server(directory, "other", "kv_consumer", model)
+        server.start(START_SECONDS)
+        try:
+            yield server, directory / "other" / "rings"
+        finally:
+            server.stop()
+
+    @property
+    def rings(self) -> list[Path]:
+        """Return the directories of both servers' rings."""
+        return [self.directory / name / "rings" for name in ("prefill", "decode")]
+
+    def prefilled(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """Have the prompt prefilled; return the parameters of the transfer for decode."""
+        answer = self.prefill.answer(prompt, 1, kv_transfer_params=ASKED)
+        parameters: dict[str, Any] = answer["kv_transfer_params"]
+        return parameters
+
+    def decoded(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        parameters: Mapping[str, Any],
+        timeout: float = 60.0,
+    ) -> list[int]:
+        """Return the tokens that decode generates from prefill's blocks."""
+        tokens: list[int] = self.decode.choice(
+            prompt, max_tokens, timeout, kv_transfer_params=dict(parameters)
+        )["token_ids"]
+        return tokens
+
+    def ask(self, *words: str, timeout: float = 60.0) -> tuple[int, dict[str, Any]]:
+        """Return exit status and document of an ncclscope command, given ``--json``."""
+        done = subprocess.run(
+            [*NCCLSCOPE, *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def diagnose(self) -> tuple[int, dict[str, Any]]:
+        """Return exit status and document of `ncclscope diagnose` of both directories."""
+        return self.ask("diagnose", *map(str, self.rings))
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

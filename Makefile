@@ -55,7 +55,11 @@ test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: 
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
-	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" $(ARGS)
+
+.PHONY: test-pairs
+test-pairs: $(VLLM_VENV)/.core ## Run the tests of KV transfers between two vLLM servers: ten minutes on idle cores (ARGS: pytest options)
+	$(VLLM_VENV)/bin/python -m pytest $(SLOWEST) -m "pairs" $(ARGS)
 
 .PHONY: mutation
 mutation: $(VENV)/.core ## Change one line at a time and print which changes the tests notice (ARGS: its options)

@@ -24,7 +24,7 @@ from tests.integration.kv_pair import KvPair
 pytest.importorskip("vllm")
 pytest.importorskip("nixl")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.pairs, pytest.mark.timeout(1500)]
 
 LEASE_SECONDS = 60
 """Longer than a decode server needs for its first read on a busy machine."""

@@ -20,7 +20,6 @@ typedef struct Replaced {
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
     PyObject *listeners; /* of scope */
-    PyObject *raised;    /* takes the exception of a recorded call */
     Py_ssize_t most;     /* works to keep; 0 if `after` must have all of them */
     int can_be_off;
 } Replaced;
@@ -123,18 +122,6 @@ static bool finish(const Replaced *self, PyObject *handle, int64_t at, PyObject 
     return kept > 0 || contained(self);
 }
 
-/* Note the exception of a recorded call, which stays set. */
-static void note_raised(const Replaced *self)
-{
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *done = PyObject_CallFunctionObjArgs(self->raised, error, NULL);
-    Py_XDECREF(done);
-    PyErr_Clear();
-    PyErr_Restore(type, error, trace);
-}
-
 static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
 {
     PyObject *handle = NULL, *result;
@@ -152,9 +139,7 @@ static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keyword
     } else {
         result = PyObject_Call(self->function, args, keywords);
     }
-    if (!result)
-        note_raised(self);
-    else if (self->after != Py_None && !finish(self, handle, position, args, result))
+    if (result && self->after != Py_None && !finish(self, handle, position, args, result))
         Py_CLEAR(result);
     Py_DECREF(handle);
     return result;
@@ -228,7 +213,7 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
     self->function = function;
     self->patch = patch;
     self->pending = pending;
-    self->slow = self->method = self->after = self->listeners = self->raised = NULL;
+    self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
     Py_INCREF(function);
     Py_INCREF(patch);
@@ -238,11 +223,11 @@ static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 
 PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *function, *patch, *pending, *slow, *method, *after, *listeners, *raised;
+    PyObject *function, *patch, *pending, *slow, *method, *after, *listeners;
     Py_ssize_t most;
     int can_be_off;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOnpO", &function, &patch, &PyDict_Type, &pending, &slow,
-                          &method, &after, &listeners, &most, &can_be_off, &raised))
+    if (!PyArg_ParseTuple(args, "OOO!OOOOnp", &function, &patch, &PyDict_Type, &pending, &slow,
+                          &method, &after, &listeners, &most, &can_be_off))
         return NULL;
     if (!ns_is_method(method)) {
         PyErr_SetString(PyExc_TypeError, "not a method's recorder");
@@ -255,14 +240,12 @@ PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
     self->method = method;
     self->after = after;
     self->listeners = listeners;
-    self->raised = raised;
     self->most = most;
     self->can_be_off = can_be_off;
     Py_INCREF(slow);
     Py_INCREF(method);
     Py_INCREF(after);
     Py_INCREF(listeners);
-    Py_INCREF(raised);
     PyObject_GC_Track(self);
     return (PyObject *)self;
 }
@@ -311,7 +294,6 @@ static void replaced_free(PyObject *object)
     Py_XDECREF(self->method);
     Py_XDECREF(self->after);
     Py_XDECREF(self->listeners);
-    Py_XDECREF(self->raised);
     PyObject_GC_Del(object);
     Py_DECREF(type);
 }

@@ -172,7 +172,8 @@ def reduced_logs(comm: Communicator, logs: Mapping[int, CallLog]) -> Mapping[int
     kinds = _Kinds()
     for rank in _asked(logs, first):
         kinds.read(rank, logs[rank], start, start + LOOKAHEAD)
-    if not kinds.lack_details:
+    # Flight Recorder's dumps lack all reductions. NCCL's plugin alone knows a hash.
+    if not (kinds.lack_details and (kinds.have_details or comm.hash)):
         return logs
     if sum(log.calls + 1 - max(log.first, start) for log in logs.values()) > _MOST_CALLS:
         return None
@@ -240,6 +241,11 @@ class _Kinds:
     def lack_details(self) -> bool:
         """Whether some calls lack a reduction, as those do that only the plugin recorded."""
         return any(map(lacks_reduction, self._calls.values()))
+
+    @property
+    def have_details(self) -> bool:
+        """Whether some calls have a reduction, as those that a probe recorded."""
+        return any(call.redop is not None for call in self._calls.values())
 
     def renamed(self) -> dict[int, int]:
         """Return the new signature of calls whose counterparts were recorded with fewer details."""

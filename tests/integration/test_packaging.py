@@ -238,7 +238,7 @@ def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path
 
     assert run(fresh, "--version").stdout == f"ncclscope {VERSION}\n"
     said = run(fresh, "doctor").stdout
-    assert "17 load" in said
+    assert "19 load" in said
     assert "!! " not in said.partition("INSTALLATION")[2]
     assert "left no record" in run(fresh, "diagnose", trace).stdout
     run(fresh, "report", trace, "-o", tmp_path / "page.html")

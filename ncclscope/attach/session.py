@@ -31,7 +31,7 @@ from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
 from ncclscope.model.snapshot import RasAnswer, Snapshot, Source, Worker
-from ncclscope.readers import assemble, open_run
+from ncclscope.readers import assemble, open_run, ring_files
 from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
 
@@ -198,7 +198,9 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
     if not files:
         return None, []
     try:
-        run = open_run(*sorted({file.parent for file in files}))
+        # Traces and dumps that lie beside the rings are no evidence of what happens now.
+        directories = sorted({file.parent for file in files})
+        run = open_run(*(ring for one in directories for ring in sorted(ring_files(one))))
         sources = {Path(process.source) for process in run.processes}
         if not set(files) <= sources:
             run = assemble([read_ring(file) for file in files])

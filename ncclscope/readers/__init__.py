@@ -32,7 +32,7 @@ from ncclscope.resources import without_collection
 from ncclscope.ring import layout
 from ncclscope.untrusted import MAX_RANKS, open_regular, printable
 
-__all__ = ["assemble", "follow_pointer", "input_files", "open_run"]
+__all__ = ["assemble", "follow_pointer", "input_files", "open_run", "ring_files"]
 
 _LONGEST_NOTE = 1 << 12
 
@@ -205,6 +205,16 @@ def _reader(path: Path) -> Callable[[Path], Rank]:
     if other := reader_of(path):
         return other.read
     return read_trace if is_trace(path) else read_dump if is_dump(path) else read_ring
+
+
+def ring_files(directory: Path) -> Iterator[Path]:
+    """Yield the rings at or below a directory, and those that moved to disk for lack of room."""
+    for folder, _, names in os.walk(directory):
+        for name in sorted(names):
+            if name.endswith(layout.MOVED_SUFFIX):
+                yield from follow_pointer(Path(folder, name))
+            elif name.endswith(layout.SUFFIX):
+                yield Path(folder, name)
 
 
 def follow_pointer(pointer: Path) -> Iterator[Path]:

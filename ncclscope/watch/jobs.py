@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Run
-from ncclscope.readers import follow_pointer, open_run
+from ncclscope.readers import open_run, ring_files
 from ncclscope.readers.ring.crowd import without_long_over
 from ncclscope.readers.ring.cursor import RingCursor
-from ncclscope.ring import layout
 
-__all__ = ["Rings", "current", "ring_files"]
+__all__ = ["Rings", "current"]
 
 SCAN_SECONDS = 1.0
-
-
-def ring_files(directory: Path) -> Iterator[Path]:
-    """Yield the rings at or below a directory, and those that moved to disk for lack of room."""
-    for folder, _, names in os.walk(directory):
-        for name in sorted(names):
-            if name.endswith(layout.MOVED_SUFFIX):
-                yield from follow_pointer(Path(folder, name))
-            elif name.endswith(layout.SUFFIX):
-                yield Path(folder, name)
 
 
 class Rings:

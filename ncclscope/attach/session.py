@@ -34,6 +34,7 @@ from ncclscope.model.snapshot import RasAnswer, Snapshot, Source, Worker
 from ncclscope.readers import assemble, open_run, ring_files
 from ncclscope.readers.bundle import with_snapshot
 from ncclscope.readers.ring.ranks import read_ring
+from ncclscope.untrusted import printable
 
 __all__ = ["GAP_SECONDS", "JobSample", "Options", "sample_job"]
 
@@ -201,6 +202,7 @@ def _read_rings(files: Sequence[Path]) -> tuple[Run | None, list[Path]]:
         # Traces and dumps that lie beside the rings are no evidence of what happens now.
         directories = sorted({file.parent for file in files})
         run = open_run(*(ring for one in directories for ring in sorted(ring_files(one))))
+        run = replace(run, sources=tuple(printable(str(one)) for one in directories))
         sources = {Path(process.source) for process in run.processes}
         if not set(files) <= sources:
             run = assemble([read_ring(file) for file in files])

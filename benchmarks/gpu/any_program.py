@@ -238,10 +238,10 @@ def _faulty(
         answers["attach"] = _ask(session, f"{name} {mistake}", "attach", *pids)
     _end(job)
     answers["diagnose"] = _ask(session, f"{name} {mistake}", "diagnose", str(rings))
-    told = [f"{way} {_status(one)}: {_judged(one)}" for way, one in answers.items()]
+    answered = [f"{way} {_status(one)}: {_judged(one)}" for way, one in answers.items()]
     fair = all(_judged(one) != "WRONG" for one in answers.values())
     counts = _counts(answers["diagnose"])
-    return f"{where}, {'; '.join(told)}, recorded {counts}", fair
+    return f"{where}, {'; '.join(answered)}, recorded {counts}", fair
 
 
 def _heads(rings: Path) -> dict[str, int]:

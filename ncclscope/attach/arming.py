@@ -24,7 +24,7 @@ MASK = 0x606
 """Collectives and sends when they are called, and again when they are launched: for the number of
 launches before, and for the peers of sends."""
 _LIMIT = 5.0
-"""Seconds for the whole conversation; RAS answers once all processes have been told."""
+"""Seconds for the whole conversation; RAS answers once all processes know."""
 _HOW = "start it with NCCLSCOPE_ARM=1 NCCL_PROFILER_PLUGIN=$(ncclscope plugin-path)"
 
 

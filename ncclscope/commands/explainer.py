@@ -25,13 +25,11 @@ class Explainer:
 
     Args:
         directory: Directory of the rings.
-        bundles: Directory for bundles; None for no bundles.
-        options: More options of ``ncclscope watch``.
+        options: Options of ``ncclscope watch``.
     """
 
-    def __init__(self, directory: Path, bundles: Path | None, options: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, options: Sequence[str]) -> None:
         self._directory = directory
-        self._bundles = bundles
         self._options = options
         self._first: bool | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +45,6 @@ class Explainer:
                         *(sys.executable, "-m", "ncclscope", "watch", str(self._directory)),
                         *("--explain", "--while-pid", str(os.getpid())),
                         *("--interval", str(_INTERVAL)),
-                        *(("--bundle", str(self._bundles)) if self._bundles else ()),
                         *self._options,
                     ],
                     stdin=subprocess.DEVNULL,

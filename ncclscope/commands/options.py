@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["add_json_option", "add_ray_options", "add_stall_options", "print_json", "say"]
+__all__ = [
+    "add_hang_options",
+    "add_json_option",
+    "add_ray_options",
+    "add_stall_options",
+    "print_json",
+    "say",
+]
 
 
 def add_json_option(parser: argparse._ActionsContainer, what: str = "result") -> None:
@@ -25,8 +33,9 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message on stderr."""
-    print(f"ncclscope: {text}", file=sys.stderr, flush=True)
+    """Print a message on stderr, if that is open: a result matters more than a message."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"ncclscope: {text}", file=sys.stderr, flush=True)
 
 
 def add_stall_options(parser: argparse.ArgumentParser) -> None:
@@ -57,4 +66,21 @@ def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
         default="auto",
         metavar="ADDRESS",
         help="Address of the Ray cluster (default: auto)",
+    )
+
+
+def add_hang_options(parser: argparse.ArgumentParser) -> None:
+    """Add what to do at a divergence or hang, besides reporting it."""
+    parser.add_argument(
+        "--on-hang",
+        default="",
+        metavar="CMD",
+        help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path in "
+        "$NCCLSCOPE_BUNDLE",
+    )
+    parser.add_argument(
+        "--kill-after",
+        type=float,
+        metavar="SECONDS",
+        help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
     )

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import uuid
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.commands.explainer import Explainer
+from ncclscope.commands.options import add_hang_options, say
 from ncclscope.errors import UsageError
 from ncclscope.native import profiler
 from ncclscope.private import make_private, private_home
@@ -65,19 +65,7 @@ class RunCommand:
             help="Save rings, stacks and verdict of a divergence or hang to a new folder in DIR "
             "(default: a directory of yours in /tmp)",
         )
-        parser.add_argument(
-            "--on-hang",
-            default="",
-            metavar="CMD",
-            help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path "
-            "in $NCCLSCOPE_BUNDLE",
-        )
-        parser.add_argument(
-            "--kill-after",
-            type=float,
-            metavar="SECONDS",
-            help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
-        )
+        add_hang_options(parser)
         parser.add_argument(
             "program",
             nargs=argparse.REMAINDER,
@@ -94,12 +82,13 @@ class RunCommand:
             raise UsageError("no command to run", "give one after --, as in: run -- torchrun ...")
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot run {command[0]}: {_why_not(command[0])}")
+        options = _watch_options(arguments)
         directory = _made(arguments.dir) if arguments.dir else _default_directory()
         before = set(_rings(directory))
-        _say(f"rings go to {directory}")
+        say(f"rings go to {directory}")
         if os.environ.get("NCCLSCOPE") == "0":
-            _say("NCCLSCOPE=0 is set: nothing will be traced")
-        explainer = _explainer(directory, arguments)
+            say("NCCLSCOPE=0 is set: nothing will be traced")
+        explainer = None if arguments.no_explain else Explainer(directory, options)
         try:
             status = _supervise(command, _environment(directory), explainer)
         finally:
@@ -108,10 +97,10 @@ class RunCommand:
         if written:
             if explainer is not None and status and not explained:
                 explainer.explain_end()
-            _say(f"{written} ring{'s' * (written > 1)} written")
-            _say(f"ncclscope diagnose {shlex.quote(str(directory))}")
+            say(f"{written} ring{'s' * (written > 1)} written")
+            say(f"ncclscope diagnose {shlex.quote(str(directory))}")
         else:
-            _say("no ring was written: no Python process made a process group of two or more")
+            say("no ring was written: no Python process made a process group of two or more")
         return status
 
 
@@ -132,21 +121,22 @@ def _made(name: str) -> Path:
     return directory
 
 
-def _explainer(directory: Path, arguments: argparse.Namespace) -> Explainer | None:
+def _watch_options(arguments: argparse.Namespace) -> list[str]:
+    """Return the options of the ``watch`` that explains a hang."""
     for name in ("stall", "kill_after"):
         given = getattr(arguments, name)
         if given is not None and not 0 <= given <= _LONGEST:
             raise UsageError(f"--{name.replace('_', '-')} takes seconds from 0 to {_LONGEST:g}")
-    if arguments.no_explain:
-        return None
+    home = None if arguments.bundle else private_home(Path(tempfile.gettempdir()))
+    bundles = arguments.bundle or (home / "hangs" if home is not None else None)
     options = ["--stall", str(arguments.stall)]
+    if bundles is not None:
+        options += ["--bundle", str(bundles)]
     if arguments.on_hang:
         options += ["--on-hang", arguments.on_hang]
     if arguments.kill_after is not None:
         options += ["--kill-after", str(arguments.kill_after)]
-    home = private_home(Path(tempfile.gettempdir()))
-    bundles = arguments.bundle or (home / "hangs" if home is not None else None)
-    return Explainer(directory, bundles, options)
+    return options
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -223,9 +213,3 @@ def _supervise(
                 os.kill(pid, received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def _say(text: str) -> None:
-    # stderr may be closed; the program's exit status matters more than a message.
-    with contextlib.suppress(OSError, ValueError):
-        print(f"ncclscope: {text}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclscope import settings
-from ncclscope.commands.options import add_ray_options, print_json
+from ncclscope.commands.options import add_hang_options, add_ray_options, print_json
 from ncclscope.errors import NothingFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -88,24 +88,12 @@ class WatchCommand:
             metavar="DIR",
             help="At a divergence or hang, save rings and verdict to a new folder in DIR",
         )
-        parser.add_argument(
-            "--on-hang",
-            default="",
-            metavar="CMD",
-            help="At a divergence or hang, run CMD with the verdict on stdin and the bundle's path "
-            "in $NCCLSCOPE_BUNDLE",
-        )
+        add_hang_options(parser)
         parser.add_argument(
             "--kill",
             action="store_true",
             help="At a divergence or hang, end the workers with SIGKILL, so that their supervisor "
             "restarts them",
-        )
-        parser.add_argument(
-            "--kill-after",
-            type=float,
-            metavar="SECONDS",
-            help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
         )
         parser.add_argument(
             "--explain",

@@ -39,7 +39,7 @@ class Finding:
         odd_is: What ``odd`` is: ``call``, the call in question, or ``last_call``, the last call
             of a rank that never reached that one.
         awaited: Key or address of the store that ranks wait for; empty where they wait for none.
-        hangs: Whether ranks or requests stand still; None where the kind implies it.
+        hangs: Whether ranks or requests hang; None where the kind implies it.
         transfer: The transfer between engines that the finding concerns, in a form for JSON.
         at: Innermost frame of the first diverging rank's stack; None without a stack.
     """

@@ -110,7 +110,7 @@ def _renamed(rank: Rank, names: Mapping[str, str]) -> Rank:
 
 
 def _members(ranks: Sequence[Rank]) -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each communicator whose members all told their places."""
+    """Return the global ranks of each communicator whose members all recorded their places."""
     places: dict[str, dict[int, int]] = {}
     sizes: dict[str, int] = {}
     for rank in ranks:

@@ -23,8 +23,8 @@ DORMANT = {"NCCLSCOPE_ARM": "1"}
 
 
 @contextlib.contextmanager
-def _ras(answers: dict[str, str], told: Callable[[int], None]) -> Iterator[tuple[str, int]]:
-    """Serve RAS on a free port; call `told` with each mask."""
+def _ras(answers: dict[str, str], informed: Callable[[int], None]) -> Iterator[tuple[str, int]]:
+    """Serve RAS on a free port; call `informed` with each mask."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -37,7 +37,7 @@ def _ras(answers: dict[str, str], told: Callable[[int], None]) -> Iterator[tuple
                 for line in lines:
                     command = line.strip()
                     if command.startswith("CONTROL PROFILER_MASK") and answers.get("mask") == "OK":
-                        told(int(command.rpartition(" ")[2], 0))
+                        informed(int(command.rpartition(" ")[2], 0))
                     word = "mask" if command.startswith("CONTROL") else command
                     if word not in answers:
                         break
@@ -121,7 +121,7 @@ def test_attach_arms_a_job_and_puts_it_back(nccl: Built, rings: Path) -> None:
     masks: list[int] = []
     programs: list[Program] = []
 
-    def told(mask: int) -> None:
+    def informed(mask: int) -> None:
         masks.append(mask)
         for rank, program in enumerate(programs):
             steps = [] if mask == 0 else [call(count=5 + step) for step in range(20)]
@@ -129,7 +129,7 @@ def test_attach_arms_a_job_and_puts_it_back(nccl: Built, rings: Path) -> None:
                 del steps[7]
             program.tell(f"mask {mask}", *steps)
 
-    with _ras(GOOD, told) as (host, port):
+    with _ras(GOOD, informed) as (host, port):
         for rank in range(4):
             job = {"RANK": rank, "WORLD_SIZE": 4, "NCCL_RAS_ADDR": f"{host}:{port}"}
             programs.append(Program(nccl, {**DORMANT, "NCCLSCOPE_DIR": rings, **job}))

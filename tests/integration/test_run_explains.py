@@ -29,10 +29,16 @@ for rank in range(3):
         tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=3)
         world = tracer.communicator("world", "world", [0, 1, 2], "gloo")
         for step in range(6):
+            if (rank, step, fault) == (1, 4, "late"):
+                time.sleep(7)
             if (rank, step) != (1, 4) or fault != "skip":
                 last = tracer.record(world, "all_reduce", shape=(step + 1,), dtype="float32")
                 if step < 4 or fault == "none":
                     tracer.complete(last)
+        if fault == "late":
+            time.sleep(0 if rank == 1 else 8)
+            tracer.complete(last)
+            time.sleep(2)
         if ending == "wait":
             signal.pause()
         elif ending == "slow":
@@ -75,9 +81,19 @@ def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -
 
 
 def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
+    received = tmp_path / "received.json"
     with subprocess.Popen(
-        [*command, "--on-hang", f"cat > {told}", "--", sys.executable, "-c", JOB, "skip", "wait"],
+        [
+            *command,
+            "--on-hang",
+            f"cat > {received}",
+            "--",
+            sys.executable,
+            "-c",
+            JOB,
+            "skip",
+            "wait",
+        ],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -85,12 +101,12 @@ def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
     ) as job:
         try:
             end = time.monotonic() + 60
-            while not (told.exists() and told.stat().st_size):
+            while not (received.exists() and received.stat().st_size):
                 assert job.poll() is None
                 assert time.monotonic() < end
                 time.sleep(0.05)
             assert job.poll() is None
-            assert json.loads(told.read_text())["status"] == "diverged"
+            assert json.loads(received.read_text())["status"] == "diverged"
         finally:
             os.killpg(job.pid, signal.SIGKILL)
 
@@ -105,6 +121,13 @@ def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
     assert all(line.startswith("ncclscope: ") for line in done.stderr.splitlines()), done.stderr
     assert "Rank" not in done.stderr
     assert not (tmp_path / "kept").exists() or not [*(tmp_path / "kept").iterdir()]
+
+
+def test_a_rank_that_was_only_late_is_said_to_have_come(command: list[str]) -> None:
+    done = ended(command, "late", "exit")
+    assert done.returncode == 0
+    assert done.stderr.count("HUNG") == 1
+    assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
 
 
 def test_a_job_that_failed_before_anybody_looked_is_explained_at_its_end(

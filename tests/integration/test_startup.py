@@ -28,7 +28,7 @@ pytest.importorskip("torch")
 
 SIZE = 4
 DEADLINE = 100.0
-ODD = 3
+ABSENT = 3
 STALL = 0.5
 Ranks = dict[int, Any]
 
@@ -53,7 +53,7 @@ def reduce(dist: Any) -> None:
 
 
 def comes_late(rank: int) -> None:
-    if rank == ODD:
+    if rank == ABSENT:
         block()
     meet()
 
@@ -73,7 +73,7 @@ def starts_alone(rank: int) -> None:
 def sets_no_key(rank: int) -> None:
     store = meet().distributed_c10d._get_default_store()
     store.set(f"ready/{rank}", "1")
-    if rank == ODD:
+    if rank == ABSENT:
         block()
     store.wait(["weights"], timedelta(seconds=200))
 
@@ -84,7 +84,7 @@ def all_wait_for_a_key(rank: int) -> None:
 
 def polls_in_slices(rank: int) -> None:
     store = meet().distributed_c10d._get_default_store()
-    if rank == ODD:
+    if rank == ABSENT:
         block()
     while True:
         try:
@@ -98,7 +98,7 @@ def compiles(rank: int) -> None:
 
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
 
         def backend(module: Any, _inputs: Any) -> Any:
             block()
@@ -117,7 +117,7 @@ def loads(rank: int) -> None:
 
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         torch.load(os.environ["MEETING_POINT"] + ".pipe")
     reduce(dist)
 
@@ -129,7 +129,7 @@ def fail() -> Any:
 def fails_in_a_call(rank: int) -> None:
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         try:
             dist.all_reduce("no tensor")
         except TypeError:
@@ -142,7 +142,7 @@ def fails_in_a_posted_call(rank: int) -> None:
 
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         try:
             dist.all_gather([torch.ones(1)], torch.ones(1))  # too few outputs for four ranks
         except Exception:
@@ -153,7 +153,7 @@ def fails_in_a_posted_call(rank: int) -> None:
 def logs_an_error(rank: int) -> None:
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         try:
             fail()
         except TypeError:
@@ -165,7 +165,7 @@ def logs_an_error(rank: int) -> None:
 def loses_a_thread(rank: int) -> None:
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()
@@ -176,7 +176,7 @@ def loses_a_thread(rank: int) -> None:
 def is_killed(rank: int) -> None:
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         block()
     dist.distributed_c10d._get_default_store().get("nobody")
 
@@ -184,7 +184,7 @@ def is_killed(rank: int) -> None:
 def keeps_a_lost_connection(rank: int) -> None:
     dist = meet()
     reduce(dist)
-    if rank == ODD:
+    if rank == ABSENT:
         side = socket.create_connection(("127.0.0.1", int(os.environ["SIDE"])))
         block()
         side.close()
@@ -391,7 +391,7 @@ def test_what_keeps_a_rank_from_the_call_is_named(
     rings: Path, function: str, activity: str, words: str
 ) -> None:
     with Job(function, rings) as job:
-        job.wait_until(lasts(activity, ODD))
+        job.wait_until(lasts(activity, ABSENT))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))
@@ -415,7 +415,7 @@ def test_exception_of_the_rank_is_named_by_type_and_line(
     mark = marks.get(function, "None + 1  #")
     number = next(at for at, line in enumerate(lines, 1) if mark in line)
     with Job(function, rings) as job:
-        job.wait_until(has("raised", ODD))
+        job.wait_until(has("raised", ABSENT))
         cause = cause_of(job.verdict())
 
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (3,))
@@ -425,11 +425,11 @@ def test_exception_of_the_rank_is_named_by_type_and_line(
 
 def test_exception_of_a_posted_call_is_evidence(rings: Path) -> None:
     with Job("fails_in_a_posted_call", rings) as job:
-        job.wait_until(has("raised", ODD))
+        job.wait_until(has("raised", ABSENT))
         run = job.run()
 
     assert run is not None
-    raised = run.by_rank[ODD].activities["raised"]
+    raised = run.by_rank[ABSENT].activities["raised"]
     assert "test_startup.py:" in str(raised.detail)
     assert str(raised.detail).endswith("fails_in_a_posted_call")
 
@@ -441,9 +441,9 @@ def test_rank_that_the_kernel_killed_for_memory(rings: Path, tmp_path: Path) -> 
     log = tmp_path / "kmsg"
     with Job("is_killed", rings) as job:
         job.wait_until(lasts("store_wait", 0, 1, 2))
-        pid = job.pids[ODD]
+        pid = job.pids[ABSENT]
         os.kill(pid, signal.SIGKILL)
-        job.processes[ODD].wait()
+        job.processes[ABSENT].wait()
         log.write_text(
             f"3,1200,{time.monotonic_ns() // 1000},-;Out of memory: Killed process {pid} (python3) "
             f"total-vm:8131148kB, anon-rss:7829420kB, file-rss:0kB, shmem-rss:0kB, UID:1000 "
@@ -453,7 +453,7 @@ def test_rank_that_the_kernel_killed_for_memory(rings: Path, tmp_path: Path) -> 
         run = job.run()
         assert run is not None
         recorded = diagnose(with_kernel_log(run, log), live_stall_seconds=STALL)
-        seen = sample_job(Options(pids=job.pids[:ODD], gap=1.0, kernel_log=log))
+        seen = sample_job(Options(pids=job.pids[:ABSENT], gap=1.0, kernel_log=log))
         attached = diagnose(seen.run, live_stall_seconds=STALL)
 
     for verdict in (recorded, attached):
@@ -475,7 +475,7 @@ def test_connection_to_a_process_that_has_ended_is_a_data_source(rings: Path) ->
             job.wait_until(
                 lambda found: all(
                     n in found and any(log.calls == 2 for log in found[n].logs.values())
-                    for n in range(ODD)
+                    for n in range(ABSENT)
                 )
             )
             job.verdict()  # they have waited for long enough

@@ -1,4 +1,4 @@
-"""KV transfers between a prefill and a decode server of vLLM: healthy, and each way to stand still.
+"""KV transfers between a prefill and a decode server of vLLM: healthy, and each way to hang.
 
 The faults follow each other on one pair of servers, since each needs a minute to start.
 """

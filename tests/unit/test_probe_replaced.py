@@ -1,4 +1,4 @@
-"""What stands for a replaced method behaves as a function does, in C as in Python."""
+"""What replaces a method behaves as a function does, in C as in Python."""
 
 from __future__ import annotations
 

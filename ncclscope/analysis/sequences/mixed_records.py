@@ -291,7 +291,7 @@ def _reduced(
     rooted: bool,
 ) -> CallLog:
     found = ReducedLog(log, start, signatures, renamed, rooted=rooted)
-    if isinstance(log, PlacedLog):  # in memory, with numbers that its class stands for
+    if isinstance(log, PlacedLog):  # in memory, with numbers that its class means
         return PlacedLog(log.communicator, found.span(log.first, log.calls + 1), log.first)
     return found
 

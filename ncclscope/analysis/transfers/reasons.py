@@ -38,7 +38,7 @@ class Reason:
         missing: What is missing, as the rest of a sentence.
         confidence: ``certain``, ``likely`` or ``ambiguous``.
         role: ``cause``, ``consequence`` or ``latent``.
-        hangs: Whether a request stands still.
+        hangs: Whether a request hangs.
         at_fault: Processes that the records single out.
         evidence: Facts from the records.
         next: What vLLM itself does about it, and when.

@@ -1,4 +1,4 @@
-/* What stands for a method that a probe has replaced: records a call, and makes it. Only calls that
+/* What replaces a method that a probe has replaced: records a call, and makes it. Only calls that
  * take no Python to record are handled here; the others go to the function in Python. */
 #define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN

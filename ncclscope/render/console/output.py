@@ -79,8 +79,10 @@ class Explanations(Output):
 
     def show(self, poll: Poll) -> None:
         if poll.news and poll.verdict is not None:
-            self.in_trouble = True
             print_verdict(poll.verdict, stderr_console())
+        elif self.in_trouble and not poll.in_trouble and poll.activity != "over":
+            self.say("the job moves on: who was waited for was late")
+        self.in_trouble = poll.in_trouble or (self.in_trouble and poll.activity == "over")
 
     def wait(self, seconds: float) -> bool:
         super().wait(seconds)

@@ -1,7 +1,7 @@
 """Explain vLLM's complaints in its own log.
 
 vLLM says that a broadcast found no free block, that a call timed out, or that an engine is dead,
-and not why. The reason often stands in the rings. So the first such message of a job is followed by
+and not why. The rings often hold the reason. So the first such message of a job is followed by
 the verdict, which a process of its own prints.
 """
 

@@ -230,7 +230,7 @@ class DispatcherProbe(Patch):
 def _has_hooks(group: Any) -> bool:
     """Return whether a hook of the group can replace the kernels.
 
-    Only kernels know when a call has been enqueued, which NCCL's profiler plugin must be told.
+    Only kernels know when a call has been enqueued, which NCCL's profiler plugin has to know.
     """
     if not hasattr(group, "register_pre_hook"):
         return False

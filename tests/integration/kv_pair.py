@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from tests.integration.tiny_moe import write_checkpoint
 from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
 
@@ -21,6 +24,9 @@ __all__ = ["KvPair"]
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 START_SECONDS = 600.0
+POLLING = Path(__file__).with_name("vllm_polling")
+POLLING_SECONDS = 0.5
+POLLING_PRIORITY = 15
 CONFIG = {**TINY_QWEN3_MOE, "num_hidden_layers": 2}
 ASKED: dict[str, Any] = {
     "do_remote_decode": True,
@@ -91,6 +97,12 @@ class KvPair:
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
                 "UCX_TLS": "tcp,sm,self",
+                # Bound to one processor, threads of vLLM and UCX that poll keep others from it.
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, (str(POLLING), os.getenv("PYTHONPATH")))
+                ),
             },
             arguments=[
                 *("--block-size", "32"),
@@ -107,6 +119,8 @@ class KvPair:
         try:
             for one in started:
                 one.result()
+            for server in both:
+                _yield_processors(server)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -129,6 +143,7 @@ class KvPair:
         model.symlink_to(self._model)
         server = self._server(directory, "other", "kv_consumer", model)
         server.start(START_SECONDS)
+        _yield_processors(server)
         try:
             yield server, directory / "other" / "rings"
         finally:
@@ -173,6 +188,17 @@ class KvPair:
     def diagnose(self) -> tuple[int, dict[str, Any]]:
         """Return exit status and document of `ncclscope diagnose` of both directories."""
         return self.ask("diagnose", *map(str, self.rings))
+
+
+def _yield_processors(server: VllmServer) -> None:
+    """Lower the priority of the threads by which UCX polls without a pause, one for each worker.
+
+    On two processors they delay all other processes, so that requests take seconds to minutes.
+    """
+    for pid in server.worker_pids():
+        for one in psutil.Process(pid).threads():
+            if one.id != pid and one.system_time > POLLING_SECONDS:
+                os.setpriority(os.PRIO_PROCESS, one.id, POLLING_PRIORITY)
 
 
 def _free_port() -> int:

@@ -31,8 +31,6 @@ LEASE_SECONDS = 60
 TOKENS = 6
 HEALTHY = 20
 PATIENCE_SECONDS = 120.0
-LATE = "Potentially invalid KV blocks"
-"""What prefill logs if decode reads after the lease, on a very busy machine: an alarm is right."""
 
 Document = dict[str, Any]
 
@@ -123,8 +121,7 @@ def test_healthy_requests_raise_no_alarm_and_tokens_are_equal(pair: KvPair) -> N
         assert pair.decoded(prompt, TOKENS, given, PATIENCE_SECONDS) == whole
         if number % 5 == 4:
             status, document = pair.diagnose()
-            if LATE not in pair.prefill.log_path.read_text(errors="replace"):
-                assert (status, document["status"]) == (0, "ok"), document["summary"]
+            assert (status, document["status"]) == (0, "ok"), document["summary"]
     wait_for(lambda: len([one for one in ends(pair, "send") if one.state == "completed"]) > HEALTHY)
     received = [one for one in ends(pair, "recv") if one.state == "completed"]
     assert len({one.id for one in received}) >= HEALTHY

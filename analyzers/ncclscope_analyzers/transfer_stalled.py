@@ -72,7 +72,7 @@ def _finding(engines: Engines, found: list[tuple[Joined, Reason]], case: Case) -
         what = f"{request} of {engine.name}{more} has waited {since:.0f} s for"
         if reason.role == "latent":
             what = f"{request} of {engine.name}{more}:"
-    elif reason.hangs:
+    elif reason.hangs or not end.ended:
         blocks = plural(end.blocks, "KV block") if end.blocks else "KV blocks"
         what = f"{request} of {engine.name}{more} has waited {since:.0f} s for {blocks}:"
     else:

@@ -8,25 +8,32 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
+from ncclscope import open_run
+from ncclscope.model import Transfer
 from tests.integration.tiny_moe import write_checkpoint
 from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
 
-__all__ = ["KvPair"]
+__all__ = ["NCCLSCOPE", "PATIENCE_SECONDS", "TOKENS", "Document", "KvPair", "wait_for"]
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 START_SECONDS = 600.0
+PATIENCE_SECONDS = 120.0
+TOKENS = 6
+BLOCK_SIZE = 32
 POLLING = Path(__file__).with_name("vllm_polling")
 POLLING_SECONDS = 0.5
 POLLING_PRIORITY = 15
+Document = dict[str, Any]
 CONFIG = {**TINY_QWEN3_MOE, "num_hidden_layers": 2}
 ASKED: dict[str, Any] = {
     "do_remote_decode": True,
@@ -46,7 +53,8 @@ class KvPair:
         lease_seconds: Time for which prefill keeps blocks that nobody pulls.
         blocks: Number of KV blocks of the decode server; vLLM's choice by default.
         decode: Further options for the decode server.
-        traced: Whether ncclscope records.
+        traced: Names of the servers that ncclscope records.
+        transfer: Further settings of the connector, for both servers.
     """
 
     def __init__(
@@ -56,11 +64,13 @@ class KvPair:
         lease_seconds: int = 30,
         blocks: int | None = None,
         decode: Sequence[str] = (),
-        traced: bool = True,
+        traced: Sequence[str] = ("prefill", "decode", "other"),
+        transfer: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory = directory
         self._lease = lease_seconds
         self._traced = traced
+        self._transfer = transfer or {}
         # One folder, since NIXL refuses to join models of different names.
         self._model = directory / "model"
         if not self._model.exists():
@@ -83,6 +93,7 @@ class KvPair:
             "kv_buffer_device": "cpu",
             "engine_id": self.engines[name],
             "kv_connector_extra_config": {"kv_lease_duration": self._lease},
+            **self._transfer,
         }
         return VllmServer(
             folder,
@@ -91,7 +102,7 @@ class KvPair:
             config=CONFIG,
             model=model,
             prefix=[*NCCLSCOPE, "run", "--dir", str(folder / "rings"), "--"]
-            if self._traced
+            if name in self._traced
             else [],
             environment={
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -105,7 +116,7 @@ class KvPair:
                 ),
             },
             arguments=[
-                *("--block-size", "32"),
+                *("--block-size", str(BLOCK_SIZE)),
                 *("--distributed-executor-backend", "mp"),
                 *("--kv-transfer-config", json.dumps(transfer)),
                 *more,
@@ -136,12 +147,23 @@ class KvPair:
         self.decode.stop()
 
     @contextlib.contextmanager
-    def other_decode(self, directory: Path) -> Iterator[tuple[VllmServer, Path]]:
-        """Run a further decode server, whose model has another name; yield it and its rings."""
+    def other(
+        self, directory: Path, *options: str, role: str = "kv_consumer", renamed: bool = False
+    ) -> Iterator[tuple[VllmServer, Path]]:
+        """Run a further server; yield it and its rings.
+
+        Args:
+            directory: Where its files go.
+            *options: Further options.
+            role: Its role in transfers.
+            renamed: Whether its model has another name, so that NIXL takes it for another model.
+        """
         self.engines["other"] = f"other-{uuid.uuid4().hex[:8]}"
-        model = directory / "another"
-        model.symlink_to(self._model)
-        server = self._server(directory, "other", "kv_consumer", model)
+        model = self._model
+        if renamed:
+            model = directory / "another"
+            model.symlink_to(self._model)
+        server = self._server(directory, "other", role, model, options)
         server.start(START_SECONDS)
         _yield_processors(server)
         try:
@@ -154,26 +176,63 @@ class KvPair:
         """Return the directories of both servers' rings."""
         return [self.directory / name / "rings" for name in ("prefill", "decode")]
 
-    def prefilled(self, prompt: Sequence[int]) -> dict[str, Any]:
+    def prefilled(self, prompt: Sequence[int], server: VllmServer | None = None) -> Document:
         """Have the prompt prefilled; return the parameters of the transfer for decode."""
-        answer = self.prefill.answer(prompt, 1, kv_transfer_params=ASKED)
-        parameters: dict[str, Any] = answer["kv_transfer_params"]
+        answer = (server or self.prefill).answer(
+            prompt, 1, PATIENCE_SECONDS, kv_transfer_params=ASKED
+        )
+        parameters: Document = answer["kv_transfer_params"]
         return parameters
 
     def decoded(
         self,
         prompt: Sequence[int],
-        max_tokens: int,
         parameters: Mapping[str, Any],
-        timeout: float = 60.0,
+        server: VllmServer | None = None,
     ) -> list[int]:
         """Return the tokens that decode generates from prefill's blocks."""
-        tokens: list[int] = self.decode.choice(
-            prompt, max_tokens, timeout, kv_transfer_params=dict(parameters)
+        tokens: list[int] = (server or self.decode).choice(
+            prompt, TOKENS, PATIENCE_SECONDS, kv_transfer_params=dict(parameters)
         )["token_ids"]
         return tokens
 
-    def ask(self, *words: str, timeout: float = 60.0) -> tuple[int, dict[str, Any]]:
+    @contextlib.contextmanager
+    def asked(
+        self, prompt: Sequence[int], parameters: Mapping[str, Any]
+    ) -> Iterator[Future[list[int]]]:
+        """Ask decode for an answer, which may not come, and go on when its request has arrived."""
+        number = parameters["remote_request_id"]
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self.decoded, prompt, parameters)
+            wait_for(lambda: any(one.id == number for one in self.ends("recv")))
+            yield answer
+
+    def join(self) -> None:
+        """Have the engines shake hands; vLLM waits only 5 s for it, even on a busy machine."""
+        prompt = list(range(5, 105))
+        for attempts_left in reversed(range(5)):
+            try:
+                self.decoded(prompt, self.prefilled(prompt))
+                return
+            except RuntimeError:
+                if not attempts_left:
+                    raise
+
+    def ends(self, direction: str) -> list[Transfer]:
+        """Return all ends in this direction that the rings hold."""
+        processes = open_run(*filter(Path.exists, self.rings)).processes
+        return [one for each in processes for one in each.transfers if one.direction == direction]
+
+    def stalled(self, document: Document) -> Document:
+        """Return a verdict on a transfer; check what each names: request, engine, since when."""
+        verdict: Document = document["verdict"]
+        assert verdict["kind"] == "transfer_stalled", document["summary"]
+        assert verdict["transfer"]["request"] in verdict["summary"]
+        assert self.engines["prefill"] in f"{verdict['summary']} {verdict['evidence']}"
+        assert verdict["transfer"]["waited_seconds"] >= 0
+        return verdict
+
+    def ask(self, *words: str, timeout: float = 240.0) -> tuple[int, Document]:
         """Return exit status and document of an ncclscope command, given ``--json``."""
         done = subprocess.run(
             [*NCCLSCOPE, *words, "--json"],
@@ -185,9 +244,17 @@ class KvPair:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    def diagnose(self) -> tuple[int, dict[str, Any]]:
+    def diagnose(self, *options: str) -> tuple[int, Document]:
         """Return exit status and document of `ncclscope diagnose` of both directories."""
-        return self.ask("diagnose", *map(str, self.rings))
+        return self.ask("diagnose", *map(str, self.rings), *options)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds; fail if it does not in two minutes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _yield_processors(server: VllmServer) -> None:

@@ -214,3 +214,13 @@ class Engines:
             for one in engine.processes
             if one.last_seen_ns and self.seconds_since(one.last_seen_ns) > _UNSEEN_SECONDS
         ]
+
+    def generating(self, engine: Engine) -> list[Rank]:
+        """Return the engine's workers that have run a step with tokens in the last seconds."""
+        return [
+            one
+            for one in engine.processes
+            if (step := one.activities.get("step")) is not None
+            and step.detail != "execute_dummy_batch"
+            and self.seconds_since(step.until_ns or step.since_ns) < _UNSEEN_SECONDS
+        ]

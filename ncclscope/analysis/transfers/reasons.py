@@ -238,6 +238,16 @@ def _no_room(
         and (end.engine, end.state) == (receive.engine, "started")
     ]
     stuck = [other for other in holding if find_reason(engines, other, limits) is not None]
+    busy = [] if stuck else engines.generating(receiver)
+    if busy:
+        return Reason(
+            f"its turn in {receiver.name}, which still generates for other requests",
+            confidence="likely",
+            role="latent",
+            hangs=False,
+            evidence=(f"{_listed(busy)}: a step with tokens in the last seconds",),
+            next=("vLLM keeps it in its queue until blocks are free, without a timeout",),
+        )
     held = (
         f"; {plural(len(holding), 'request')} of this engine hold blocks that they wait to fill"
         if holding

@@ -78,6 +78,8 @@ def _reason(error: BaseException) -> str:
         return "no answer"
     if "compatibility hash" in str(error):
         return "incompatible configuration"
+    if "block size" in str(error):
+        return "block sizes do not fit"
     return type(error).__name__
 
 

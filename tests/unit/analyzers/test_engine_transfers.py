@@ -162,6 +162,23 @@ def test_a_request_without_blocks_of_its_own_blames_nobody_else(pair: Pair) -> N
     assert "engine decode (node, pid 101) has no free KV blocks for it" in summary
 
 
+@pytest.mark.parametrize(("last_step", "status"), [(18.0, "unknown"), (1.0, "hung")])
+def test_a_queue_before_an_engine_that_generates_is_no_hang(
+    pair: Pair, last_step: float, status: str
+) -> None:
+    pair.end("prefill", "waiting", phase="asked for")
+    pair.end("decode", "waiting", phase="queued", blocks=7)
+    step = {"name": "step", "detail": "sample_tokens", "number": 9, "count": 9}
+    began = BEGAN + int(last_step * SECOND)
+    pair.headers["decode"]["activities"] = [{**step, "since_ns": began, "until_ns": began + 1}]
+    verdict = pair.verdict()
+    (finding,) = verdict.findings
+    assert "Request d1 of engine decode (node, pid 101) has waited 20 s for" in finding.summary
+    assert ("still generates for other requests" in finding.summary) == (status == "unknown")
+    assert finding.role == ("latent" if status == "unknown" else "cause")
+    assert verdict.status == status
+
+
 def test_an_engine_that_is_not_read_is_not_accused(pair: Pair) -> None:
     pair.end("decode", "started", phase="read", peer="elsewhere", host="10.0.0.9", port=5600)
     confidence, summary = cause(pair.verdict())

@@ -23,7 +23,7 @@ from ncclscope.model import Transfer
 from tests.integration.tiny_moe import write_checkpoint
 from tests.integration.vllm_server import TINY_QWEN3_MOE, VllmServer
 
-__all__ = ["NCCLSCOPE", "PATIENCE_SECONDS", "TOKENS", "Document", "KvPair", "wait_for"]
+__all__ = ["NCCLSCOPE", "PATIENCE_SECONDS", "TOKENS", "Document", "KvPair", "ask", "wait_for"]
 
 NCCLSCOPE = [sys.executable, "-m", "ncclscope"]
 START_SECONDS = 600.0
@@ -232,21 +232,22 @@ class KvPair:
         assert verdict["transfer"]["waited_seconds"] >= 0
         return verdict
 
-    def ask(self, *words: str, timeout: float = 240.0) -> tuple[int, Document]:
-        """Return exit status and document of an ncclscope command, given ``--json``."""
-        done = subprocess.run(
-            [*NCCLSCOPE, *words, "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-        )
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
     def diagnose(self, *options: str) -> tuple[int, Document]:
         """Return exit status and document of `ncclscope diagnose` of both directories."""
-        return self.ask("diagnose", *map(str, self.rings), *options)
+        return ask("diagnose", *map(str, self.rings), *options)
+
+
+def ask(*words: str, timeout: float = 240.0) -> tuple[int, Document]:
+    """Return exit status and document of an ncclscope command, given ``--json``."""
+    done = subprocess.run(
+        [*NCCLSCOPE, *words, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

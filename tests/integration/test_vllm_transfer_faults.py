@@ -19,6 +19,7 @@ from tests.integration.kv_pair import (
     TOKENS,
     Document,
     KvPair,
+    ask,
     wait_for,
 )
 
@@ -112,13 +113,13 @@ def test_blocks_of_another_size_fit_or_are_refused(pair: KvPair, tmp_path: Path)
     with pair.other(tmp_path, "--block-size", larger, role="kv_both") as (other, rings):
         # A decode server may have larger blocks: NIXL takes each apart.
         assert pair.decoded(prompt, pair.prefilled(prompt), other) == whole
-        status, document = pair.ask("diagnose", str(pair.rings[0]), str(rings))
+        status, document = ask("diagnose", str(pair.rings[0]), str(rings))
         assert (status, document["status"]) == (0, "ok"), document["summary"]
 
         # It may not have smaller ones.
         with pytest.raises(RuntimeError):
             pair.decoded(prompt, pair.prefilled(prompt, other))
-        status, document = pair.ask("diagnose", str(pair.rings[1]), str(rings))
+        status, document = ask("diagnose", str(pair.rings[1]), str(rings))
     assert status == 1
     verdict = document["verdict"]
     assert verdict["kind"] == "transfer_stalled", document["summary"]
@@ -131,7 +132,7 @@ def test_a_decode_server_of_another_model_is_refused_by_name(pair: KvPair, tmp_p
         prompt = list(range(40, 140))
         with pytest.raises(RuntimeError):
             pair.decoded(prompt, pair.prefilled(prompt), other)
-        status, document = pair.ask("diagnose", str(pair.rings[0]), str(rings))
+        status, document = ask("diagnose", str(pair.rings[0]), str(rings))
     assert status == 1
     verdict = pair.stalled(document)
     assert "incompatible configuration" in verdict["summary"]

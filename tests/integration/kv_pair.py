@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -164,12 +165,25 @@ class KvPair:
             model = directory / "another"
             model.symlink_to(self._model)
         server = self._server(directory, "other", role, model, options)
-        server.start(START_SECONDS)
+        with self._paused():  # the threads of UCX that poll would have the processors
+            server.start(START_SECONDS)
         _yield_processors(server)
         try:
             yield server, directory / "other" / "rings"
         finally:
             server.stop()
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stop the workers of both servers, which have nothing to do meanwhile."""
+        workers = [*self.prefill.worker_pids(), *self.decode.worker_pids()]
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
 
     @property
     def rings(self) -> list[Path]:

@@ -58,7 +58,7 @@ test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the 
 	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" $(ARGS)
 
 .PHONY: test-pairs
-test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults and connectors of vLLM: ten minutes (ARGS: pytest options)
+test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults: four minutes (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest $(SLOWEST) -m "pairs" $(ARGS)
 
 .PHONY: mutation

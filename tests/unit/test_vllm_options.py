@@ -49,12 +49,22 @@ def package(directory: Path, version: str, stock: str = STOCK) -> None:
     (place / "all2all.py").write_text(textwrap.dedent(stock))
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.30.0+cpu", "0.32.0"])
-@pytest.mark.parametrize("mode", ["fixed", "checked"])
-def test_dispatcher_takes_the_place_of_known_ones(tmp_path: Path, version: str, mode: str) -> None:
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0+cpu", "0.99.0"])
+@pytest.mark.parametrize("mode", ["fixed", "checked", "sentinel"])
+def test_dispatcher_takes_the_place_of_those_with_the_same_methods(
+    tmp_path: Path, version: str, mode: str
+) -> None:
     package(tmp_path, version)
 
     done = run(tmp_path, PROGRAM, NCCLSCOPE_VLLM_DISPATCH=mode)
+
+    assert (done.stdout, done.stderr) == ("PaddedAll2AllManager\n", "")
+
+
+def test_each_switch_has_a_name_that_ray_passes_on(tmp_path: Path) -> None:
+    package(tmp_path, "0.32.0")
+
+    done = run(tmp_path, PROGRAM, NCCL_SCOPE_VLLM_DISPATCH="fixed")
 
     assert (done.stdout, done.stderr) == ("PaddedAll2AllManager\n", "")
 
@@ -70,10 +80,14 @@ def test_dispatcher_stays_without_the_variable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "stock", "mode", "reason"),
     [
-        ("0.99.0", STOCK, "fixed", "vLLM 0.99.0 is not among"),
-        ("0.32.1", STOCK, "fixed", "vLLM 0.32.1 is not among"),
+        (
+            "0.99.0",
+            STOCK.replace("def combine(self", "def combine(self, hidden_states, bias"),
+            "fixed",
+            "AgRsAll2AllManager.combine takes bias, which is new",
+        ),
         ("0.32.0", STOCK.replace("_get_sizes", "_sizes"), "fixed", "has no _get_sizes"),
-        ("0.32.0", STOCK, "always", "'always' is neither 'fixed' nor 'checked'"),
+        ("0.32.0", STOCK, "always", "'always' is none of fixed, checked, sentinel"),
     ],
 )
 def test_what_is_not_known_is_refused_once(

@@ -11,11 +11,11 @@ It is off by default; set ``NCCLSCOPE_VLLM_CPU_MOE=1`` in every process of the s
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 from ncclscope_patches.probes import uneven
@@ -36,7 +36,7 @@ _hook = ImportHook()
 
 def wanted() -> bool:
     """Return whether the environment enables it."""
-    return os.environ.get(VARIABLE) == "1"
+    return settings.variable("VLLM_CPU_MOE") == "1"
 
 
 def install() -> None:

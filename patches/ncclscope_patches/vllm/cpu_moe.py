@@ -24,9 +24,6 @@ __all__ = ["VARIABLE", "install", "wanted"]
 
 VARIABLE = "NCCLSCOPE_VLLM_CPU_MOE"
 
-VERSIONS = ("0.30.", "0.32.")
-"""Supported versions of vLLM; 0.26 uses other classes."""
-
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
 _MARK = "__ncclscope_cpu_moe__"
@@ -47,9 +44,6 @@ def install() -> None:
 
 def _extend(add: Any, name: str) -> None:
     try:
-        version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
-        if not version.startswith(VERSIONS):
-            raise NotImplementedError(f"vLLM {version} is not a supported version")
         add(sys.modules[name])
     except Exception as error:
         session.warn_once(VARIABLE, f"{VARIABLE} has no effect in this process: {error}")

@@ -107,12 +107,20 @@ def test_a_hang_is_found_diagnosed_explained_and_reported(rings: Path, tmp_path:
 
 
 def test_attach_sees_what_this_host_runs() -> None:
-    async def talk(client: Any, ask: Ask) -> None:
-        found = await ask("attach", pids=[os.getpid()])
-        assert found["exit_status"] in (0, 2, 3)
-        assert "next" in found
+    program = "print(flush=True); import time; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
 
-    converse(talk)
+        async def talk(client: Any, ask: Ask) -> None:
+            found = await ask("attach", pids=[process.pid])
+            assert (found["status"], found["exit_status"]) == ("unknown", 3)
+            assert found["next"][0] == answers._AFTER["unknown"]
+
+        try:
+            converse(talk)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

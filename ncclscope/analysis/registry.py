@@ -10,9 +10,18 @@ from ncclscope.analysis.case import Case
 from ncclscope.errors import NcclscopeError
 from ncclscope.model import Finding
 
-__all__ = ["GROUP", "Analyzer", "AnalyzerError", "load_analyzers"]
+__all__ = ["BUILT_IN", "GROUP", "Analyzer", "AnalyzerError", "load_analyzers"]
 
 GROUP = "ncclscope.analyzers"
+
+BUILT_IN = (
+    *("capture_mismatch", "comm_swap", "dead_rank", "dtype_mismatch", "extra_call"),
+    *("group_order", "init_stalled", "missing_call", "not_joined", "op_mismatch", "order_cycle"),
+    *("p2p_mismatch", "redop_mismatch", "root_mismatch", "size_mismatch", "split_mismatch"),
+    *("stack_classes", "stalled", "transfer_stalled"),
+)
+"""Built-in analyzers, each in a module of ``ncclscope_analyzers``. Of equal findings, the first
+counts."""
 
 
 class AnalyzerError(NcclscopeError):
@@ -43,26 +52,32 @@ def load_analyzers() -> list[Analyzer]:
         AnalyzerError: An analyzer cannot be loaded; the error names its distribution.
     """
     analyzers: list[Analyzer] = []
-    points = metadata.entry_points(group=GROUP)
-    # Each access to a distribution's name reads its metadata file.
-    owners = {point.dist: "" for point in points}
-    owners |= {dist: dist.name for dist in owners if dist}
-
-    def load_order(point: metadata.EntryPoint) -> tuple[bool, str]:
-        """Return a sort key with built-in analyzers first: of equal findings, the first wins."""
-        return owners[point.dist] != "ncclscope", point.name
-
-    for point in sorted(points, key=load_order):
+    for point in (*_built_in(), *_others()):
         try:
             analyzers.append(point.load()())
         except Exception as error:
-            owner = point.dist.name if point.dist else "an unknown distribution"
+            owner = point.dist.name if point.dist else "ncclscope"
             raise AnalyzerError(
                 f"analyzer {point.name} of {owner} cannot be loaded: {error}",
                 f"update or remove {owner}",
             ) from error
-    if not analyzers:
-        raise AnalyzerError(
-            "no analyzer is installed", "install ncclscope with pip rather than copying it"
-        )
     return analyzers
+
+
+def _built_in() -> Iterable[metadata.EntryPoint]:
+    """Yield the built-in analyzers, whatever the metadata of the installation says.
+
+    An installation whose entry points are older than its files would lack some, and answer OK.
+    """
+    for name in BUILT_IN:
+        kind = "".join(part.capitalize() for part in name.split("_"))
+        yield metadata.EntryPoint(name, f"ncclscope_analyzers.{name}:{kind}", GROUP)
+
+
+def _others() -> list[metadata.EntryPoint]:
+    """Return the analyzers of other packages, by name."""
+    points = metadata.entry_points(group=GROUP)
+    return sorted(
+        (point for point in points if not point.value.startswith("ncclscope_analyzers.")),
+        key=lambda point: point.name,
+    )

@@ -39,7 +39,8 @@ def train(rank: int) -> None:
             "gradient_accumulation_steps": ACCUMULATION,
             "gradient_clipping": 1.0,
             "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": STAGE},
+            # Small parameters would stay gathered.
+            "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
         },
     )
     for step in range(1, STEPS + 1):

@@ -39,8 +39,13 @@ def train(rank: int) -> None:
             "gradient_accumulation_steps": ACCUMULATION,
             "gradient_clipping": 1.0,
             "zero_allow_untested_optimizer": True,
-            # Small parameters would stay gathered.
-            "zero_optimization": {"stage": STAGE, "stage3_param_persistence_threshold": 0},
+            # Small parameters would stay gathered, and others would be kept for the next step.
+            "zero_optimization": {
+                "stage": STAGE,
+                "stage3_param_persistence_threshold": 0,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 0,
+            },
         },
     )
     for step in range(1, STEPS + 1):

@@ -27,7 +27,6 @@ from tests.integration.c10d_ranks import ROOT, calls, fields, join, main, messag
 pytest.importorskip("sglang")
 
 RUNNER = "sglang.srt.model_executor.model_runner"
-LIBRARY = "NCCL_STAND_IN"
 STEPS, FAULTY_STEP = 6, 4
 
 

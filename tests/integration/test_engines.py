@@ -81,8 +81,8 @@ def test_healthy_megatron_is_ok_with_names_and_steps(rings: Path) -> None:
     run = open_run(rings)
     assert {"tp", "pp", "mp", "embd"} <= {comm.label for comm in run.communicators.values()}
     assert [rank.labels for rank in run.ranks] == [
-        {"tp": "0", "pp": "0"}, {"tp": "1", "pp": "0"}, {"tp": "0", "pp": "1"}, {"tp": "1", "pp": "1"},
-    ]  # fmt: skip
+        {"tp": str(rank % 2), "pp": str(rank // 2)} for rank in range(RANKS)
+    ]
     for rank in run.ranks:
         assert [(step.number, step.tokens) for step in rank.steps] == [
             (n, 128) for n in range(1, 7)

@@ -57,6 +57,11 @@ test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: 
 test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" $(ARGS)
 
+.PHONY: test-newest
+test-newest: $(VLLM_VENV)/newest ## Run some of them against the newest vLLM: its Python files over the CPU build (ARGS: pytest options)
+	PYTHONPATH=$(CURDIR)/$< $(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" \
+	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py $(ARGS)
+
 .PHONY: test-pairs
 test-pairs: $(VLLM_VENV)/.core ## Run the tests of KV transfers between two vLLM servers: ten minutes on idle cores (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest $(SLOWEST) -m "pairs" $(ARGS)
@@ -131,6 +136,9 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/pip
 	$(VENV)/bin/python $(INSTALL) torch==2.13.0
 	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
 	touch $@ $(@D)/.core
+
+$(VLLM_VENV)/newest: $(VLLM_VENV)/.core tests/environments/newest_vllm.py
+	$(VLLM_VENV)/bin/python tests/environments/newest_vllm.py $@
 
 $(VENV)/.ray: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[ray]'

@@ -28,6 +28,7 @@ _COMMANDS = {
     "attach": "ncclscope.commands.attach:AttachCommand",
     "collect": "ncclscope.commands.collect:CollectCommand",
     "doctor": "ncclscope.commands.doctor:DoctorCommand",
+    "mcp": "ncclscope.commands.mcp:McpCommand",
     "plugin-path": "ncclscope.commands.plugin_path:PluginPathCommand",
 }
 

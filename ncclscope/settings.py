@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 __all__ = ["directory", "variable"]
 
 
-def variable(name: str) -> str:
+def variable(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return a variable of ncclscope, such as ``DIR`` for ``NCCLSCOPE_DIR``; empty if unset.
 
     Each has a synonym with ``NCCL_SCOPE_`` in place of ``NCCLSCOPE_``, since Ray's executors pass
     only names with the prefix ``NCCL_`` to their workers.
     """
-    return os.environ.get(f"NCCLSCOPE_{name}") or os.environ.get(f"NCCL_SCOPE_{name}") or ""
+    return environment.get(f"NCCLSCOPE_{name}") or environment.get(f"NCCL_SCOPE_{name}") or ""
 
 
 def directory() -> str | None:

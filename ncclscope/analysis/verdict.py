@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from ncclscope.analysis.agreement import (
     ENDED_NOTICE_SECONDS,
@@ -31,9 +32,13 @@ from ncclscope.analysis.transfers.engines import Engines
 from ncclscope.analysis.waits.engine_steps import describe_steps
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Finding, Run
+from ncclscope.model.frames import html_table
 from ncclscope.model.signature import P2P_OPS
 from ncclscope.progress import steps
 from ncclscope.untrusted import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["SCHEMA", "Neighbourhood", "Verdict", "diagnose"]
 
@@ -106,6 +111,31 @@ class Verdict:
     def __repr__(self) -> str:
         kind = f", {self.cause.kind}" if self.cause is not None else ""
         return f"<Verdict {self.status}{kind}: {len(self.run.ranks)} ranks>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each finding, the cause first."""
+        import pandas as pd
+
+        rows = [
+            {
+                "kind": one.kind,
+                "confidence": one.confidence,
+                "role": one.role,
+                "ranks": one.diverging_ranks,
+                "candidates": one.candidate_ranks,
+                "comm": one.comm.label if one.comm is not None else None,
+                "seq": one.seq,
+                "summary": one.summary,
+            }
+            for one in self.findings
+        ]
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        """Return status, summary and findings, for notebooks."""
+        rows = [(one.kind, one.confidence, printable(one.summary)) for one in self.findings]
+        table = html_table(("kind", "confidence", "finding"), rows) if rows else ""
+        return f"<p><b>{self.status}</b>: {escape(printable(self.summary))}</p>{table}"
 
     @property
     def notes(self) -> tuple[str, ...]:

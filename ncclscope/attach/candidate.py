@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ncclscope import settings
 from ncclscope.untrusted import MAX_RANKS
 
 __all__ = ["Candidate"]
@@ -54,4 +55,4 @@ class Candidate:
         names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
         rendezvous = " ".join(self.environment.get(name, "") for name in names).strip()
         # NCCLSCOPE_RUN last: a separate `ncclscope run` may have started each rank of a job.
-        return rendezvous or self.environment.get("NCCLSCOPE_RUN", "")
+        return rendezvous or settings.variable("RUN", self.environment)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ncclscope.commands.options import add_json_option, print_json
 from ncclscope.errors import UsageError
 from ncclscope.export.formats import FORMATS
 from ncclscope.private import make_private
@@ -89,6 +90,7 @@ class ExportCommand:
             help="Export only the last N calls of each rank, or with 2.5s the calls of the last "
             "2.5 seconds before the newest",
         )
+        add_json_option(parser, "output's name and what it holds")
 
     @economy()
     def run(self, arguments: argparse.Namespace) -> int:
@@ -100,6 +102,8 @@ class ExportCommand:
 
         chosen = FORMATS[arguments.format]
         target = None if arguments.output == "-" else Path(arguments.output)
+        if arguments.json and target is None:
+            raise UsageError("data and --json cannot both go to stdout", "name a file with -o")
         selection = _selection(arguments)
         if chosen.is_whole and selection != Selection():
             raise UsageError(
@@ -123,11 +127,12 @@ class ExportCommand:
                 reason = (error.strerror or str(error)).lower()
                 raise UsageError(f"{target} cannot be written: {reason}") from None
         if target is not None:
-            records = sum(rank.records for rank in run.ranks)
-            print(
-                f"ncclscope: {len(run.ranks)} ranks, {records} records, see {target}",
-                file=sys.stderr,
-            )
+            ranks, records = len(run.ranks), sum(rank.records for rank in run.ranks)
+            if arguments.json:
+                held = {"ranks": ranks, "records": records}
+                print_json({"output": str(target), "format": arguments.format, **held})
+            else:
+                print(f"ncclscope: {ranks} ranks, {records} records, see {target}", file=sys.stderr)
         return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ncclscope.commands.options import add_stall_options
+from ncclscope.commands.options import add_json_option, add_stall_options, print_json
 from ncclscope.errors import UsageError
 from ncclscope.private import private_mode, replace_file
 from ncclscope.resources import economy
@@ -47,6 +47,7 @@ class ReportCommand:
             action="store_true",
             help="Leave out folders, command lines and environments",
         )
+        add_json_option(parser, "file's name and the status")
         add_stall_options(parser)
 
     @economy()
@@ -61,6 +62,8 @@ class ReportCommand:
         target = None if arguments.output == "-" else Path(arguments.output)
         if target is not None:
             _check(target, FIRST)
+        elif arguments.json:
+            raise UsageError("the page and --json cannot both go to stdout", "name a file with -o")
         with progress_for(json=target is None):
             run = readable(open_run(*arguments.paths))
             if arguments.redact:
@@ -77,12 +80,17 @@ class ReportCommand:
             sys.stdout.buffer.write(page.encode("utf-8"))
             return verdict.exit_status
         data = page.encode("utf-8")
-        size = f"{len(data) >> 10} KB{', replaces a report' if target.exists() else ''}"
+        replaces = target.exists()
         try:
             replace_file(target, data, private_mode(target))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise UsageError(f"{target} cannot be written: {reason}") from None
+        if arguments.json:
+            written = {"output": str(target), "bytes": len(data), "replaces": replaces}
+            print_json({"status": verdict.status, "summary": verdict.summary, **written})
+            return verdict.exit_status
+        size = f"{len(data) >> 10} KB{', replaces a report' if replaces else ''}"
         print(f"ncclscope: {verdict.status}, see {target} ({size})", file=sys.stderr)
         return verdict.exit_status
 

@@ -146,12 +146,14 @@ def _environment(directory: Path) -> dict[str, str]:
     """
     bootstrap = Path(session.__file__).parent / "bootstrap"
     path = os.environ.get("PYTHONPATH")
+    name = _run_name()
     return {
         **os.environ,
         **profiler.added_variables(os.environ),
         "NCCLSCOPE_DIR": str(directory),
         "NCCL_SCOPE_DIR": str(directory),
-        "NCCLSCOPE_RUN": _run_name(),
+        "NCCLSCOPE_RUN": name,
+        "NCCL_SCOPE_RUN": name,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else str(bootstrap),
     }
 

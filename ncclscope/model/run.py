@@ -17,6 +17,8 @@ from ncclscope.model.log import CallLog, last_of, newest_of
 from ncclscope.model.signature import P2P_OPS
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ncclscope.model.device import DeviceProgress
     from ncclscope.model.graphs import Graph
     from ncclscope.model.snapshot import KernelEvent, QueueState, Snapshot
@@ -175,6 +177,18 @@ class Run:
         """All processes, those without a rank and those of linked jobs included."""
         own = (*self.ranks, *self.others)
         return (*own, *(process for run in self.linked for process in run.processes))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each kept call; :func:`~ncclscope.model.frames.calls_frame`."""
+        from ncclscope.model.frames import calls_frame
+
+        return calls_frame(self)
+
+    def _repr_html_(self) -> str:
+        """Return the ranks as a table, for notebooks."""
+        from ncclscope.model.frames import ranks_table
+
+        return ranks_table(self.ranks)
 
     def members(self, key: str) -> Iterator[Rank]:
         """Return an iterator over the ranks with records of a communicator, in order."""

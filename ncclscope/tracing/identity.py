@@ -10,6 +10,7 @@ import time
 from importlib import metadata
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.procfs import boot_id, pid_namespace, start_ticks
 from ncclscope.redaction import redact_words
 
@@ -43,7 +44,7 @@ def describe_process() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
         "gpu": _gpu(),
-        "run": os.environ.get("NCCLSCOPE_RUN", ""),
+        "run": settings.variable("RUN"),
     }
 
 

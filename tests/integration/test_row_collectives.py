@@ -99,12 +99,12 @@ def exchange_rows(rank: int) -> None:
 
 def dispatch_and_combine(rank: int) -> None:
     dist = join()
-    from ncclscope_patches.vllm.dispatch import make_manager
+    from ncclscope_patches.vllm.dispatch_manager import make_manager
 
     group = Coordinator(dist)
-    for check in (False, True):
+    for mode in ("fixed", "checked"):
         for sizes in (UNEVEN, EVEN):
-            manager = make_manager(Stock, check=check)(group, sizes)
+            manager = make_manager(Stock, mode)(group, sizes)
             hidden = rows_of(rank, sizes[rank])
             ids = hidden.long()
             gathered, weights, found, extra = manager.dispatch(
@@ -126,12 +126,43 @@ def dispatch_and_combine(rank: int) -> None:
             assert output.tolist() == combined.tolist()
 
 
+def dispatch_with_sentinels(rank: int) -> None:
+    import torch
+
+    dist = join()
+    from ncclscope_patches.vllm import dispatch_manager
+
+    dispatch_manager._first_expert = lambda manager: 2 * rank  # type: ignore[assignment]
+    group = Coordinator(dist)
+    for sizes in (UNEVEN, EVEN):
+        manager = dispatch_manager.make_manager(Stock, "sentinel")(group, sizes)
+        hidden = rows_of(rank, sizes[rank])
+        gathered, weights, ids, extra = manager.dispatch(
+            hidden, hidden[:, :1] / 2, hidden.long(), False, extra_tensors=[hidden + 1]
+        )
+        every = [v for r, n in enumerate(sizes) for v in [*[10.0**r] * n, 0.0]]
+        assert gathered[:, 0].tolist() == every
+        assert weights[:, 0].tolist() == [value / 2 for value in every]
+        chosen = [v for r, n in enumerate(sizes) for v in [*[10**r] * n, 2 * r]]
+        assert ids[:, 1].tolist() == chosen
+        assert extra[0][:, 1].tolist() == [value and value + 1 for value in every]
+        logits = torch.zeros(sizes[rank], 6)
+        _, routed = manager.dispatch_router_logits(hidden, logits)
+        places = torch.tensor(sizes).cumsum(0) + torch.arange(len(sizes))
+        assert routed[places].argmax(1).tolist() == [0, 2, 4]
+        combined = manager.combine(gathered)
+        assert combined.tolist() == (len(sizes) * hidden).tolist()
+        output = hidden.new_empty(hidden.shape)
+        assert manager.combine_into_output(gathered, output) is output
+        assert output.tolist() == combined.tolist()
+
+
 def disagree(rank: int) -> None:
     dist = join()
-    from ncclscope_patches.vllm.dispatch import make_manager
+    from ncclscope_patches.vllm.dispatch_manager import make_manager
 
     sizes = [2, 2, 3] if rank == 1 else EVEN
-    manager = make_manager(Stock, check=True)(Coordinator(dist), sizes)
+    manager = make_manager(Stock, "checked")(Coordinator(dist), sizes)
     hidden = rows_of(rank, 2)
     with pytest.raises(DivergenceError) as raised:
         manager.dispatch(hidden, hidden, hidden)
@@ -192,6 +223,17 @@ def test_dispatcher_posts_the_same_whatever_the_sizes_are(rings: Path) -> None:
         one, other = made[:8], made[8:16]  # uneven, even
         assert [call.op for call in one] == [call.op for call in other]
         assert {call.shape[0] for call in one if call.op == "all_gather" and call.shape} == {3}
+
+
+def test_sentinels_give_every_rank_a_row_to_send(rings: Path) -> None:
+    found = run(rings, "dispatch_with_sentinels")
+
+    assert diagnose(found).status == "ok"
+    for rank in found.ranks:
+        sizes = {
+            call.sizes for call in calls(rank) if call.op in ("all_gatherv", "reduce_scatterv")
+        }
+        assert sizes == {tuple(size + 1 for size in UNEVEN)}
 
 
 def test_ranks_that_disagree_all_raise_with_what_each_had(rings: Path) -> None:

@@ -49,12 +49,22 @@ def package(directory: Path, version: str, stock: str = STOCK) -> None:
     (place / "all2all.py").write_text(textwrap.dedent(stock))
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.30.0+cpu", "0.32.0"])
-@pytest.mark.parametrize("mode", ["fixed", "checked"])
-def test_dispatcher_takes_the_place_of_known_ones(tmp_path: Path, version: str, mode: str) -> None:
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0+cpu", "0.99.0"])
+@pytest.mark.parametrize("mode", ["fixed", "checked", "sentinel"])
+def test_dispatcher_takes_the_place_of_those_with_the_same_methods(
+    tmp_path: Path, version: str, mode: str
+) -> None:
     package(tmp_path, version)
 
     done = run(tmp_path, PROGRAM, NCCLSCOPE_VLLM_DISPATCH=mode)
+
+    assert (done.stdout, done.stderr) == ("PaddedAll2AllManager\n", "")
+
+
+def test_each_switch_has_a_name_that_ray_passes_on(tmp_path: Path) -> None:
+    package(tmp_path, "0.32.0")
+
+    done = run(tmp_path, PROGRAM, NCCL_SCOPE_VLLM_DISPATCH="fixed")
 
     assert (done.stdout, done.stderr) == ("PaddedAll2AllManager\n", "")
 
@@ -70,10 +80,14 @@ def test_dispatcher_stays_without_the_variable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "stock", "mode", "reason"),
     [
-        ("0.99.0", STOCK, "fixed", "vLLM 0.99.0 is not among"),
-        ("0.32.1", STOCK, "fixed", "vLLM 0.32.1 is not among"),
+        (
+            "0.99.0",
+            STOCK.replace("def combine(self", "def combine(self, hidden_states, bias"),
+            "fixed",
+            "AgRsAll2AllManager.combine takes bias, which is new",
+        ),
         ("0.32.0", STOCK.replace("_get_sizes", "_sizes"), "fixed", "has no _get_sizes"),
-        ("0.32.0", STOCK, "always", "'always' is neither 'fixed' nor 'checked'"),
+        ("0.32.0", STOCK, "always", "'always' is none of fixed, checked, sentinel"),
     ],
 )
 def test_what_is_not_known_is_refused_once(
@@ -88,12 +102,9 @@ def test_what_is_not_known_is_refused_once(
     assert reason in done.stderr
 
 
-def test_cpu_workers_of_another_version_stay_as_they_are(tmp_path: Path) -> None:
-    # Two packages: Python would take one file, written twice in a second, for what it was.
-    unknown, known = tmp_path / "unknown", tmp_path / "known"
-    for directory, version in ((unknown, "0.99.0"), (known, "0.32.0")):
-        package(directory, version)
-        (directory / VLLM / "cpu_communicator.py").write_text("class CpuCommunicator: ...\n")
+def test_cpu_workers_get_what_they_lack_on_request(tmp_path: Path) -> None:
+    package(tmp_path, "0.99.0")
+    (tmp_path / VLLM / "cpu_communicator.py").write_text("class CpuCommunicator: ...\n")
     program = """
         from ncclscope_patches.vllm.plugin import register
         register()
@@ -101,11 +112,22 @@ def test_cpu_workers_of_another_version_stay_as_they_are(tmp_path: Path) -> None
         print(hasattr(CpuCommunicator, "all_gatherv"))
     """
 
-    refused = run(unknown, program, NCCLSCOPE_VLLM_CPU_MOE="1")
-    assert refused.stdout == "False\n"
-    assert refused.stderr.count("\n") == 1
-    assert "vLLM 0.99.0 is not a supported version" in refused.stderr
+    assert run(tmp_path, program, NCCLSCOPE_VLLM_CPU_MOE="1").stdout == "True\n"
+    assert run(tmp_path, program, NCCLSCOPE_VLLM_CPU_MOE="0").stdout == "False\n"
+    assert run(tmp_path, program).stdout == "False\n"
 
-    assert run(known, program, NCCLSCOPE_VLLM_CPU_MOE="1").stdout == "True\n"
-    assert run(known, program, NCCLSCOPE_VLLM_CPU_MOE="0").stdout == "False\n"
-    assert run(known, program).stdout == "False\n"
+
+def test_cpu_workers_of_other_classes_stay_as_they_are(tmp_path: Path) -> None:
+    package(tmp_path, "0.99.0")
+    (tmp_path / VLLM / "cpu_communicator.py").write_text("class Other: ...\n")
+    program = """
+        from ncclscope_patches.vllm.plugin import register
+        register()
+        import vllm.distributed.device_communicators.cpu_communicator
+    """
+
+    refused = run(tmp_path, program, NCCLSCOPE_VLLM_CPU_MOE="1")
+
+    assert refused.returncode == 0
+    assert refused.stderr.count("\n") == 1
+    assert "has no effect in this process" in refused.stderr

@@ -11,11 +11,11 @@ It is off by default; set ``NCCLSCOPE_VLLM_CPU_MOE=1`` in every process of the s
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 from ncclscope_patches.probes import uneven
@@ -23,9 +23,6 @@ from ncclscope_patches.probes import uneven
 __all__ = ["VARIABLE", "install", "wanted"]
 
 VARIABLE = "NCCLSCOPE_VLLM_CPU_MOE"
-
-VERSIONS = ("0.30.", "0.32.")
-"""Supported versions of vLLM; 0.26 uses other classes."""
 
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
@@ -36,7 +33,7 @@ _hook = ImportHook()
 
 def wanted() -> bool:
     """Return whether the environment enables it."""
-    return os.environ.get(VARIABLE) == "1"
+    return settings.variable("VLLM_CPU_MOE") == "1"
 
 
 def install() -> None:
@@ -47,9 +44,6 @@ def install() -> None:
 
 def _extend(add: Any, name: str) -> None:
     try:
-        version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
-        if not version.startswith(VERSIONS):
-            raise NotImplementedError(f"vLLM {version} is not a supported version")
         add(sys.modules[name])
     except Exception as error:
         session.warn_once(VARIABLE, f"{VARIABLE} has no effect in this process: {error}")

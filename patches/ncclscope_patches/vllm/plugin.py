@@ -5,9 +5,10 @@ Each part has its own environment variable; without one, nothing is imported.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
+
+from ncclscope import settings
 
 __all__ = ["register"]
 
@@ -22,11 +23,11 @@ def register() -> None:
     vLLM does not catch exceptions of plugins, so one here would end the process.
     """
     _attempt(_trace, "tracing is off in this process")
-    if os.environ.get("NCCLSCOPE_VLLM_DISPATCH"):
+    if settings.variable("VLLM_DISPATCH"):
         _attempt(_replace_dispatch, "vLLM's own dispatcher stays in this process")
-    if os.environ.get("NCCLSCOPE_VLLM_CPU_MOE"):
+    if settings.variable("VLLM_CPU_MOE"):
         _attempt(_extend_cpu, "NCCLSCOPE_VLLM_CPU_MOE has no effect in this process")
-    if os.environ.get("NCCLSCOPE_VLLM_ROUTED_EXPERTS"):
+    if settings.variable("VLLM_ROUTED_EXPERTS"):
         _attempt(_return_routing, "NCCLSCOPE_VLLM_ROUTED_EXPERTS has no effect in this process")
 
 

@@ -21,20 +21,21 @@ errors of the wrappers do not reach them.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from ncclscope import settings
 from ncclscope.tracing import session
 from ncclscope_patches.importing import ImportHook
 
-__all__ = ["VARIABLE", "VERSIONS", "install", "wanted"]
+__all__ = ["TRIED", "VARIABLE", "install", "wanted"]
 
 VARIABLE = "NCCLSCOPE_VLLM_ROUTED_EXPERTS"
 
-VERSIONS = ("0.26.0", "0.30.0", "0.32.0")
-"""Supported versions of vLLM."""
+TRIED = ("0.26.0", "0.30.0", "0.32.0")
+"""Versions of vLLM on which it was run. On others it is on if they have what it needs: the methods
+that it wraps, and routers that pass :mod:`.self_test`; a line says so."""
 
 _hook = ImportHook()
 _waiting = False
@@ -42,7 +43,7 @@ _waiting = False
 
 def wanted() -> bool:
     """Return whether the environment enables it."""
-    return os.environ.get(VARIABLE) == "1"
+    return settings.variable("VLLM_ROUTED_EXPERTS") == "1"
 
 
 def install() -> None:
@@ -58,10 +59,9 @@ def install() -> None:
 def _extend(module: str, part: str, extend: str) -> None:
     try:
         version = str(getattr(sys.modules.get("vllm"), "__version__", "unknown")).partition("+")[0]
-        if version not in VERSIONS:
-            raise NotImplementedError(
-                f"vLLM {version} is not among {', '.join(VERSIONS)}, for which it was written"
-            )
+        if version not in TRIED:
+            text = f"{VARIABLE}: not tried on vLLM {version}; on if the worker's self-test passes"
+            session.warn_once(f"{VARIABLE} {version}", text)
         # Import late: the parts import torch and numpy, which a process may never need.
         function: Callable[[Any], None] = getattr(
             __import__(f"{__name__}.{part}", fromlist=[extend]), extend

@@ -21,7 +21,8 @@ from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.support import refuse_unsupported
 from ncclscope_patches.routed_experts.transfer import Flight
 from ncclscope_patches.routed_experts.worker import RoutedExpertsWorker
-from ncclscope_patches.vllm.routing import configuration
+from ncclscope_patches.vllm import group_mode
+from ncclscope_patches.vllm.routing import configuration, self_test
 from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
 __all__ = [
@@ -40,6 +41,7 @@ _FLIGHT = "_ncclscope_flight"
 # If the capture of a step fails, its tokens are missing, and the next step is captured again. A
 # rank must not stop capturing alone, since the ranks of a replica gather their shards together.
 _LOST = "the routing of a step was not captured"
+_SHARDS = "routing is not gathered under sequence parallelism"
 
 
 def extend_runner(module: Any) -> None:
@@ -78,15 +80,19 @@ class RunnerRouting:
 
     Args:
         runner: vLLM's model runner, with its model loaded.
+        gathers: Whether the ranks of a replica gather shards of a sequence; all do, or none.
 
     Raises:
         UsageError: Its layers differ in shape, or some do not expose their routing.
     """
 
-    def __init__(self, runner: Any) -> None:
+    _gathers = True
+
+    def __init__(self, runner: Any, *, gathers: bool = True) -> None:
         from vllm.forward_context import get_forward_context
 
         self._context = get_forward_context
+        self._gathers = gathers
         config = runner.vllm_config
         found = list(_routing_modules(runner.get_model()))
         deployment = configuration.deployment_of(config)
@@ -96,6 +102,8 @@ class RunnerRouting:
         top_k = {module.router.top_k for _, module in found}
         if len(top_k) > 1:
             raise UsageError(f"layers that choose {sorted(top_k)} experts have no common shape")
+        model = config.model_config
+        self_test.check_routers(found, model.get_hidden_size(), model.dtype)
         tensor_rank = _tensor_group().rank_in_group
         self.parallel = config.parallel_config
         buffer = layers.buffer(
@@ -175,7 +183,8 @@ class RunnerRouting:
                 sink(topk_ids)
             else:
                 layout = _known_layout(module, batch)
-                capture_own(sink, topk_ids, batch, _gather, layout)
+                gather = _gather if self._gathers else None
+                capture_own(sink, topk_ids, batch, gather, layout)
         except Exception as error:
             # Not written, so these tokens are missing.
             session.warn_once(_ROUTING, f"routing of a layer was not captured: {error}")
@@ -254,10 +263,20 @@ def _most_tokens(runner: Any) -> int:
 
 
 def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    # Before the model is loaded, which takes some ranks longer than others.
+    gathers = attempt(_SHARDS, lambda: _may_gather(self.vllm_config.parallel_config))
     result = usual(self, *args, **kwargs)
     # An exception here ends the server's start with a reason, before it accepts requests.
-    setattr(self, _ROUTING, RunnerRouting(self))
+    setattr(self, _ROUTING, RunnerRouting(self, gathers=bool(gathers)))
     return result
+
+
+def _may_gather(parallel: Any) -> bool:
+    """Agree with the other ranks of the replica that all gather shards of a sequence."""
+    if parallel.tensor_parallel_size == 1 or parallel.data_parallel_size == 1:
+        return True
+    group = _tensor_group().cpu_group
+    return group_mode.agreed(group, "NCCLSCOPE_VLLM_ROUTED_EXPERTS", "1", otherwise=_SHARDS)
 
 
 def _routing_shape(worker: Any) -> tuple[int, int, int] | None:

@@ -1,0 +1,1 @@
+"""Answer questions of agents and other programs, over the Model Context Protocol."""

@@ -81,6 +81,8 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.wait()
+            if process.stdout is not None:  # what it wrote was not read if a rank hung
+                process.stdout.close()
     for process, text in zip(processes, said, strict=True):
         assert process.returncode == 0, text
     return open_run(rings)

@@ -78,6 +78,10 @@ test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on clusters of th
 test-foreign: $(VENV)/.foreign $(VENV)/.core ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
 	$(VENV)/bin/python -m tests.foreign $(ARGS)
 
+.PHONY: test-sglang
+test-sglang: $(VENV)/.sglang $(VENV)/.core ## Run the tests of SGLang's own classes (with Triton, 300 MB)
+	$(VENV)/bin/python -m pytest tests/unit/test_probe_sglang.py $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.core ## Damage inputs at random and ask for a verdict on each (ARGS: --count, --minutes, --seed, --only, --keep)
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)
@@ -150,6 +154,14 @@ $(VENV)/.native: $(VENV)/.installed
 
 $(VENV)/.foreign: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[foreign]'
+	touch $@
+
+$(VENV)/.engines: $(VENV)/.installed
+	DS_BUILD_OPS=0 $(VENV)/bin/python $(INSTALL) --editable '.[engines]'
+	touch $@
+
+$(VENV)/.sglang: tests/environments/sglang.txt $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --no-deps --requirement $<
 	touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip

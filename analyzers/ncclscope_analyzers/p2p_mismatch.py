@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
 from ncclscope.analysis.waits.transfers import (
     Pair,
     Transfer,
@@ -28,6 +29,9 @@ from ncclscope.model import Call, Communicator, Finding
 __all__ = ["P2pMismatch"]
 
 _DOES = {"send": "sends to", "recv": "waits to receive from"}
+Cycle = Sequence[tuple[int, Call]]
+"""Ranks that wait for the next one each, with the calls in which they wait."""
+
 _LACKS = {"send": "receive", "recv": "send"}
 
 
@@ -68,32 +72,75 @@ class P2pMismatch:
             if short is not None:
                 yield from self._short(case, found, *short)
                 return
-        cycle = waiting_cycle(found)
+            left = left_order(case.run.ranks) if found else None
+            if left is not None:
+                yield self._left(case, left, waiting_cycle(case, found))
+                for transfer in found:
+                    yield self._missing(case, transfer, "consequence")
+                return
+        cycle = waiting_cycle(case, found)
+        in_cycle = {rank for rank, _ in cycle}
         waiting = {transfer.rank for transfer in found}
         for place, transfer in enumerate(found):
             if frozenset((transfer.rank, transfer.peer)) in unfit:
                 continue
-            if transfer.rank in cycle:
-                # One finding covers a whole cycle of transfers.
-                if transfer.rank == min(cycle):
-                    yield self._cycle(self._missing(case, transfer, "cause"), cycle)
+            if transfer.rank in in_cycle:
+                # One finding covers a whole cycle.
+                if transfer.rank == min(in_cycle & waiting):
+                    yield self._cycle(case, self._missing(case, transfer, "cause"), cycle)
             else:
                 led = transfer.peer in waiting and (place > 0 or bool(cycle))
                 yield self._missing(case, transfer, "consequence" if led else "cause")
 
-    def _cycle(self, finding: Finding, cycle: tuple[int, ...]) -> Finding:
-        """Describe ranks that wait for each other in transfers, none of them posting fewer."""
+    def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
+        """Describe a rank that alone left the order of calls which its steps had before."""
+        expected, posted = (
+            f"{call_text(call)} on {comm_text(case.run.communicators[call.comm])}"
+            for call in (left.expected, left.posted)
+        )
+        who = sentence(rank_text(case.run, left.rank))
+        place = f"call {left.number} of step {left.step}"
+        return Finding(
+            kind="missing_call" if left.skipped else self.name,
+            summary=f"{who} skipped {expected}, in step {left.step}, and went on with {posted}."
+            if left.skipped
+            else f"{who} posted {posted} as {place}, where each step before had {expected}.",
+            comm=case.run.communicators[left.expected.comm],
+            # Transfers and the calls of several communicators have no common number.
+            seq=None,
+            diverging_ranks=(left.rank,),
+            odd=left.posted,
+            peers=left.expected,
+            confidence="likely",
+            analyzer=self.name,
+            evidence=(
+                f"rank {left.rank}, {place}: {posted}{site_text(left.posted)}",
+                f"in each of the 3 steps before: {expected}{site_text(left.expected)}",
+                *_cycle_lines(case, cycle),
+            ),
+            inferred=(
+                f"rank {left.rank} diverged: all other ranks posted their calls in the same order "
+                "as in the 3 steps before",
+            ),
+        )
+
+    def _cycle(self, case: Case, finding: Finding, cycle: Cycle) -> Finding:
+        """Describe ranks that wait for each other, none of them posting fewer transfers."""
+        evidence = (*finding.evidence, *_cycle_lines(case, cycle))
         if len(cycle) < 3:
-            return finding
-        chain = " for ".join(f"rank {rank}" for rank in (*cycle, cycle[0]))
+            return replace(finding, evidence=evidence)
+        ranks = tuple(sorted(rank for rank, _ in cycle))
+        what = "sends and receives"
+        if any(call.op not in _DOES for _, call in cycle):
+            what = "collectives, sends and receives"
         return replace(
             finding,
             summary=(
-                f"{sentence(ranks_text(cycle))} wait for each other in a cycle of sends and "
-                f"receives. {finding.summary}"
+                f"{sentence(ranks_text(ranks))} wait for each other in a cycle of {what}. "
+                f"{finding.summary}"
             ),
-            candidate_ranks=tuple(sorted(cycle)),
-            evidence=(*finding.evidence, f"{chain}: each waits for the next"),
+            candidate_ranks=ranks,
+            evidence=evidence,
             inferred=("the records do not show which of them is wrong",),
         )
 
@@ -251,6 +298,14 @@ class P2pMismatch:
             ),
             inferred=("the records do not show which of the two is wrong",),
         )
+
+
+def _cycle_lines(case: Case, cycle: Cycle) -> Iterable[str]:
+    """Yield for each rank of a cycle what it waits in, and for whom."""
+    following = (*cycle[1:], *cycle[:1])
+    for (rank, call), (awaited, _) in zip(cycle, following, strict=True):
+        comm = comm_text(case.run.communicators[call.comm])
+        yield f"rank {rank} waits for rank {awaited}, in {call_text(call)} on {comm}"
 
 
 def _fits(sent: Call, received: Call) -> bool:

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,20 +81,34 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.wait()
+            if process.stdout is not None:  # what it wrote was not read if a rank hung
+                process.stdout.close()
     for process, text in zip(processes, said, strict=True):
         assert process.returncode == 0, text
     return open_run(rings)
 
 
 def start(
-    file: str, function: str, environment: Mapping[str, str], *, interpreter: bool = False
+    file: str,
+    function: str,
+    environment: Mapping[str, str],
+    *,
+    interpreter: bool = False,
+    preload: Sequence[str] | None = None,
 ) -> subprocess.Popen[str] | fork_server.Popen:
     """Start one process that runs a function of a test module.
 
     It is a fork of a process that has imported torch, unless it has to be a new interpreter.
+
+    Args:
+        file: The test module.
+        function: Its function.
+        environment: Variables on top of the test's own.
+        interpreter: Whether it has to be a new interpreter.
+        preload: Modules that the process it is a fork of has imported; None for torch.
     """
     path = [str(ROOT), str(ROOT / "patches"), str(ROOT / "analyzers")]
-    popen: Any = subprocess.Popen if interpreter else fork_server.Popen
+    popen: Any = subprocess.Popen if interpreter else partial(fork_server.Popen, preload=preload)
     process: subprocess.Popen[str] | fork_server.Popen = popen(
         [sys.executable, file, function],
         env={

@@ -1,6 +1,6 @@
 /* A stand-in for libnccl, for machines without a GPU: it moves no data and waits for nobody.
  *
- * vLLM's NCCLLibrary loads it like the real one. Each function counts its calls, so that a
+ * The NCCLLibrary of vLLM and of SGLang loads it like the real one. Each function counts its calls, so that a
  * test can see that a call went through, and how often:
  *
  *     lib.nccl_stand_in_calls(b"ncclAllReduce")     how often it was called
@@ -82,6 +82,13 @@ int ncclCommInitRank(void **comm, int size, unique_id id, int rank)
     return count(__func__);
 }
 
+int ncclCommInitRankConfig(void **comm, int size, unique_id id, int rank, void *config)
+{
+    (void)config;
+    ncclCommInitRank(comm, size, id, rank);
+    return count(__func__);
+}
+
 int ncclCommWindowRegister(void *comm, void *buffer, size_t size, void **window, int flags)
 {
     (void)comm, (void)size, (void)flags;
@@ -104,6 +111,8 @@ ACCEPT(ncclCommSuspend)
 ACCEPT(ncclCommWindowDeregister)
 ACCEPT(ncclGroupEnd)
 ACCEPT(ncclGroupStart)
+ACCEPT(ncclMemAlloc)
+ACCEPT(ncclMemFree)
 ACCEPT(ncclRecv)
 ACCEPT(ncclReduce)
 ACCEPT(ncclReduceScatter)

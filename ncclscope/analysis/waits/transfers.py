@@ -162,15 +162,37 @@ def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
     )
 
 
-def waiting_cycle(found: Sequence[Transfer]) -> tuple[int, ...]:
-    """Return ranks that wait for each other in transfers; empty where each chain has an end."""
-    waits_for = {transfer.rank: transfer.peer for transfer in found}
-    for start in waits_for:
-        path = [start]
-        while (following := waits_for.get(path[-1])) is not None:
-            if following in path:
-                return tuple(path[path.index(following) :])
-            path.append(following)
+def waiting_cycle(case: Case, found: Sequence[Transfer]) -> tuple[tuple[int, Call], ...]:
+    """Return ranks that wait for each other, by way of at least one transfer, with their calls.
+
+    A rank waits in a stuck transfer, or in a collective before it. Each rank waits for the next,
+    the last one for the first; empty where each chain of waiting has an end.
+    """
+    waits_for: dict[int, tuple[tuple[int, ...], Call]] = {
+        rank: (pending.awaited, pending.call) for rank, pending in case.waits.pending_calls.items()
+    }
+    for transfer in found:
+        known = waits_for.get(transfer.rank)
+        if known is None or transfer.call.position < known[1].position:
+            waits_for[transfer.rank] = ((transfer.peer,), transfer.call)
+    for transfer in found:
+        path = _way_back(waits_for, transfer.rank)
+        if path:
+            return tuple((rank, waits_for[rank][1]) for rank in path)
+    return ()
+
+
+def _way_back(waits_for: Mapping[int, tuple[tuple[int, ...], Call]], start: int) -> tuple[int, ...]:
+    """Return the shortest path along which a rank waits for itself; empty if there is none."""
+    paths: list[tuple[int, ...]] = [(start,)]
+    seen = {start}
+    for path in paths:
+        for following in waits_for[path[-1]][0] if path[-1] in waits_for else ():
+            if following == start:
+                return path
+            if following not in seen:
+                seen.add(following)
+                paths.append((*path, following))
     return ()
 
 

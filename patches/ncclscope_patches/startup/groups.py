@@ -16,7 +16,7 @@ from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.noting import put_noting
 from ncclscope_patches.probes.probe import Patch
 
-__all__ = ["CommInitNote", "InitNote"]
+__all__ = ["CommInitNote", "InitNote", "comm_size"]
 
 _NAME = "init_process_group"
 
@@ -79,10 +79,11 @@ class CommInitNote(Patch):
     records = False
 
     def install(self, module: Any) -> None:
-        put_noting(self, module.NCCLLibrary, "ncclCommInitRank", COMM_INIT, _size)
+        put_noting(self, module.NCCLLibrary, "ncclCommInitRank", COMM_INIT, comm_size)
 
 
-def _size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
+def comm_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, int]:
+    """Return no detail and the number of ranks that a binding of ``ncclCommInitRank`` gets."""
     size = args[1] if len(args) > 1 else kwargs.get("world_size", 0)
     return None, int(size)
 

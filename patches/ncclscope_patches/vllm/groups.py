@@ -15,7 +15,7 @@ from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle
 
-__all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames"]
+__all__ = ["VllmCommunicatorNames", "VllmEngineNames", "VllmGroupNames", "name_groups"]
 
 _LABELS = ("tp", "pp", "dp", "ep", "pcp", "dcp")
 _GROUPS = (*_LABELS, "etp", "eplb", "engram_dp")
@@ -35,7 +35,7 @@ class VllmCommunicatorNames(Patch):
     def install(self, module: Any) -> None:
         def made(token: Any, _result: Any) -> None:
             communicator = token[0][0]
-            _name_groups(communicator, communicator.unique_name, communicator.ranks)
+            name_groups(communicator, communicator.unique_name, communicator.ranks)
 
         self.replace(module.DeviceCommunicatorBase, "__init__", after=made)
 
@@ -97,7 +97,7 @@ def _engine_number(engine: Any) -> str:
     return str(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
 
 
-def _name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:
+def name_groups(owner: Any, name: str, ranks: list[int], device_suffix: str = "") -> None:
     """Label the process groups of a coordinator or of its device communicator.
 
     Args:
@@ -119,7 +119,7 @@ def _name_coordinator(coordinator: Any) -> None:
     fast = _fast_communicator(coordinator.device_communicator)
     if fast is not NOBODY:
         fast.rename(name, ranks)
-    _name_groups(coordinator, name, ranks, "" if fast is NOBODY else process_groups.DEVICE_SUFFIX)
+    name_groups(coordinator, name, ranks, "" if fast is NOBODY else process_groups.DEVICE_SUFFIX)
 
 
 def _fast_communicator(device_communicator: Any) -> Handle:

@@ -1,4 +1,4 @@
-"""Record vLLM's calls through its own NCCL binding.
+"""Record the calls of vLLM, and of engines with the same class, through their own NCCL binding.
 
 vLLM's workers pass tensors to NCCL through ctypes, bypassing torch.distributed. Neither torch's
 Flight Recorder nor the c10d probe sees these calls. All of them go through
@@ -24,6 +24,9 @@ from ncclscope_patches.vllm.pynccl_calls import READERS, Signature, read_scatter
 __all__ = ["PyNcclProbe", "handles"]
 
 _getframe = sys._getframe
+
+_CPU_SUFFIXES = (process_groups.CPU_SUFFIX, ":cpu")
+"""Ends of the labels of the groups that the unique id is sent on: ours, and SGLang's."""
 
 _CALLER = 2
 """Frames from a ``before`` hook to the caller of the function that it guards."""
@@ -71,6 +74,10 @@ class PyNcclProbe(Patch):
             )  # fmt: skip
         self._number_groups(cls)
         self._declare_before_init(cls, module.NCCLLibrary)
+
+    def watch_connecting(self, library: Any, connect: Before) -> None:
+        """Call `connect` before a communicator connects through the library's binding."""
+        self.replace(library, "ncclCommInitRank", connect)
 
     def _reader_for(
         self, cls: Any, name: str, make: Callable[[Signature], Read]
@@ -137,7 +144,7 @@ class PyNcclProbe(Patch):
                 handles.of(comm)
 
         self.put(cls, "__init__", self.guard_scope(cls.__init__, enter, leave))
-        self.replace(library, "ncclCommInitRank", connect)
+        self.watch_connecting(library, connect)
 
 
 def _open(comm: Any) -> Handle:
@@ -148,7 +155,9 @@ def _open(comm: Any) -> Handle:
     # The unique id, created by rank 0 and sent to all members, identifies the communicator.
     digest = blake2b(bytes(memoryview(unique_id.internal)), digest_size=16).hexdigest()
     group = comm.group
-    label = process_groups.label_of(group).removesuffix(process_groups.CPU_SUFFIX)
+    label = process_groups.label_of(group)
+    for suffix in _CPU_SUFFIXES:
+        label = label.removesuffix(suffix)
     watch_captures()
     return Handle(
         tracer,
@@ -183,11 +192,13 @@ class _Wrapped(Patch):
 
 
 def _where(cls: Any, name: str, module: Any) -> Where:
-    """Return a function that finds a call's stream: the given one, or vLLM's current one."""
+    """Return a function that finds a call's stream: the given one, or the current one."""
     function = getattr(cls, name, None)
     names = Signature(function, name).names if callable(function) else []
     at = names.index("stream") if "stream" in names else len(names)
     current = getattr(module, "current_stream", None)
+    if current is None:
+        current = getattr(module, "get_current_device_stream_fast", None)
 
     def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
         comm = args[0]

@@ -1,6 +1,6 @@
 """Read a call's parameters from the arguments of a ``PyNcclCommunicator`` method.
 
-Names and positions of the parameters differ between versions of vLLM.
+Names and positions of the parameters differ between versions of vLLM, and in SGLang.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class Signature:
         if self.is_assumed:
             self.names = ["self", *_USUAL[method]]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
     def __getitem__(self, name: str) -> int:
         if name not in self.names:
             raise LookupError(f"it has no parameter {name!r} in this version")
@@ -56,14 +59,30 @@ _USUAL = {
 """Parameters of vLLM's methods in all supported versions."""
 
 
+def _either(
+    signature: Signature,
+    equal: Callable[[Signature], Read],
+    uneven: Callable[[Signature], Read],
+) -> Read:
+    """Return the reader of a method that is a v-collective where it gets sizes, as in SGLang."""
+    sizes_at, read_equal, read_uneven = signature["sizes"], equal(signature), uneven(signature)
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        sizes = args[sizes_at] if len(args) > sizes_at else kwargs.get("sizes")
+        return (read_equal if sizes is None else read_uneven)(args, kwargs)
+
+    return read
+
+
 # Arguments are read inline below: one function call per parameter would cost as much as the record.
 
 
 def _all_reduce(signature: Signature) -> Read:
-    at, op_at = signature["in_tensor"], signature["op"]
+    name = "tensor" if "tensor" in signature else "in_tensor"
+    at, op_at = signature[name], signature["op"]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor = args[at] if len(args) > at else kwargs["in_tensor"]
+        tensor = args[at] if len(args) > at else kwargs[name]
         redop = args[op_at] if len(args) > op_at else kwargs.get("op", "sum")
         return "all_reduce", tensor.shape, tensor.dtype, redop_name(redop)
 
@@ -71,6 +90,12 @@ def _all_reduce(signature: Signature) -> Read:
 
 
 def _all_gather(signature: Signature) -> Read:
+    if "sizes" in signature:
+        return _either(signature, _all_gather_of_equal, _all_gatherv)
+    return _all_gather_of_equal(signature)
+
+
+def _all_gather_of_equal(signature: Signature) -> Read:
     at = signature["input_tensor"]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -81,6 +106,12 @@ def _all_gather(signature: Signature) -> Read:
 
 
 def _reduce_scatter(signature: Signature) -> Read:
+    if "sizes" in signature:
+        return _either(signature, _reduce_scatter_of_equal, _reduce_scatterv)
+    return _reduce_scatter_of_equal(signature)
+
+
+def _reduce_scatter_of_equal(signature: Signature) -> Read:
     at, op_at = signature["input_tensor"], signature["op"]
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -124,6 +155,16 @@ def _reduce(signature: Signature) -> Read:
         return "reduce", tensor.shape, tensor.dtype, redop, root
 
     return read
+
+
+def _all_to_all(signature: Signature) -> Read:
+    at = signature["input_tensor"]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor = args[at] if len(args) > at else kwargs["input_tensor"]
+        return "all_to_all", tensor.shape, tensor.dtype
+
+    return plan(read, "all_to_all", at)
 
 
 def _broadcast(signature: Signature) -> Read:
@@ -202,7 +243,9 @@ READERS: dict[str, Callable[[Signature], Read]] = {
     "all_gather": _all_gather,
     "all_gatherv": _all_gatherv,
     "all_reduce": _all_reduce,
+    "all_to_all_single": _all_to_all,
     "broadcast": _broadcast,
+    "outplace_all_reduce": _all_reduce,
     "recv": _recv,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,

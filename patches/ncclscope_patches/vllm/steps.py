@@ -8,28 +8,22 @@ tokens are sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ncclscope.tracing import session
+from ncclscope_patches.engines.steps import StepPatch
 from ncclscope_patches.probes.noting import put_noting
-from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["VllmSteps"]
 
 
-class VllmSteps(Patch):
+class VllmSteps(StepPatch):
     """Numbers the forward passes of a worker, from 1, and records which of its methods runs."""
 
     name = "vllm_steps"
     target = "vllm.v1.worker.gpu_worker"
     supports = "vllm 0.26 to 0.32"
-    records = False
 
     def install(self, module: Any) -> None:
-        self._number = 0
-        self._post: Callable[[int, int, bool], int] | None = None
-        session.on_reset(self._forget)
         for name, read in (
             ("execute_model", self._execute),
             ("sample_tokens", self._sample),
@@ -60,11 +54,3 @@ class VllmSteps(Patch):
 
     def _sample(self, _args: Any, _kwargs: Any) -> tuple[str, int]:
         return "sample_tokens", self._number
-
-    def _open(self) -> Callable[[int, int, bool], int] | None:
-        tracer = session.current()
-        self._post = None if tracer is None else tracer.ring.post_step
-        return self._post
-
-    def _forget(self) -> None:
-        self._post = None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from ncclscope import __version__
-from ncclscope.errors import NcclscopeError
+from ncclscope.errors import NcclscopeError, UsageError
 
 __all__ = ["main"]
 
@@ -31,6 +31,9 @@ _COMMANDS = {
     "mcp": "ncclscope.commands.mcp:McpCommand",
     "plugin-path": "ncclscope.commands.plugin_path:PluginPathCommand",
 }
+
+_FILES = ("DIR", "FILE", "OUT", "PATH")
+"""Names of arguments that are files or directories."""
 
 _EPILOG = """\
 examples:
@@ -143,12 +146,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
     parser, commands = _parser(names)
     parsed = parser.parse_args(arguments)
+    if parsed.print_completion:
+        return _print_completion(parser, parsed.print_completion)
     if parsed.command is None:
         parser.print_help()
         return 0
     status = commands[parsed.command].run(parsed)
     sys.stdout.flush()
     return status
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print a script that completes commands, options and names of files."""
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise UsageError("the package shtab is missing", "pip install shtab") from None
+    commands = [
+        command
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for command in action.choices.values()
+    ]
+    for action in (action for command in commands for action in command._actions):
+        if action.metavar in _FILES:
+            action.complete = shtab.FILE
+    print(shtab.complete(parser, shell))
+    return 0
 
 
 def _crashed(error: Exception) -> int:
@@ -178,6 +202,12 @@ def _parser(names: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Co
         action="version",
         version=f"ncclscope {__version__}",
         help="Show the version and exit",
+    )
+    parser.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        choices=("bash", "tcsh", "zsh"),
+        help="Print a completion script for bash, tcsh or zsh, and exit",
     )
     subparsers = parser.add_subparsers(
         # Without a name argparse formats the usage to derive one, which is slow.

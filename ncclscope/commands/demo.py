@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +25,14 @@ class DemoCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
-        from ncclscope.lab.faults import fault_names
         from ncclscope.lab.plan import BACKENDS
 
+        parser.epilog = f"faults:\n{_faults()}"
         parser.add_argument(
             "--fault",
             metavar="NAME",
             default="divergent_dispatch",
-            help=f"Fault to inject: {', '.join(fault_names())} (default: divergent_dispatch)",
+            help="Fault to inject; see below (default: divergent_dispatch)",
         )
         parser.add_argument(
             "--tp", type=int, default=4, help="Tensor-parallel ranks per replica (default: 4)"
@@ -92,6 +94,21 @@ class DemoCommand:
         else:
             _print(verdict, planted, named)
         return 0 if named else 1
+
+
+def _faults() -> str:
+    """Return a list of all faults, each of ours with the first sentence of its description."""
+    from ncclscope.lab.faults import FAULTS, fault_names
+
+    names = fault_names()
+    width = max(map(len, names)) + 4
+    entries = []
+    for name in names:
+        said = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
+        text = " ".join((said or "").partition("\n\n")[0].split())
+        start = f"  {name:{width - 2}}"
+        entries.append(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * width))
+    return "\n".join(entry or f"  {name}" for entry, name in zip(entries, names, strict=True))
 
 
 def agrees(verdict: Verdict, planted: Mapping[str, Any]) -> bool:

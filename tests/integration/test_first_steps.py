@@ -129,3 +129,33 @@ def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path)
     done = said("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
     assert done.returncode == 2
     assert not (rings / "new").exists()
+
+
+def test_the_help_explains_each_fault() -> None:
+    from ncclscope.lab.faults import FAULTS
+
+    shown = said("demo", "--help", COLUMNS="80").stdout
+    listed = shown.partition("faults:\n")[2]
+    explained = dict(re.findall(r"^  (\w+) +(\S.*)$", listed, re.MULTILINE))
+    assert explained.keys() >= FAULTS.keys()
+    assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
+    script = tmp_path / "ncclscope.bash"
+    script.write_text(said("--print-completion", "bash").stdout)
+    (tmp_path / "rings").mkdir()
+    program = """
+        source ncclscope.bash
+        complete_for() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            _shtab_ncclscope; echo "${COMPREPLY[*]}"
+        }
+        complete_for ncclscope dia
+        complete_for ncclscope watch --until
+        complete_for ncclscope diagnose rin
+    """
+    shown = subprocess.run(
+        ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split("\n")[:3] == ["diagnose", "--until-divergence", "rings"]

@@ -67,8 +67,12 @@ class _BufferProbe(Patch):
             return
         for name, op in self.methods.items():
             self._record(cls, name, op)
-        # A member that never calls must be known to its peers' records as one.
-        self.replace(cls, self.ready, after=lambda token, _result: self.handles.of(token[0][0]))
+
+        def made(token: Any, _result: Any) -> None:
+            self.handles.of(token[0][0])
+
+        # A member without any call must be known as a member.
+        self.replace(cls, self.ready, after=made)
 
     def _record(self, cls: Any, name: str, op: str) -> None:
         method = getattr(cls, name, None)

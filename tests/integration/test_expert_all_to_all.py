@@ -1,0 +1,246 @@
+"""Expert all-to-all: what a job exchanges by DeepEP is recorded and compared like collectives.
+
+The ranks are real processes. There is no GPU here: ``deep_ep`` is a stand-in of the same modules,
+classes and parameters (stand_ins/deep_ep) that exchanges tokens over gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclscope import diagnose, open_run
+from ncclscope.analysis.verdict import Verdict
+from ncclscope.model import Run
+from tests.integration.c10d_ranks import calls, fields, join, main, run_ranks, start
+
+pytest.importorskip("torch")
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+RANKS, ODD = 4, 3
+EXPERTS, HIDDEN = 8, 16
+STEPS = 3
+FIELDS = ("op", "shape", "dtype")
+
+
+def library() -> Any:
+    sys.path.insert(0, str(STAND_INS))
+    import deep_ep
+
+    return deep_ep
+
+
+class Layer:
+    """A layer of experts, on its own number of tokens on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        import torch
+
+        self.dist = join()
+        self.buffer = library().Buffer(self.dist.group.WORLD)
+        self.hidden = torch.full((rank + 2, HIDDEN), float(rank))
+        self.ids = torch.arange(2 * (rank + 2)).view(-1, 2) * 3 % EXPERTS
+        self.experts = EXPERTS
+
+    def dispatch(self) -> tuple[Any, Any]:
+        import torch
+
+        chosen = torch.nn.functional.one_hot(self.ids // 2, RANKS).any(1)
+        counts = torch.zeros(self.experts, dtype=torch.int)
+        received, _, _, _, handle, _ = self.buffer.dispatch(
+            self.hidden, num_tokens_per_expert=counts, is_token_in_rank=chosen
+        )
+        return received, handle
+
+    def step(self) -> None:
+        import torch
+
+        received, handle = self.dispatch()
+        combined, _, _ = self.buffer.combine(received, handle)
+        holders = torch.tensor([len(set((row // 2).tolist())) for row in self.ids])
+        assert torch.equal(combined, self.hidden * holders[:, None])
+        self.dist.all_reduce(torch.ones(HIDDEN))
+
+
+def exchange(rank: int) -> None:
+    layer = Layer(rank)
+    for _ in range(STEPS):
+        layer.step()
+
+
+def test_healthy_ranks_agree_and_each_call_is_recorded(rings: Path) -> None:
+    run = run_ranks(__file__, "exchange", rings, size=RANKS)
+
+    verdict = diagnose(run)
+    assert (verdict.status, verdict.findings) == ("ok", ())
+    step = [("dispatch", (EXPERTS, HIDDEN), "float32"), ("combine", (HIDDEN,), "float32")]
+    for rank in run.ranks:
+        recorded = calls(rank, "world/deep_ep")
+        assert [fields(one, *FIELDS) for one in recorded] == step * STEPS
+        assert [one.site for one in recorded[:2]] == [
+            line("received, _, _, _, handle, _ = ", "dispatch"),
+            line("combined, _, _ = self", "step"),
+        ]
+        assert [one.op for one in calls(rank)] == ["all_reduce"] * STEPS  # nothing of gloo below
+        # One order with the calls of torch.
+        order = sorted([*recorded, *calls(rank)], key=lambda one: one.position)
+        assert [one.op for one in order] == ["dispatch", "combine", "all_reduce"] * STEPS
+
+
+def line(text: str, function: str) -> str:
+    """Return the site of the only line of this file that begins with a text."""
+    (number,) = [
+        number
+        for number, one in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if one.strip().startswith(text)
+    ]
+    return f"{Path(__file__).name}:{number} {function}"
+
+
+def exchange_otherwise(rank: int) -> None:
+    import torch
+
+    layer = Layer(rank)
+    low = library().Buffer(layer.dist.group.WORLD)
+    hidden = layer.hidden.bfloat16()
+    received, _, handle, _, _ = low.low_latency_dispatch(hidden, layer.ids, 8, EXPERTS)
+    low.low_latency_combine(received, layer.ids, None, handle)
+    elastic = library().ElasticBuffer(layer.dist.group.WORLD)
+    received, _, _, kept, _ = elastic.dispatch(layer.hidden, layer.ids, num_experts=EXPERTS)
+    elastic.combine(received, kept)
+    elastic.dispatch(layer.hidden, handle=kept)
+    scaled = (layer.hidden.half(), torch.ones(1))
+    received, _, _, _, first, _ = layer.buffer.dispatch(
+        scaled, is_token_in_rank=kept.chosen, num_tokens_per_expert=torch.zeros(EXPERTS)
+    )
+    layer.buffer.dispatch(layer.hidden, first)
+
+
+def test_each_buffer_has_a_sequence_of_its_own(rings: Path) -> None:
+    run = run_ranks(__file__, "exchange_otherwise", rings, size=RANKS)
+
+    both = (EXPERTS, HIDDEN)
+    for rank in run.ranks:
+        assert [fields(one, *FIELDS) for one in calls(rank, "world/deep_ep")] == [
+            ("dispatch", both, "float16"),
+            ("dispatch", (HIDDEN,), "float32"),
+        ]
+        assert [fields(one, *FIELDS) for one in calls(rank, "world/deep_ep-2")] == [
+            ("low_latency_dispatch", both, "bfloat16"),
+            ("low_latency_combine", (HIDDEN,), "bfloat16"),
+        ]
+        assert [fields(one, *FIELDS) for one in calls(rank, "world/deep_ep-3")] == [
+            ("dispatch", both, "float32"),
+            ("combine", both, "float32"),
+            ("dispatch", both, "float32"),
+        ]
+    assert diagnose(run).status == "ok"
+
+
+def leave_out_a_dispatch(rank: int) -> None:
+    layer = Layer(rank)
+    layer.step()
+    earlier = layer.dispatch()
+    received, handle = earlier if rank == ODD else layer.dispatch()
+    layer.buffer.combine(received, handle)
+
+
+def test_the_rank_that_leaves_out_a_dispatch_is_named(rings: Path) -> None:
+    with hanging("leave_out_a_dispatch", rings, all_but(5, peers=5)) as run:
+        verdict = diagnose(run)
+    print(verdict)
+    assert False
+
+
+def gather_instead(rank: int) -> None:
+    import torch
+
+    layer = Layer(rank)
+    layer.step()
+    if rank == ODD:
+        own = torch.ones(4)
+        layer.dist.all_gather_into_tensor(torch.empty(4 * RANKS), own)
+    layer.step()
+
+
+def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) -> None:
+    with hanging("gather_instead", rings, all_but(4, peers=4)) as run:
+        verdict = diagnose(run)
+    print(verdict)
+    assert False
+
+
+def count_other_experts(rank: int) -> None:
+    layer = Layer(rank)
+    layer.step()
+    layer.experts += 8 * (rank == ODD)
+    layer.dispatch()
+
+
+def test_the_rank_with_another_number_of_experts_is_named(rings: Path) -> None:
+    verdict = diagnose(run_ranks(__file__, "count_other_experts", rings, size=RANKS))
+    print(verdict)
+    assert False
+
+
+@contextlib.contextmanager
+def hanging(function: str, rings: Path, counts: dict[int, int]) -> Iterator[Run]:
+    """Run a function on all ranks until each has recorded its number of calls.
+
+    Args:
+        function: Function of this module that ends in a hang.
+        rings: Directory of the rings.
+        counts: Calls that each rank records before it hangs.
+    """
+    processes = [
+        start(
+            __file__,
+            function,
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "MEETING_POINT": str(rings / "store"),
+                "NCCLSCOPE_DIR": str(rings),
+            },
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        yield recorded(rings, counts)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def recorded(rings: Path, counts: dict[int, int]) -> Run:
+    deadline = time.monotonic() + 60
+    while True:
+        if len(list(rings.glob("*.ring"))) == RANKS:
+            run = open_run(rings)
+            found = {rank.rank: sum(log.calls for log in rank.logs.values()) for rank in run.ranks}
+            if found == counts or time.monotonic() > deadline:
+                assert found == counts
+                return run
+        time.sleep(0.05)
+
+
+def named(verdict: Verdict) -> tuple[Any, ...]:
+    cause = verdict.cause
+    assert cause is not None, verdict
+    return cause.kind, cause.diverging_ranks, cause.comm.label, cause.seq
+
+
+def all_but(odd: int, *, peers: int) -> dict[int, int]:
+    return {rank: odd if rank == ODD else peers for rank in range(RANKS)}
+
+
+if __name__ == "__main__":
+    main(globals())

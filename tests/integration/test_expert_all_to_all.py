@@ -7,6 +7,7 @@ classes and parameters (stand_ins/deep_ep) that exchanges tokens over gloo.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 
 from ncclscope import diagnose, open_run
-from ncclscope.analysis.verdict import Verdict
-from ncclscope.model import Run
+from ncclscope.errors import NothingFoundError
+from ncclscope.model import Finding, Run
 from tests.integration.c10d_ranks import calls, fields, join, main, run_ranks, start
 
 pytest.importorskip("torch")
@@ -152,10 +153,28 @@ def leave_out_a_dispatch(rank: int) -> None:
 
 
 def test_the_rank_that_leaves_out_a_dispatch_is_named(rings: Path) -> None:
-    with hanging("leave_out_a_dispatch", rings, all_but(5, peers=5)) as run:
+    with hanging("leave_out_a_dispatch", rings, calls_of_each=5) as run:
         verdict = diagnose(run)
-    print(verdict)
-    assert False
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == (
+        "diverged",
+        "op_mismatch",
+        (ODD,),
+    )
+    assert cause.confidence == "certain"
+    assert "posted combine [16] float32 as call 4 on world/deep_ep of ranks 0-3" in cause.summary
+    assert "ranks 0-2 posted dispatch [8,16] float32" in cause.summary
+    assert sites(cause) == (
+        line("layer.buffer.combine(", "leave_out_a_dispatch"),
+        line("received, _, _, _, handle, _ = ", "dispatch"),
+    )
+
+
+def sites(cause: Finding) -> tuple[str | None, ...]:
+    """Return the lines of the diverging rank and of its peers."""
+    return tuple(call and call.site for call in (cause.odd, cause.peers))
 
 
 def gather_instead(rank: int) -> None:
@@ -170,10 +189,19 @@ def gather_instead(rank: int) -> None:
 
 
 def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) -> None:
-    with hanging("gather_instead", rings, all_but(4, peers=4)) as run:
-        verdict = diagnose(run)
-    print(verdict)
-    assert False
+    with hanging("gather_instead", rings, calls_of_each=4) as run:
+        verdict = diagnose(run, live_stall_seconds=0.0)
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == ("hung", "not_joined", (ODD,))
+    assert "never joined call 3 on world/deep_ep of ranks 0-3, dispatch [8,16]" in cause.summary
+    assert "its last call, all_gather [4] float32 on world, is scheduled" in cause.summary
+    assert sites(cause) == (
+        line("layer.dist.all_gather_into_tensor(", "gather_instead"),
+        line("received, _, _, _, handle, _ = ", "dispatch"),
+    )
+    assert cause.inferred == ("rank 3 waits in that call for the others",)
 
 
 def count_other_experts(rank: int) -> None:
@@ -185,19 +213,61 @@ def count_other_experts(rank: int) -> None:
 
 def test_the_rank_with_another_number_of_experts_is_named(rings: Path) -> None:
     verdict = diagnose(run_ranks(__file__, "count_other_experts", rings, size=RANKS))
-    print(verdict)
-    assert False
+
+    cause = verdict.cause
+    assert cause is not None
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == (
+        *("diverged", "size_mismatch", (ODD,)),
+    )
+    assert "posted dispatch [16,16] float32 as call 3 on world/deep_ep" in cause.summary
+    assert "ranks 0-2 posted dispatch [8,16] float32" in cause.summary
+
+
+def test_nothing_is_recorded_when_tracing_is_off(rings: Path) -> None:
+    environment = {"NCCLSCOPE": "0", "UNTOUCHED": "1"}
+    with pytest.raises(NothingFoundError):
+        run_ranks(__file__, "compare_methods", rings, size=RANKS, environment=environment)
+
+
+def compare_methods(rank: int) -> None:
+    """Check whether methods have been replaced, and exchange tokens."""
+    layer = Layer(rank)
+    assert hasattr(type(layer.buffer).dispatch, "__wrapped__") is ("UNTOUCHED" not in os.environ)
+    layer.step()
+
+
+def test_tracing_replaces_methods(rings: Path) -> None:
+    run = run_ranks(__file__, "compare_methods", rings, size=RANKS)
+    assert [len(calls(rank, "world/deep_ep")) for rank in run.ranks] == [2] * RANKS
+
+
+def import_before_torch(rank: int) -> None:
+    library()
+    Layer(rank).step()
+
+
+def test_the_library_may_be_imported_before_torch(rings: Path) -> None:
+    run = run_ranks(__file__, "import_before_torch", rings, size=RANKS, interpreters=True)
+    assert [len(calls(rank, "world/deep_ep")) for rank in run.ranks] == [2] * RANKS
+
+
+def raise_in_a_call(rank: int) -> None:
+    layer = Layer(rank)
+    with pytest.raises(ValueError, match="neither a handle nor is_token_in_rank"):
+        layer.buffer.dispatch(layer.hidden)
+    layer.step()
+
+
+def test_exceptions_of_the_library_pass(rings: Path) -> None:
+    run = run_ranks(__file__, "raise_in_a_call", rings, size=RANKS)
+    for rank in run.ranks:
+        posted = [one.op for one in calls(rank, "world/deep_ep")]
+        assert posted == ["dispatch", "dispatch", "combine"]
 
 
 @contextlib.contextmanager
-def hanging(function: str, rings: Path, counts: dict[int, int]) -> Iterator[Run]:
-    """Run a function on all ranks until each has recorded its number of calls.
-
-    Args:
-        function: Function of this module that ends in a hang.
-        rings: Directory of the rings.
-        counts: Calls that each rank records before it hangs.
-    """
+def hanging(function: str, rings: Path, *, calls_of_each: int) -> Iterator[Run]:
+    """Run a function on all ranks until each has recorded its calls and hangs."""
     processes = [
         start(
             __file__,
@@ -213,33 +283,24 @@ def hanging(function: str, rings: Path, counts: dict[int, int]) -> Iterator[Run]
         for rank in range(RANKS)
     ]
     try:
-        yield recorded(rings, counts)
+        yield recorded(rings, calls_of_each)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
-def recorded(rings: Path, counts: dict[int, int]) -> Run:
+def recorded(rings: Path, calls_of_each: int) -> Run:
     deadline = time.monotonic() + 60
     while True:
-        if len(list(rings.glob("*.ring"))) == RANKS:
+        counts: list[int] = []
+        with contextlib.suppress(NothingFoundError):
             run = open_run(rings)
-            found = {rank.rank: sum(log.calls for log in rank.logs.values()) for rank in run.ranks}
-            if found == counts or time.monotonic() > deadline:
-                assert found == counts
-                return run
+            counts = [sum(log.calls for log in rank.logs.values()) for rank in run.ranks]
+        if counts == [calls_of_each] * RANKS:
+            return run
+        assert time.monotonic() < deadline, counts
         time.sleep(0.05)
-
-
-def named(verdict: Verdict) -> tuple[Any, ...]:
-    cause = verdict.cause
-    assert cause is not None, verdict
-    return cause.kind, cause.diverging_ranks, cause.comm.label, cause.seq
-
-
-def all_but(odd: int, *, peers: int) -> dict[int, int]:
-    return {rank: odd if rank == ODD else peers for rank in range(RANKS)}
 
 
 if __name__ == "__main__":

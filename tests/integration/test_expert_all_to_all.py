@@ -6,11 +6,13 @@ classes and parameters (stand_ins/deep_ep) that exchanges tokens over gloo.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +251,28 @@ def import_before_torch(rank: int) -> None:
 def test_the_library_may_be_imported_before_torch(rings: Path) -> None:
     run = run_ranks(__file__, "import_before_torch", rings, size=RANKS, interpreters=True)
     assert [len(calls(rank, "world/deep_ep")) for rank in run.ranks] == [2] * RANKS
+
+
+INSTALLED = find_spec("deep_ep")
+
+
+@pytest.mark.skipif(INSTALLED is None, reason="needs DeepEP")
+@pytest.mark.parametrize("name", ["legacy", "elastic"])
+def test_the_stand_in_has_the_parameters_of_the_library(name: str) -> None:
+    assert INSTALLED is not None
+    (folder,) = INSTALLED.submodule_search_locations or ()
+    stand_in = methods(STAND_INS / "deep_ep" / "buffers" / f"{name}.py")
+    assert stand_in.items() <= methods(Path(folder) / "buffers" / f"{name}.py").items()
+
+
+def methods(source: Path) -> dict[str, list[str]]:
+    """Return the names of the parameters of each method for tokens, from the source."""
+    found = [node for node in ast.walk(ast.parse(source.read_text())) if hasattr(node, "args")]
+    return {
+        node.name: [one.arg for one in node.args.args]
+        for node in found
+        if isinstance(node, ast.FunctionDef) and node.name.endswith(("dispatch", "combine"))
+    }
 
 
 def raise_in_a_call(rank: int) -> None:

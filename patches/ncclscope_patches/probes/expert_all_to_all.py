@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage, session
 from ncclscope_patches.probes import process_groups
-from ncclscope_patches.probes.device_streams import STREAM_UNKNOWN, Place, of_tensor
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles
@@ -30,9 +29,6 @@ __all__ = [
     "NixlEpCu12Probe",
     "NixlEpProbe",
 ]
-
-_ASYNC = ("async_finish", "async_with_compute_stream", "return_recv_hook")
-"""Parameters with which a kernel may run past the work that follows on the current stream."""
 
 _buffers: Counter[str] = Counter()
 """Number of buffers, by key of the group and library."""
@@ -78,15 +74,9 @@ class _BufferProbe(Patch):
         method = getattr(cls, name, None)
         if method is None:
             return
-        parameters = _Parameters(method)
-
-        def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | int:
-            given = parameters.given(args, kwargs)
-            if any(given.get(option) for option in _ASYNC):
-                return STREAM_UNKNOWN
-            return of_tensor(_tokens(given))
-
-        put_posting(self, cls, name, _reader(op, parameters), self.handles, where=where)
+        # Without the place of its kernel, which runs on a stream of the library, the GPU does not
+        # count the call.
+        put_posting(self, cls, name, _reader(op, _Parameters(method)), self.handles)
 
     def _open(self, buffer: Any) -> Handle:
         group = self._group(buffer)

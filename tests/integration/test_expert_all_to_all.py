@@ -245,6 +245,7 @@ def test_tracing_replaces_methods(rings: Path) -> None:
 
 def import_before_torch(rank: int) -> None:
     library()
+    assert hasattr(library().ElasticBuffer.dispatch, "__wrapped__")
     Layer(rank).step()
 
 

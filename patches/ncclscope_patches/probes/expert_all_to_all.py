@@ -38,7 +38,8 @@ session.on_reset(_buffers.clear)
 class _BufferProbe(Patch):
     """Records the methods of one class of buffers.
 
-    Targets are modules that import torch first: only then do patches watch for imports.
+    Each target is a module that its package imports after torch, because patches watch for imports
+    only from the import of torch on.
 
     Attributes:
         owner: The class.
@@ -62,21 +63,16 @@ class _BufferProbe(Patch):
             self.note_state(coverage.ABSENT, f"{self.target} has no {self.owner}")
             return
         for name, op in self.methods.items():
-            self._record(cls, name, op)
+            if hasattr(cls, name):
+                # Without the place of its kernel, which runs on a stream of the library, the GPU
+                # does not count the call.
+                put_posting(self, cls, name, _reader(op, getattr(cls, name)), self.handles)
 
         def made(token: Any, _result: Any) -> None:
             self.handles.of(token[0][0])
 
         # A member without any call must be known as a member.
         self.replace(cls, self.ready, after=made)
-
-    def _record(self, cls: Any, name: str, op: str) -> None:
-        method = getattr(cls, name, None)
-        if method is None:
-            return
-        # Without the place of its kernel, which runs on a stream of the library, the GPU does not
-        # count the call.
-        put_posting(self, cls, name, _reader(op, _Parameters(method)), self.handles)
 
     def _open(self, buffer: Any) -> Handle:
         group = self._group(buffer)
@@ -98,20 +94,12 @@ class _BufferProbe(Patch):
         return group if isinstance(group, _c10d().ProcessGroup) else None
 
 
-class _Parameters:
-    """Names the arguments of a function, whose parameters differ by version of the library."""
+def _reader(op: str, method: Any) -> Read:
+    # By name, since positions differ by version of the library.
+    names = tuple(signature(method).parameters)
 
-    def __init__(self, function: Any) -> None:
-        self._names = tuple(signature(function).parameters)
-
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, without defaults."""
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
-
-
-def _reader(op: str, parameters: _Parameters) -> Read:
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        given = parameters.given(args, kwargs)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         tokens = _tokens(given)
         experts = _experts(given)
         hidden = tokens.shape[-1]

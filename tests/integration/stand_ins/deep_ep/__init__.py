@@ -5,6 +5,8 @@ are exchanged over gloo, on a backend below the process groups of torch, as the 
 call returns only when all members have made it; different calls wait for each other forever.
 """
 
+import torch  # noqa: F401  as the real package: first
+
 from .buffers.elastic import ElasticBuffer
 from .buffers.legacy import Buffer
 

@@ -187,6 +187,8 @@ class NotJoined:
                     if rank.details.get("stopped")
                     else "is blocked on its device by work that is not a recorded call"
                     if case.waits.is_outside(rank.rank)
+                    else "waits in that call for the others"
+                    if rank.rank in case.waits.pending_calls
                     else "waits for a request from its engine"
                     if is_idle(rank)
                     else "may still come to the call: its note says what keeps it"

@@ -99,7 +99,7 @@ class Call:
         peer: Other side of a send or receive, as a rank of the communicator.
         numel: Elements of the input.
         shape: Shape of the input; for more than four dimensions, the last ones are multiplied
-            into the fourth.
+            into the fourth. Of a dispatch or combine between experts ``[experts, hidden]``.
         sizes: First dimensions per member of a v-collective, splits of an all_to_all, or
             global ranks of the members of a ``new_group``; None where there are none or they
             have been overwritten.

@@ -26,6 +26,7 @@ __all__ = [
     "BASE",
     "BASE_INVERSE",
     "CREATION_OPS",
+    "EXPERT_OPS",
     "MASK",
     "P2P_OPS",
     "ROOTED_OPS",
@@ -52,6 +53,9 @@ P2P_OPS = frozenset({"send", "recv"})
 VECTOR_OPS = frozenset({"all_gatherv", "reduce_scatterv", "scatterv", "gatherv"})
 CREATION_OPS = frozenset({"new_group"})
 """Creations of process groups: ``sizes`` are the members' global ranks, ``dtype`` the backend."""
+EXPERT_OPS = frozenset({"dispatch", "combine", "low_latency_dispatch", "low_latency_combine"})
+"""All-to-all of tokens between experts: ``shape`` is ``[experts, hidden]``, or ``[hidden]`` where
+the call does not give the number of experts. Each member has its own number of tokens."""
 BARRIERS = frozenset({"barrier", "monitored_barrier"})
 """Operations that block their caller until all members have joined, on every backend."""
 ROOTED_OPS = frozenset({"broadcast", "gather", "gatherv", "reduce", "scatter", "scatterv"})
@@ -151,6 +155,8 @@ def sign(
         agreed = f"{','.join(map(str, sizes or ()))}x{row}"
     elif op in CREATION_OPS:
         agreed = ",".join(map(str, sizes or ()))
+    elif op in EXPERT_OPS:
+        agreed = ",".join(map(str, shape or ()))
     elif op == "all_to_all" and sizes is not None:
         # Splits differ by member; analyzers compare them pairwise.
         agreed = f"x{prod(shape[1:]) if shape else 1}"

@@ -42,6 +42,7 @@ _GENERATED = r"/[a-z2-7]{2}/c[a-z2-7]{40,}\.py$|^<eval_with_key>"
 """Files that Inductor and fx have generated."""
 _PLUMBING = re.compile(
     rf"{_TORCH}|{_GENERATED}|(?:^|/)vllm/(?:distributed|compilation)/|"
+    r"(?:^|/)(?:deep_ep|nixl_ep(?:_cu\d+)?)/|"
     r"(?:^|/)(?:contextlib|functools|typing_extensions|warnings)\.py$"
 )
 _OURS = re.compile(r"(?:^|/)(?:ncclscope/(?:tracing|guard|ring)|ncclscope_patches)/")

@@ -8,7 +8,7 @@ from math import prod
 
 from ncclscope.model import Call, DamagedCall, State
 from ncclscope.model.graphs import Replay
-from ncclscope.model.signature import CREATION_OPS, P2P_OPS, VECTOR_OPS
+from ncclscope.model.signature import CREATION_OPS, EXPERT_OPS, P2P_OPS, VECTOR_OPS
 from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
@@ -18,15 +18,19 @@ __all__ = ["decode", "decode_member", "is_signable"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
-_ROOTLESS = CREATION_OPS | {
-    "all_gather",
-    "all_gatherv",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "reduce_scatter",
-    "reduce_scatterv",
-}
+_ROOTLESS = (
+    CREATION_OPS
+    | EXPERT_OPS
+    | {
+        "all_gather",
+        "all_gatherv",
+        "all_reduce",
+        "all_to_all",
+        "barrier",
+        "reduce_scatter",
+        "reduce_scatterv",
+    }
+)
 """Operations without a root. Where another field is lost, the running hash proves nothing."""
 
 

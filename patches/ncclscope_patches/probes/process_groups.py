@@ -16,7 +16,16 @@ from ncclscope.tracing import session
 from ncclscope_patches.probes.from_cpp import backward
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
 
-__all__ = ["CPU_SUFFIX", "DEVICE_SUFFIX", "declare", "global_ranks", "handles", "label_of", "name"]
+__all__ = [
+    "CPU_SUFFIX",
+    "DEVICE_SUFFIX",
+    "declare",
+    "global_ranks",
+    "handles",
+    "label_of",
+    "name",
+    "of_library",
+]
 
 CPU_SUFFIX = "/cpu"
 """Added to the label of a group's second communicator, which is for host memory."""
@@ -67,6 +76,31 @@ def label_of(group: Any) -> str:
         return ""
     comm = handles.of(group).comm
     return "" if comm is None else comm.label
+
+
+def of_library(group: Any, backend: str, name: str) -> Handle:
+    """Return a new handle for the calls of a library that carries a group's data without NCCL.
+
+    They have a sequence of their own, and the members of the group.
+
+    Args:
+        group: The process group.
+        backend: Name of the library in records.
+        name: Last part of the communicator's key and label, such as ``custom`` for
+            ``tp:0/custom``.
+    """
+    tracer = session.current()
+    comm = handles.of(group).comm
+    if tracer is None or comm is None:
+        return NOBODY
+    watch_captures()
+    label = comm.label
+    for suffix in (CPU_SUFFIX, DEVICE_SUFFIX):
+        label = label.removesuffix(suffix)
+    own = tracer.communicator(
+        key=f"{comm.key}/{name}", label=f"{label}/{name}", ranks=comm.ranks, backend=backend
+    )
+    return Handle(tracer, own, on_device=True)
 
 
 def global_ranks(group: Any) -> list[int]:

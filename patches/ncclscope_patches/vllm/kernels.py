@@ -15,12 +15,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ncclscope.tracing import coverage, session
+from ncclscope.tracing import coverage
 from ncclscope_patches.probes import process_groups
 from ncclscope_patches.probes.device_streams import Place, of_tensor
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Patch
-from ncclscope_patches.probes.recording import NOBODY, Handle, Handles, watch_captures
+from ncclscope_patches.probes.recording import Handles
 
 __all__ = ["CustomProbe", "FlashInferProbe", "FusionNote", "QuickProbe", "SymmMemProbe"]
 
@@ -29,28 +29,7 @@ _PACKAGE = "vllm.distributed.device_communicators"
 
 def _handles(backend: str) -> Handles:
     """Return handles for objects whose attribute ``group`` is their process group."""
-
-    def open_(kernels: Any) -> Handle:
-        tracer = session.current()
-        group = process_groups.handles.of(kernels.group)
-        if tracer is None or group is NOBODY or group.comm is None:
-            return NOBODY
-        watch_captures()
-        label = group.comm.label
-        for suffix in (process_groups.CPU_SUFFIX, process_groups.DEVICE_SUFFIX):
-            label = label.removesuffix(suffix)
-        return Handle(
-            tracer,
-            tracer.communicator(
-                key=f"{group.comm.key}/{backend}",
-                label=f"{label}/{backend}",
-                ranks=group.comm.ranks,
-                backend=backend,
-            ),
-            on_device=True,
-        )
-
-    return Handles(open_)
+    return Handles(lambda kernels: process_groups.of_library(kernels.group, backend, backend))
 
 
 def _reader(op: str, name: str, redop: str | None) -> Read:

@@ -63,7 +63,7 @@ test-newest: $(VLLM_VENV)/newest ## Run some of them against the newest vLLM: it
 	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py $(ARGS)
 
 .PHONY: test-pairs
-test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults: four minutes (ARGS: pytest options)
+test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults and connectors of vLLM: ten minutes (ARGS: pytest options)
 	$(VLLM_VENV)/bin/python -m pytest $(SLOWEST) -m "pairs" $(ARGS)
 
 .PHONY: mutation

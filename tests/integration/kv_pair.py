@@ -55,6 +55,7 @@ class KvPair:
         blocks: Number of KV blocks of the decode server; vLLM's choice by default.
         decode: Further options for the decode server.
         traced: Names of the servers that ncclscope records.
+        transfer: Further settings of the connector, for both servers.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class KvPair:
         blocks: int | None = None,
         decode: Sequence[str] = (),
         traced: Sequence[str] = ("prefill", "decode", "other"),
+        transfer: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory = directory
         self._lease = lease_seconds
         self._traced = traced
+        self._transfer = transfer or {}
         # One folder, since NIXL refuses to join models of different names.
         self._model = directory / "model"
         if not self._model.exists():
@@ -91,6 +94,7 @@ class KvPair:
             "kv_buffer_device": "cpu",
             "engine_id": self.engines[name],
             "kv_connector_extra_config": {"kv_lease_duration": self._lease},
+            **self._transfer,
         }
         return VllmServer(
             folder,

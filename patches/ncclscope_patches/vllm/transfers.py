@@ -60,9 +60,12 @@ class VllmTransfers(Patch):
         session.describe(kv_engine=found.about())
         kind = type(connector)
         if worker:
-            self.replace(kind, "start_load_kv", _loading)
-            for name in ("get_transfer_results", "get_finished"):
-                self.replace(kind, name, _self, _worker_results)
+            # Only the parts of a MultiConnector know what its worker is asked for.
+            for part in (connector, *getattr(connector, "sub_connectors", ())):
+                setattr(part, ATTRIBUTE, found)
+                self.replace(type(part), "start_load_kv", _loading)
+                for name in ("get_transfer_results", "get_finished"):
+                    self.replace(type(part), name, _self, _worker_results)
         else:
             self.replace(kind, "on_new_request", _arriving)
             self.replace(kind, "get_num_new_matched_tokens", _request, _matched)
@@ -87,13 +90,11 @@ class _Engine:
         self.id = str(getattr(connector, "engine_id", None) or config.engine_id)
         self.block_bytes = _block_bytes(caches)
         self.lease = _LEASE_SECONDS
-        if hasattr(config, "get_from_extra_config"):
-            self.lease = int(config.get_from_extra_config("kv_lease_duration", self.lease))
-
-    @property
-    def leases(self) -> bool:
+        parts = [part.get("kv_connector") for part in _parts(config)]
+        self.leases = any(str(name).startswith("Nixl") for name in (self.connector, *parts))
         """Whether the connector frees blocks that nobody pulls, after a lease."""
-        return self.connector.startswith("Nixl")
+        for settings in (config.kv_connector_extra_config, *map(_extra, _parts(config))):
+            self.lease = int((settings or {}).get("kv_lease_duration", self.lease))
 
     def about(self) -> dict[str, Any]:
         """Return what the process description says of the engine."""
@@ -104,6 +105,16 @@ class _Engine:
             "on_failure": str(getattr(self._config, "kv_load_failure_policy", None) or ""),
             "lease_seconds": self.lease if self.leases else 0,
         }
+
+
+def _parts(config: Any) -> list[dict[str, Any]]:
+    """Return the settings of the connectors that a MultiConnector consists of."""
+    found = (config.kv_connector_extra_config or {}).get("connectors")
+    return [one for one in found or () if isinstance(one, dict)]
+
+
+def _extra(settings: Mapping[str, Any]) -> Any:
+    return settings.get("kv_connector_extra_config")
 
 
 def _block_bytes(caches: Any) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ncclscope.model.memory import running_hashes
 from ncclscope.model.signature import (
     BASE,
+    EXPERT_OPS,
     MASK,
     P2P_OPS,
     VECTOR_OPS,
@@ -82,6 +83,17 @@ CASES = [
     ("scatter", {"shape": (8, 3), "out_shape": (4, 3)}, {"shape": None}, True),
     ("scatter", {"shape": (8, 3), "out_shape": (4, 3)}, {"out_shape": (12,)}, True),
     ("scatter", {"shape": (8, 3), "out_shape": (4, 3)}, {"out_shape": (4, 4)}, False),
+    # Experts and hidden size are everybody's.
+    *(
+        (op, {"shape": (8, 16)}, change, agree)
+        for op in sorted(EXPERT_OPS)
+        for change, agree in (
+            ({"shape": (16, 8)}, False),
+            ({"shape": (8, 32)}, False),
+            ({"shape": (16,)}, False),
+            ({"out_shape": (3, 16)}, True),
+        )
+    ),
     # Of what is not known, nothing but its name is compared.
     ("something_new", {"shape": (1,)}, {"shape": (2,)}, True),
     ("barrier", {"shape": None}, {"shape": (1,)}, True),

@@ -20,6 +20,7 @@ from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.model import Finding, Rank, Run
 from ncclscope.model.metadata import DAMAGED
 from ncclscope.model.snapshot import Snapshot
+from ncclscope.untrusted import printable
 
 __all__ = [
     "ENDED_NOTICE_SECONDS",
@@ -224,11 +225,25 @@ def _still_seconds(case: Case, rank: Rank) -> float | None:
     return seconds if isinstance(seconds, float) else case.quiet_seconds(rank)
 
 
+def _failures(run: Run) -> str:
+    """Return which ranks ended with which exceptions, as sentences; empty if none did."""
+    errors: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        if error := rank.details.get("ended_with"):
+            errors.setdefault(printable(str(error)).rstrip(": ."), []).append(rank.rank)
+    return " ".join(
+        f"{ranks_text(ranks).capitalize()} ended with {error}." for error, ranks in errors.items()
+    )
+
+
 def _past(case: Case, coverage: Coverage) -> Agreement:
     """Judge the records of processes that have ended or whose state is unknown."""
     run = case.run
     if all(rank.exited for rank in run.ranks):
-        return Agreement("ok", f"All processes exited normally. {_agree(case)}")
+        failed = _failures(run)
+        if not failed:
+            return Agreement("ok", f"All processes exited normally. {_agree(case)}")
+        return Agreement("ok" if _calls(run) else "unknown", f"{failed} {_agree(case)}")
     if not coverage.complete:
         return Agreement(
             "unknown",

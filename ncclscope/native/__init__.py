@@ -14,7 +14,7 @@ from ncclscope.settings import variable
 
 __all__ = ["core", "is_broken", "plugin_path", "why_not"]
 
-_PLUGIN = Path(__file__).with_name("libnccl-profiler-ncclscope.so")
+_PLUGIN = Path(__file__).with_name("ncclscope-profiler.so")
 
 _found: ModuleType | None = None
 _why_not = ""

@@ -15,12 +15,13 @@ __all__ = ["SLOT", "added_variables", "arrange", "is_ours", "next_plugin"]
 
 SLOT = "NCCL_PROFILER_PLUGIN"
 _NEXT = ("NCCLSCOPE_NEXT_PROFILER", "NCCL_SCOPE_NEXT_PROFILER")
-_NAME = "libnccl-profiler-ncclscope.so"
+_NAMES = ("ncclscope-profiler.so", "libnccl-profiler-ncclscope.so")
+"""File names of the plugin: today's, and one by which NCCL would find it without a path."""
 
 
 def is_ours(named: str) -> bool:
     """Return whether a value of NCCL_PROFILER_PLUGIN names our plugin, of any installation."""
-    return Path(named).name == _NAME or named == "ncclscope"
+    return Path(named).name in _NAMES or named == "ncclscope"
 
 
 def next_plugin(environment: Mapping[str, str]) -> str:

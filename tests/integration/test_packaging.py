@@ -27,9 +27,7 @@ PACKAGES = ("ncclscope", "ncclscope_analyzers", "ncclscope_patches")
 VERSION = ncclscope.__version__
 
 
-LIBRARIES = {
-    f"ncclscope/native/{name}" for name in ("_core.abi3.so", "libnccl-profiler-ncclscope.so")
-}
+LIBRARIES = {f"ncclscope/native/{name}" for name in ("_core.abi3.so", "ncclscope-profiler.so")}
 HOOK = "import sys, ncclscope_build as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from ncclscope.__main__ import main
 from ncclscope.doctor.installed import check_installation
 from ncclscope.native import profiler
 
-PATH = "/site/ncclscope/native/libnccl-profiler-ncclscope.so"
+PATH = "/site/ncclscope/native/ncclscope-profiler.so"
 
 
 @pytest.fixture
@@ -111,3 +113,20 @@ def test_doctor_says_who_holds_the_slot(
 def test_doctor_says_that_the_plugin_was_not_built() -> None:
     (check,) = [one for one in check_installation("x") if one.name == "NCCL plugin"]
     assert check.status == "off"
+
+
+def test_a_traced_process_maps_no_second_nccl() -> None:
+    # DeepEP refuses to start where two mapped files have "libnccl" in their names.
+    program = (
+        "import ncclscope.native as native; print(native.core() is None);"
+        "print(open('/proc/self/maps').read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    without_core, _, maps = done.stdout.partition("\n")
+
+    assert without_core == "True" or "ncclscope-profiler.so" in maps
+    assert "libnccl" not in maps
+    path = native.plugin_path()
+    assert path is None or "libnccl" not in str(path)

@@ -1,0 +1,63 @@
+"""What is said of jobs whose processes have ended by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ncclscope import Verdict, diagnose
+from tests.support.cluster import Cluster
+
+SIZE = 4
+ERROR = "AssertionError: no device \x1b[31m"
+
+
+def ended(directory: Path, calls: int, errors: dict[int, str]) -> Verdict:
+    """Return the verdict on ranks that ended, some of them with exceptions."""
+    cluster = Cluster(directory, SIZE)
+    for rank in cluster.everybody:
+        cluster.comm(rank, "world", cluster.everybody)
+    cluster.history("world", calls)
+    run = cluster.run()
+    ranks = tuple(
+        replace(
+            rank,
+            exited=True,
+            alive=False,
+            details={**rank.details, "ended_with": errors[rank.rank]}
+            if rank.rank in errors
+            else rank.details,
+        )
+        for rank in run.ranks
+    )
+    return diagnose(replace(run, ranks=ranks))
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_processes_without_an_exception_exited_normally(tmp_path: Path, calls: int) -> None:
+    verdict = ended(tmp_path, calls, {})
+
+    assert (verdict.status, verdict.summary.partition(".")[0]) == (
+        "ok",
+        "All processes exited normally",
+    )
+
+
+def test_exceptions_before_the_first_call_are_no_agreement(tmp_path: Path) -> None:
+    verdict = ended(tmp_path, 0, dict.fromkeys(range(SIZE), ERROR))
+
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Ranks 0-3 ended with AssertionError: no device")
+    assert "\x1b" not in verdict.summary
+    assert "exited normally" not in verdict.summary
+
+
+def test_exceptions_after_calls_that_agree_are_named(tmp_path: Path) -> None:
+    verdict = ended(tmp_path, 3, {0: ERROR, 2: "KeyError: 'loss'"})
+
+    assert verdict.status == "ok"
+    assert "Rank 0 ended with AssertionError" in verdict.summary
+    assert "Rank 2 ended with KeyError: 'loss'." in verdict.summary
+    assert "exited normally" not in verdict.summary

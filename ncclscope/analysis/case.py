@@ -254,7 +254,7 @@ class Case(Records):
             )
         gone = self._awaits_only_the_gone
         for rank in waiting:
-            quiet = self.quiet_seconds(rank)
+            quiet = self.still_seconds(rank)
             may_be_busy = rank.alive and not gone
             limit = self.live_stall_seconds if may_be_busy else self.stall_seconds
             if quiet is None or quiet < limit:

@@ -55,6 +55,24 @@ class Records:
         since = max(times, default=rank.started_ns)
         return None if since is None else max(0.0, (rank.last_seen_ns - since) / 1e9)
 
+    def still_seconds(self, rank: Rank) -> float | None:
+        """Return the seconds for which a rank has posted nothing; None when unknown.
+
+        As :attr:`quiet_seconds`, except for a process that is gone and whose last heartbeat is
+        older than its last call: a call that keeps Python's lock keeps the heartbeat, too. It
+        posted nothing until the last heartbeat of a process of its host, dead or not.
+        """
+        quiet = self.quiet_seconds(rank)
+        boot, last = rank.details.get("boot_id"), rank.last_call(transfers=True)
+        if quiet != 0.0 or rank.alive is not False or not boot or last is None:
+            return quiet
+        seen = [
+            one.last_seen_ns
+            for one in self.run.ranks
+            if one.last_seen_ns is not None and one.details.get("boot_id") == boot
+        ]
+        return max(0.0, (max(seen) - (last.time_ns or max(seen))) / 1e9)
+
     @cached_property
     def all_quiet(self) -> bool:
         """Whether all ranks dumped long after their last call, and dumps report completion."""

@@ -61,3 +61,42 @@ def test_exceptions_after_calls_that_agree_are_named(tmp_path: Path) -> None:
     assert "Rank 0 ended with AssertionError" in verdict.summary
     assert "Rank 2 ended with KeyError: 'loss'." in verdict.summary
     assert "exited normally" not in verdict.summary
+
+
+def killed(directory: Path, seconds: dict[int, float]) -> Verdict:
+    """Return the verdict on a killed job whose last heartbeats came that long after its calls.
+
+    Ranks 0 to 2 are in a call on ``ep``, and rank 3 in one on ``world``.
+    """
+    cluster = Cluster(directory, SIZE)
+    cluster.history("world", 3)
+    cluster.history("ep", 3)
+    cluster.post([0, 1, 2], "ep", "broadcast", root=0, done=False)
+    cluster.post([3], "world", "barrier", done=False)
+    run = cluster.run()
+    latest = max(call.time_ns or 0 for rank in run.ranks if (call := rank.last_call()))
+    ranks = tuple(
+        replace(
+            rank,
+            alive=False,
+            exited=False,
+            last_seen_ns=latest + int(seconds[rank.rank] * 1e9),
+            details={**rank.details, "boot_id": "one", "host": "node"},
+        )
+        for rank in run.ranks
+    )
+    return diagnose(replace(run, ranks=ranks))
+
+
+def test_a_call_that_keeps_the_heartbeat_waits_as_well(tmp_path: Path) -> None:
+    # Calls of a C++ library that keep Python's lock: no thread of Python runs meanwhile.
+    verdict = killed(tmp_path, {0: -0.5, 1: -0.5, 2: -0.5, 3: 10.0})
+
+    assert verdict.status == "hung"
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (3,))
+
+
+def test_a_job_that_was_killed_at_once_did_not_hang(tmp_path: Path) -> None:
+    assert killed(tmp_path, dict.fromkeys(range(SIZE), 0.1)).status == "ok"
+    assert killed(tmp_path, dict.fromkeys(range(SIZE), -0.5)).status == "ok"

@@ -160,6 +160,10 @@ $(VENV)/.engines: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(VENV)/bin/python $(INSTALL) --editable '.[engines]'
 	touch $@
 
+$(VENV)/.collector: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[collector]'
+	touch $@
+
 $(VENV)/.sglang: tests/environments/sglang.txt $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --no-deps --requirement $<
 	touch $@

@@ -70,7 +70,7 @@ class Load:
     concurrency: int
 
     def run(self, seconds: float, *, asks: bool = False) -> int:
-        """Serves requests for so long; returns how many tokens were generated."""
+        """Serve requests for so long; return how many tokens were generated."""
         end = threading.Event()
         more = ASKED if asks else {}
 
@@ -101,7 +101,7 @@ class Load:
 
 @contextlib.contextmanager
 def turn(path: Path | None) -> Iterator[None]:
-    """Waits until no other measurement that was given the same file loads its server."""
+    """Wait until no other measurement that was given the same file loads its server."""
     if path is None:
         yield
         return
@@ -111,7 +111,7 @@ def turn(path: Path | None) -> Iterator[None]:
 
 
 def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
-    """Returns nanoseconds of a step that is off, and of what it costs to be on; None of too few."""
+    """Return nanoseconds of a step that is off, and of what it costs to be on; None of too few."""
     kinds: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for is_on, tokens, passed in steps:
         kinds[tokens][is_on].append(passed)
@@ -127,7 +127,7 @@ def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
 
 
 def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
-    """Returns one row a worker, and prints it.
+    """Return one row a worker, and print it.
 
     How sure it is comes from drawing stretches of steps anew, which stay together as they were.
     """
@@ -166,7 +166,7 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 def make_server(
     what: str, directory: Path, rings: Path, *, shape: Shape, **how: Any
 ) -> tuple[VllmServer, TracedServer | None]:
-    """Makes a server that is not yet started, and where it is traced that which diagnoses it."""
+    """Make a server that is not yet started, and where it is traced that which diagnoses it."""
     search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "NCCLSCOPE_TEST_ALTERNATE": what,
@@ -191,7 +191,7 @@ def make_server(
 
 
 def main() -> int:
-    """Starts a server, loads it, and compares its steps."""
+    """Start a server, load it, and compare its steps."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.alternation",
         description=__doc__,

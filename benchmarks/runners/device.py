@@ -38,7 +38,7 @@ class _Device(DeviceMarks):
 
 
 def measure(directory: Path, *, rounds: int, count: int) -> dict[str, Sample]:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For the rings.

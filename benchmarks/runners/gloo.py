@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 
 def measure(directory: Path, *, rounds: int) -> Taken:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For rings and for what the ranks meet in.
@@ -95,7 +95,7 @@ def _turn(ranks: Ranks, order: str) -> float:
 
 @contextmanager
 def started(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
-    """Runs the program's ranks under these variables."""
+    """Run the program's ranks under these variables."""
     inherited = {name: value for name, value in os.environ.items() if "NCCL" not in name}
     ranks = [
         subprocess.Popen(

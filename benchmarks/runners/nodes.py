@@ -62,7 +62,7 @@ class NodeCost:
 
 
 def make_nodes(directory: Path, ranks: int) -> None:
-    """Makes the rings of a job, those of each node in a directory of their own.
+    """Make the rings of a job, those of each node in a directory of their own.
 
     All ranks have made the same calls, but none at quite the same time as another: equal times
     would pack better than real ones.
@@ -82,7 +82,7 @@ def make_nodes(directory: Path, ranks: int) -> None:
 
 
 def measure(directory: Path, ranks: int = 0) -> NodeCost:
-    """Diagnoses the rings of all nodes below a directory, in a fresh process.
+    """Diagnose the rings of all nodes below a directory, in a fresh process.
 
     Args:
         directory: From :func:`make_nodes`.
@@ -96,7 +96,7 @@ def measure(directory: Path, ranks: int = 0) -> NodeCost:
 
 
 def centre(directory: str, ranks: str) -> None:
-    """Asks the nodes, diagnoses and prints the cost."""
+    """Ask the nodes, diagnose and print the cost."""
     from benchmarks.runners.diagnosis import most_memory
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.remote.fleet import Fleet
@@ -173,7 +173,7 @@ def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
 
 
 def serve(directory: str, ranks: str) -> None:
-    """Serves all nodes until nobody asks any more."""
+    """Serve all nodes until nobody asks any more."""
     from benchmarks.runners.replicas import Replica
     from ncclscope.remote.node_server import NodeServer
 

@@ -32,7 +32,7 @@ class Replica:
         self._theirs = ""
 
     def summary(self) -> bytes:
-        """Returns the summary of the other, as this node's."""
+        """Return the summary of the other, as this node's."""
         told = unpack(self._depot.summary())
         for comm in told["comms"]:
             label, own = comm[1], comm[0].rpartition(" ")[2]
@@ -49,7 +49,7 @@ class Replica:
         return pack(told)
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers of the other."""
+        """Return the answers of the other."""
         questions = [self._translated(one) for one in unpack(request)]
         asked = [one for one in questions if one[0] != "members"]
         told: dict[str, Any] = unpack(self._depot.answer(pack(asked)))

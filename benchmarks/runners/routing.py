@@ -102,7 +102,7 @@ class Bench:
         self._time(core)
 
     def run(self, mode: str, seed: int) -> tuple[float, float, float, float]:
-        """Serves one round; see :class:`Taken`."""
+        """Serve one round; see :class:`Taken`."""
         from vllm import SamplingParams
 
         extra = {"return_routed_experts": True} if mode == "asked" else None
@@ -143,7 +143,7 @@ class Bench:
         )
 
     def _time(self, core: Any) -> None:
-        """Measures the steps of the engine, and the parts of the scheduler in them."""
+        """Measure the steps of the engine, and the parts of the scheduler in them."""
         schedule, update, step = (
             self.scheduler.schedule,
             self.scheduler.update_from_output,
@@ -232,7 +232,7 @@ def _nothing() -> Iterator[None]:
 
 
 def main() -> None:
-    """Measures all modes in turns, and prints medians."""
+    """Measure all modes in turns, and print medians."""
     parser = argparse.ArgumentParser(prog="benchmarks.runners.routing", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=16)

@@ -33,7 +33,7 @@ _PATIENCE = 30.0
 
 
 def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
-    """Measures looks at ranks that make so many calls between two of them.
+    """Measure looks at ranks that make so many calls between two of them.
 
     Returns:
         Seconds of processor time of each look.
@@ -63,7 +63,7 @@ def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
 
 
 def pictures(directory: Path, size: tuple[int, int], *, rounds: int) -> list[tuple[float, int]]:
-    """Measures pictures of ranks that have made calls since the one before.
+    """Measure pictures of ranks that have made calls since the one before.
 
     Args:
         directory: Where the rings go.
@@ -108,7 +108,7 @@ class Latency:
 
 
 def latencies(directory: Path, *, runs: int) -> Iterator[Latency]:
-    """Plants divergences in the laboratory, one a run, and times who reports them."""
+    """Plant divergences in the laboratory, one a run, and time who reports them."""
     for number in range(runs):
         fault = FAULTS[number % len(FAULTS)]
         rings = directory / f"latency-{number}"
@@ -142,7 +142,7 @@ def _latency(fault: str, run: Run, reported_ns: int) -> Latency:
 
 
 def _posts(run: Run, cause: Finding) -> tuple[int, int]:
-    """Returns when the diverging rank and when its first peer posted the call in question."""
+    """Return when the diverging rank and when its first peer posted the call in question."""
     assert cause.comm is not None
     assert cause.seq is not None
     posted = {}

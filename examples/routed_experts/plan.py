@@ -108,15 +108,15 @@ class Plan:
         return Path(self.workplace) / "log"
 
     def segment(self, replica: int) -> Path:
-        """The old way's shared memory."""
+        """Return the old way's shared memory."""
         return Path(self.workplace) / f"routing-{replica}"
 
     def wire_log(self, replica: int) -> Path:
-        """What a scheduler has received of its workers, step by step."""
+        """Return what a scheduler has received of its workers, step by step."""
         return Path(self.workplace) / f"wire-{replica}.json"
 
     def meeting(self, name: str) -> str:
-        """Where processes of one kind find each other."""
+        """Return where processes of one kind find each other."""
         return (Path(self.workplace) / f"meeting-{name}").as_uri()
 
     def to_json(self) -> str:

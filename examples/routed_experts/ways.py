@@ -47,7 +47,7 @@ class Way:
         """A request has lost its blocks."""
 
     def finish(self, request: Request) -> RoutedExperts | None:
-        """A request has ended. Returns what its answer says; it still has its blocks."""
+        """Return what the answer of a request that has ended says; it still has its blocks."""
         return None
 
     def close(self) -> None:

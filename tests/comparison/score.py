@@ -63,7 +63,7 @@ class Answer:
 
 
 def score(answer: Answer, truth: Truth | None) -> str:
-    """Returns the word for an answer."""
+    """Return the word for an answer."""
     if answer.refused:
         return "refuses"
     if truth is None:
@@ -85,7 +85,7 @@ def score(answer: Answer, truth: Truth | None) -> str:
 
 
 def of_verdict(verdict: Verdict) -> Answer:
-    """What ncclscope says; what is latent counts where nothing hangs or differs."""
+    """Return what ncclscope says; what is latent counts where nothing hangs or differs."""
     roles = ("cause",) if verdict.cause is not None else ("latent",)
     found = [finding for finding in verdict.findings if finding.role in roles]
     return Answer(

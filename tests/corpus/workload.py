@@ -287,7 +287,7 @@ class _Execution:
         return moved
 
     def _heads(self, rank: int, posted: Posted) -> bool:
-        """Whether nothing that a rank posted earlier holds a call up."""
+        """Return whether nothing that a rank posted earlier holds a call up."""
         call = posted.post
         for earlier in self._pending[rank]:
             if earlier is posted:
@@ -334,7 +334,7 @@ class _Execution:
 
 
 def _fit(same: Sequence[Posted]) -> bool:
-    """Whether the members of a call have posted what completes."""
+    """Return whether the members of a call have posted what completes."""
     calls = [posted.post for posted in same]
     if calls[0].op in SENDS:
         return len({(prod(call.shape), call.dtype) for call in calls}) == 1

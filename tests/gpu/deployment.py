@@ -65,7 +65,7 @@ SHAPE: Shape = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
 
 
 def parse_shape(text: str) -> Shape:
-    """Returns what ``TPxDP`` says.
+    """Return what ``TPxDP`` says.
 
     Raises:
         ValueError: It says something else.
@@ -75,7 +75,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which deployment is measured."""
+    """Add the options that say which deployment is measured."""
     parser.add_argument("--shape", type=parse_shape, default=SHAPE, metavar="TPxDP")
     parser.add_argument("--large", action="store_true", help="a model of a size that is served")
     parser.add_argument("--layers", type=int, help="of the large model; 48 where nothing is said")
@@ -90,7 +90,7 @@ def in_shared_memory() -> Iterator[Path]:
 
 
 def on_gpus() -> bool:
-    """Whether there are enough."""
+    """Return whether there are enough."""
     return torch.cuda.device_count() >= 2
 
 
@@ -104,7 +104,7 @@ def options(
     environment: Mapping[str, str] | None = None,
     shared: bool = False,
 ) -> dict[str, Any]:
-    """Returns options for a server with expert parallelism.
+    """Return options for a server with expert parallelism.
 
     Args:
         eager: Without torch.compile and CUDA graphs.

@@ -38,13 +38,13 @@ class Captured:
             self.graphs.append(captured(partial(post, names[start : start + size], self.tensors)))
 
     def replay(self) -> None:
-        """Replays all pieces."""
+        """Replay all pieces."""
         for graph in self.graphs:
             graph.replay()
 
 
 def captured(step: Callable[[], object]) -> Any:
-    """Returns a graph of what a step posts."""
+    """Return a graph of what a step posts."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     # Others may look at events meanwhile, as the watchdog of NCCL's groups does.
@@ -54,7 +54,7 @@ def captured(step: Callable[[], object]) -> Any:
 
 
 def tensors_of(rows: int) -> dict[str, Any]:
-    """Returns what an all_gather takes and gives, and what an all_reduce works on."""
+    """Return what an all_gather takes and gives, and what an all_reduce works on."""
     ranks = dist.get_world_size()
     return {
         "in": torch.full((rows,), float(dist.get_rank() + 1), device=DEVICE),
@@ -64,7 +64,7 @@ def tensors_of(rows: int) -> dict[str, Any]:
 
 
 def post(names: str, tensors: dict[str, Any]) -> None:
-    """Posts some collectives."""
+    """Post some collectives."""
     # The older name warns where there is the newer one.
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     for name in names:
@@ -75,7 +75,7 @@ def post(names: str, tensors: dict[str, Any]) -> None:
 
 
 def agree(rank: int, pieces: list[int], replays: int) -> tuple[float, float]:
-    """Replays the same collectives on all ranks, cut into graphs as each rank likes.
+    """Replay the same collectives on all ranks, cut into graphs as each rank likes.
 
     Returns:
         Sums of what was gathered and of what was reduced.
@@ -94,7 +94,7 @@ def agree(rank: int, pieces: list[int], replays: int) -> tuple[float, float]:
 
 
 def differ(rank: int, fault: str) -> None:
-    """Does on one rank something else than on the others."""
+    """Do on one rank something else than on the others."""
     post(LAYERS, tensors_of(8))
     good, other = Captured(LAYERS, 8), Captured(LAYERS, 16)
     odd = rank == ODD
@@ -115,7 +115,7 @@ def differ(rank: int, fault: str) -> None:
 
 
 def replay_cost(rank: int, calls: int, replays: int) -> dict[str, float]:
-    """Measures how long the host is in ``replay()``, recorded and not.
+    """Measure how long the host is in ``replay()``, recorded and not.
 
     Returns:
         Median nanoseconds.

@@ -18,7 +18,7 @@ STEPS, CALLS = 10, 4
 
 
 def swap(rank: int, captured: bool) -> None:
-    """Posts on the world and on a pair in turns, on one rank once the other way round.
+    """Post on the world and on a pair in turns, on one rank once the other way round.
 
     Args:
         rank: Global rank, of four.

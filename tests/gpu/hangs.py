@@ -61,7 +61,7 @@ class Hang:
 
 
 def evidence(directory: Path) -> dict[str, str]:
-    """Returns variables under which a job can be asked, also beside others of this machine.
+    """Return variables under which a job can be asked, also beside others of this machine.
 
     NCCL's RAS answers on a port of its own, and torch's Flight Recorder records, and dumps to a
     directory when asked.
@@ -82,7 +82,7 @@ def evidence(directory: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs `ncclscope watch` until it finds something."""
+    """Run `ncclscope watch` until it finds something."""
     command = [*NCCLSCOPE, "watch", str(rings), "--until-divergence", "--json"]
     watch = subprocess.Popen(
         [*command, "--stall", str(STALL)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -95,7 +95,7 @@ def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
-    """Asks everything, ends the job, and asks what it left.
+    """Ask everything, end the job, and ask what it left.
 
     Args:
         hang: What stands.
@@ -137,7 +137,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
 
 
 def said(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what counts of a verdict."""
+    """Return what counts of a verdict."""
     verdict = document.get("verdict") or {}
     ranks = verdict.get("diverging_ranks") or []
     return {
@@ -152,7 +152,7 @@ def said(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_ras(address: str) -> str:
-    """Returns what `ncclras -v` prints; why not, where nothing answers."""
+    """Return what `ncclras -v` prints; why not, where nothing answers."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -173,7 +173,7 @@ def _gpus() -> str:
 
 
 def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
-    """What the dumps of Flight Recorder say that it was asked for, to us and to torch's tool."""
+    """Return what a Flight Recorder dump on demand says, to us and to torch's tool."""
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
         return {"dumps": 0}
@@ -196,7 +196,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
 
 
 def _keep_packed(case: str, files: Sequence[Path]) -> None:
-    """Keeps the dumps themselves, to be examined again by what has learnt since."""
+    """Keep the dumps themselves, to be examined again by what has learnt since."""
     if directory := os.environ.get("NCCLSCOPE_TRANSCRIPTS"):
         with tarfile.open(Path(directory) / case / "flight-recorder.tgz", "w:gz") as archive:
             for file in files:
@@ -207,7 +207,7 @@ def _keep_packed(case: str, files: Sequence[Path]) -> None:
 
 
 def rows(directory: Path) -> Iterator[list[str]]:
-    """Yields a row for each case that was kept."""
+    """Yield a row for each case that was kept."""
     for file in sorted(directory.glob("*/found.json")):
         found = json.loads(file.read_text())
         quiet = found["watch"].get("quiet")
@@ -230,7 +230,7 @@ def _ras_in_short(said: str) -> str:
 
 
 def _dumps_in_short(found: Mapping[str, Any]) -> tuple[str, str]:
-    """What the dumps say, to us and to torch's tool, and how many there are, if not all."""
+    """Return what the dumps say, to us and to torch's tool, and how many there are, if not all."""
     if not found["dumps"]:
         return "no dumps", "no dumps"
     short = found["dumps"] < found.get("asked", found["dumps"])
@@ -240,7 +240,7 @@ def _dumps_in_short(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def spelled(verdict: Mapping[str, Any] | str) -> str:
-    """Returns a verdict in a few words."""
+    """Return a verdict in a few words."""
     if isinstance(verdict, str):
         return verdict
     ranks = verdict["ranks"] or verdict["candidates"]
@@ -250,7 +250,7 @@ def spelled(verdict: Mapping[str, Any] | str) -> str:
 
 
 def main() -> None:
-    """Prints the table, or puts it into a page."""
+    """Print the table, or put it into a page."""
     directory, *page = map(Path, sys.argv[1:])
     heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS"]
     heads += ["Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]

@@ -31,7 +31,7 @@ def _calls(count: int) -> None:
 
 
 def asleep(rank: int) -> None:
-    """Does not post, on one rank, what the others wait in."""
+    """Do not post, on one rank, what the others wait in."""
     _calls(BEFORE)
     torch.cuda.synchronize()
     if rank == ODD:
@@ -41,7 +41,7 @@ def asleep(rank: int) -> None:
 
 
 def outside(rank: int) -> None:
-    """Posts the same on all ranks, but on one behind a kernel that takes minutes."""
+    """Post the same on all ranks, but on one behind a kernel that takes minutes."""
     _calls(BEFORE)
     torch.cuda.synchronize()
     if rank == ODD:
@@ -52,7 +52,7 @@ def outside(rank: int) -> None:
 
 
 def cost(rank: int) -> dict[str, Any]:
-    """Measures what markers cost, in one process and alternating.
+    """Measure what markers cost, in one process and alternating.
 
     Returns:
         ``node``: microseconds of the device a call in a graph, by what stands around it;
@@ -119,7 +119,7 @@ def cost(rank: int) -> dict[str, Any]:
 
 
 def _counted(graph: Any, marks: Marks) -> float:
-    """Returns by how much a replay of a graph adds to the count, for each of its calls."""
+    """Return by how much a replay of a graph adds to the count, for each of its calls."""
     before = marks.finished
     for _ in range(REPLAYS):
         graph.replay()
@@ -146,7 +146,7 @@ class _Beside:
 
 
 def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> Any:
-    """Captures all-reduces of 8 bytes to 64 KB, with something around each."""
+    """Capture all-reduces of 8 bytes to 64 KB, with something around each."""
     tensors = [
         torch.zeros(2 << (13 * number // (CALLS - 1)), device="cuda") for number in range(CALLS)
     ]
@@ -165,7 +165,7 @@ def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> 
 
 
 def _host(action: Callable[[], object], count: int = 100, rounds: int = 15) -> tuple[float, float]:
-    """Returns the least and the median nanoseconds of the host, in short bursts."""
+    """Return the least and the median nanoseconds of the host, in short bursts."""
     taken = []
     for _ in range(rounds):
         torch.cuda.synchronize()

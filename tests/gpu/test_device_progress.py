@@ -140,7 +140,7 @@ def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _stand(verdict: Verdict, rank: int) -> DeviceProgress:
-    """Where a rank is on the communicator of all, the one that is counted."""
+    """Return where a rank is on the communicator of all, the one that is counted."""
     found = verdict.run.by_rank[rank]
     (pending,) = [pending for pending in found.device.values() if pending.posted]
     return pending
@@ -153,7 +153,7 @@ def _call(verdict: Verdict, rank: int) -> Call | None:
 
 
 def _keep_stands(case: str, verdict: Verdict, outcome: Outcome) -> None:
-    """Keeps the counts before anything is asserted of them."""
+    """Keep the counts before anything is asserted of them."""
     pending_calls = {
         rank.rank: {key: pending.to_dict() for key, pending in rank.device.items()}
         for rank in verdict.run.ranks

@@ -48,7 +48,7 @@ PATIENCE = 32.0
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Lets the job's RAS and Flight Recorder be asked."""
+    """Let the job's RAS and Flight Recorder be asked."""
     directory = tmp_path / "dumps"
     directory.mkdir()
     found = evidence(directory)
@@ -160,7 +160,7 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
 
 @contextlib.contextmanager
 def standing(rings: Path, *program: Any) -> Iterator[list[int]]:
-    """Runs a program, given with its arguments, and yields its processes while they stand."""
+    """Run a program, given with its arguments, and yield its processes while they stand."""
     ranks = threading.Thread(
         target=run_ranks,
         args=program,

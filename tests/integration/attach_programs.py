@@ -183,7 +183,7 @@ class Job:
         return [rank.pid for rank in self.ranks]
 
     def wait_until(self, arrived: Callable[[int, list[str]], bool]) -> None:
-        """Waits until each rank stands where it should.
+        """Wait until each rank stands where it should.
 
         Args:
             arrived: Told rank and function names, the innermost first.
@@ -198,12 +198,12 @@ class Job:
             time.sleep(0.3)
 
     def said(self) -> str:
-        """What it printed."""
+        """Return what it printed."""
         self.log.seek(0)
         return self.log.read()
 
     def end(self) -> None:
-        """Kills all ranks, stopped ones too."""
+        """Kill all ranks, stopped ones too."""
         for rank in self.ranks:
             children = self.children(rank.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -226,7 +226,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(mode: str, folder: Path, **fields: object) -> Iterator[Job]:
-    """Runs a job for as long as a test needs it."""
+    """Run a job for as long as a test needs it."""
     running = Job(mode, folder, **fields)  # type: ignore[arg-type]
     try:
         yield running

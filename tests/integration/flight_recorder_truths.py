@@ -67,7 +67,7 @@ FAULTS = {
 
 
 def play(directory: Path, names: Sequence[str], waited: Iterable[str]) -> None:
-    """Runs scenarios, and leaves a folder of dumps for each.
+    """Run scenarios, and leave a folder of dumps for each.
 
     Two processes play them, since most of the time is waiting.
 

@@ -48,7 +48,7 @@ def look(*arguments: object) -> dict[str, Any]:
 
 
 def waits(document: dict[str, Any]) -> dict[int, str | None]:
-    """What each rank waits for."""
+    """Return what each rank waits for."""
     classes = document["stacks"]["classes"]
     assert all(one["condition"] == "still" for one in classes), document["stacks"]["processes"]
     return {rank: one["waits"] for one in classes for rank in one["ranks"]}

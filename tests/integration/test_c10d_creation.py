@@ -25,7 +25,7 @@ GROUPS = "world/groups"
 
 
 def create(rank: int, groups: Sequence[Sequence[int]]) -> None:
-    """Creates groups after a first call in common, and posts another call then."""
+    """Create groups after a first call in common, and post another call then."""
     import torch
 
     dist = join()
@@ -82,7 +82,7 @@ def local_group_left_out(rank: int) -> None:
 
 
 def created(run: Run) -> dict[int, int]:
-    """Returns how many groups each rank has begun to create."""
+    """Return how many groups each rank has begun to create."""
     return {
         rank.rank: sum(log.calls for log in rank.logs.values() if log.communicator.creates_groups)
         for rank in run.ranks
@@ -96,7 +96,7 @@ def hang(
     posted: Sequence[int],
     or_further: int | None = None,
 ) -> list[Verdict]:
-    """Runs ranks until all have come as far as they can, and kills them then.
+    """Run ranks until all have come as far as they can, and kill them then.
 
     Args:
         function: What they run.

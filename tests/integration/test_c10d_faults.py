@@ -232,7 +232,7 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
 
 
 def overflow(group: Any) -> Any:
-    """Posts when the table of works is full."""
+    """Post when the table of works is full."""
     from ncclscope_patches.probes import works
 
     works.pending.update(dict.fromkeys(range(works.LIMIT), (lambda: None, None)))  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ def count(owner: Any, name: str, counts: dict[str, int], label: str) -> None:
 def in_child(
     name: str, break_it: Callable[[], Any], call: Callable[[], Any], counts: dict[str, int]
 ) -> Result:
-    """Breaks something and calls twice, in a forked process, which has a tracer of its own."""
+    """Break something and call twice, in a forked process, which has a tracer of its own."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     child = os.fork()

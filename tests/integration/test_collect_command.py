@@ -41,7 +41,7 @@ def diagnosed(directory: Path) -> dict[str, Any]:
 
 
 def check_verdict(directory: Path) -> dict[str, Any]:
-    """The rings of both nodes give the verdict that one machine would give."""
+    """Check that the rings of both nodes give the verdict that one machine would give."""
     document = diagnosed(directory)
     assert document["status"] == "diverged"
     assert document["verdict"]["kind"] == "op_mismatch"

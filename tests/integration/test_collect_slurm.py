@@ -85,7 +85,7 @@ def said(*command: str) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a daemon with all that it has started."""
+    """End a daemon with all that it has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         whole = psutil.Process(process.pid).children(recursive=True)
         for one in whole:

@@ -32,7 +32,7 @@ def wait(pid):
 
 
 def processes(source: str, rings: Path, **options: Any) -> tuple[dict[int, Rank], Any]:
-    """Runs a program and returns what each of its processes left, by pid, and what it printed."""
+    """Run a program and return what each of its processes left, by pid, and what it printed."""
     completed = run_program(
         BEGIN + source, rings, NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=1024, **options
     )

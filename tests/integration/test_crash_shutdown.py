@@ -32,7 +32,7 @@ def record(number):
 
 
 def run(source: str, rings: Path, status: int = 0, **variables: Any) -> tuple[Rank, str]:
-    """Runs a program and returns its rank and what it said on stderr."""
+    """Run a program and return its rank and what it said on stderr."""
     completed = run_program(BEGIN + source, rings, NCCLSCOPE_DIR=rings, **variables)
     assert completed.returncode == status, completed.stderr
     (rank,) = open_run(rings).others

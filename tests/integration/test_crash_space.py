@@ -75,7 +75,7 @@ def outcome(completed: subprocess.CompletedProcess[str]) -> Outcome:
 
 
 def mounted(tmp_path: Path) -> Iterator[Runner]:
-    """Mounts file systems here, as root may."""
+    """Mount file systems here, as root may."""
     points: list[Path] = []
 
     def run(size: str, action: str = "", *, records: int = 65_536) -> Outcome:
@@ -103,7 +103,7 @@ def mounted(tmp_path: Path) -> Iterator[Runner]:
 
 
 def namespaced(tmp_path: Path) -> Iterator[Runner]:
-    """Mounts them where only the program sees them, as any user may on most machines."""
+    """Mount them where only the program sees them, as any user may on most machines."""
 
     def run(size: str, action: str = "", *, records: int = 65_536) -> Outcome:
         point = tmp_path / "shm"
@@ -133,7 +133,7 @@ def namespaced(tmp_path: Path) -> Iterator[Runner]:
 
 @pytest.fixture(params=[mounted, namespaced])
 def on_tmpfs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
-    """Runs the program with its rings on a file system of the given size."""
+    """Run the program with its rings on a file system of the given size."""
     yield from request.param(tmp_path)
 
 

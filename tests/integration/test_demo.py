@@ -32,7 +32,7 @@ def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _leftovers() -> set[str]:
-    """What a demonstration could leave: its shared memory, and processes without a parent."""
+    """Return what a demonstration may leave: shared memory, processes without a parent."""
     found = {name for name in os.listdir("/dev/shm") if name.startswith("ncclscope-demo-")}
     for process in psutil.process_iter(["cmdline", "pid", "ppid"]):
         laboratory = any("ncclscope.lab" in word for word in process.info["cmdline"] or ())
@@ -42,7 +42,7 @@ def _leftovers() -> set[str]:
 
 
 def _assert_nothing_stays(before: set[str]) -> None:
-    """Checks what was not there before. That of a demonstration beside this one goes by itself."""
+    """Check what was not there before. That of a demonstration beside this one goes by itself."""
     left, deadline = _leftovers() - before, time.monotonic() + 100
     while left and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -80,7 +80,7 @@ def test_the_screen_fits_and_says_what_to_do() -> None:
 
 
 def install(folder: Path, name: str, version: str, entry_points: str = "") -> str:
-    """Puts what pip would write of a distribution into a folder for the search path."""
+    """Put what pip would write of a distribution into a folder for the search path."""
     about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

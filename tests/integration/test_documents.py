@@ -107,14 +107,14 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Returns what GitHub makes of a document's headings."""
+    """Return what GitHub makes of a document's headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
 def invocations(text: str) -> Iterator[str]:
-    """Yields what comes after ``ncclscope`` in each line of code that runs it."""
+    """Yield what comes after ``ncclscope`` in each line of code that runs it."""
     text = text.replace("\\\n", " ")
     code = [line for line in text.splitlines() if line.startswith("    ")]
     for info, body in blocks(text):

@@ -64,7 +64,7 @@ def test_a_hang_after_a_restart_is_told_of_the_last_generation(rings: Path, tmp_
 
 
 def is_missing(document: dict[str, Any], rank: int) -> bool:
-    """Whether a document of ``watch`` is the alarm that a rank has not come."""
+    """Return whether a document of ``watch`` is the alarm that a rank has not come."""
     return (
         document["status"] == "hung"
         and document["verdict"]["kind"] == "not_joined"

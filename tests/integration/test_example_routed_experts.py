@@ -51,7 +51,7 @@ class Started:
             )
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Returns those that it has left or still runs, by the names that they gave themselves."""
+        """Return those that it has left or still runs, by the names that they gave themselves."""
         found = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -60,7 +60,7 @@ class Started:
         return found
 
     def files(self) -> list[Path]:
-        """Returns what it has in memory."""
+        """Return what it has in memory."""
         return list(Path("/dev/shm").glob(f"routed-experts-{self.program.pid}-*"))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -71,14 +71,14 @@ class Started:
             time.sleep(0.05)
 
     def nothing_left(self) -> bool:
-        """Whether all processes and files are gone; a process that was killed takes a moment."""
+        """Return whether all processes and files are gone; a kill takes a moment."""
         deadline = time.monotonic() + DEADLINE
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self.processes() and not self.files()
 
     def finish(self) -> tuple[int, str]:
-        """Returns its exit status and what it printed."""
+        """Return its exit status and what it printed."""
         printed, _ = self.program.communicate(timeout=DEADLINE * 2)
         return self.program.returncode, printed
 
@@ -98,7 +98,7 @@ def started(*arguments: str, log: Path) -> Iterator[Started]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """Runs four rows and the volume table."""
+    """Run four rows and the volume table."""
     directory = tmp_path_factory.mktemp("routed")
     figures = directory / "figures.json"
     rows = ("--rows", "baseline", "old", "new-half", "new-all")

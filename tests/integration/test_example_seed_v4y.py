@@ -54,7 +54,7 @@ def counts(document: Any) -> dict[int, tuple[int, int]]:
 
 
 def true_counts() -> dict[int, tuple[int, int]]:
-    """Counts the calls from the schedule, by vLLM's rules, without the program or the tracer."""
+    """Count the calls from the schedule, by vLLM's rules, without the program or the tracer."""
     code = "import json, schedule; print(json.dumps(schedule.batches()))"
     told = subprocess.run(
         [sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True, text=True, check=True

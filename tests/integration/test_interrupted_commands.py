@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def said_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[int, bytes]:
-    """Runs a command with a terminal for its talk, and interrupts it when that says so."""
+    """Run a command with a terminal for its talk, and interrupts it when that says so."""
     terminal, other_end = pty.openpty()
     process = subprocess.Popen(
         command,

@@ -95,7 +95,7 @@ def _warm() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """Runs a fault when it is first asked for."""
+    """Run a fault when it is first asked for."""
     return cache(lambda fault: perform(program(fault), tmp_path_factory.mktemp(fault)))
 
 

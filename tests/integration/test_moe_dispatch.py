@@ -44,7 +44,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def compare(ranks: Ranks, case: Case) -> list[bool]:
-    """Runs a case and compares it; returns which ranks posted the whole sequence."""
+    """Run a case and compare it; return which ranks posted the whole sequence."""
     answers = ranks.run(layer_on_rank, case)
     for answer in answers:
         assert not isinstance(answer, Exception), answer
@@ -123,7 +123,7 @@ def test_what_travels(ranks: Ranks, strategy: str, rows: int, weighed: int) -> N
 
 
 def rows_sent(rank: int, strategy: str) -> tuple[int, int]:
-    """Returns the rows that arrive and those of them that are for an expert."""
+    """Return the rows that arrive and those of them that are for an expert."""
     own = (2, 1, 0, 0)[rank]
     dispatcher = MoEDispatcher(
         groups_of(Layout(1)), ExpertPlacement(EXPERTS, RANKS), strategy=strategy
@@ -159,7 +159,7 @@ def dispatch_with(
     extra: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> object:
-    """Dispatches two rows on each rank, the odd one in another way."""
+    """Dispatch two rows on each rank, the odd one in another way."""
     groups = groups_of(layout)
     agreed = (2,) * groups.dispatch.size
     if rank != odd:
@@ -225,7 +225,7 @@ def test_sizes_that_are_stale_on_one_rank_stop_all(ranks: Ranks, strategy: str) 
 
 
 def dispatch_stale(rank: int, strategy: str) -> None:
-    """Dispatches; rank 1 believes in a size of another rank that is no longer true."""
+    """Dispatch; rank 1 believes in a size of another rank that is no longer true."""
     rows = (1, 2, 3, 1)[rank]
     dispatcher = MoEDispatcher(
         groups_of(Layout(1)), ExpertPlacement(EXPERTS, RANKS), strategy=strategy
@@ -254,7 +254,7 @@ def test_ranks_that_cannot_work_together_find_out_at_once(
 
 
 def agree_on(rank: int, rows: tuple[int, ...], verify: bool) -> tuple[int, ...]:
-    """Agrees on rows; rank 3 alone leaves out the comparison where that is asked for."""
+    """Agree on rows; rank 3 alone leaves out the comparison where that is asked for."""
     dispatcher = MoEDispatcher(
         groups_of(Layout(2)), ExpertPlacement(EXPERTS, RANKS), verify=verify or rank != 3
     )

@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 
 def build(source: Path, target: Path, kind: str = "wheel", **environment: str) -> Path:
-    """Calls the build backend as pip does, with what this environment has; returns the product."""
+    """Call the build backend as pip does, with what this environment has; return the product."""
     target.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", HOOK, kind, target],
@@ -50,7 +50,7 @@ def build(source: Path, target: Path, kind: str = "wheel", **environment: str) -
 
 
 def without_compiler(folder: Path) -> dict[str, str]:
-    """An environment in which CMake finds no compiler."""
+    """Return an environment in which CMake finds no compiler."""
     folder.mkdir()
     return {"PATH": str(folder), "CC": ""}
 

@@ -142,7 +142,7 @@ def test_nothing_outlives_the_test_run(rings: Path, number: int) -> None:
 
 
 def _gone(pids: list[int]) -> bool:
-    """Waits until processes are gone, or waited for by nobody."""
+    """Wait until processes are gone, or waited for by nobody."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if not any(_runs(pid) for pid in pids):

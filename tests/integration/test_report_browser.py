@@ -47,7 +47,7 @@ def write(run: Run, path: Path) -> Path:
 
 
 def rows(opened: object) -> list[str]:
-    """The ranks whose rows of the table are seen."""
+    """Return the ranks whose rows of the table are seen."""
     page = opened.page  # type: ignore[attr-defined]
     return [
         one.get_attribute("data-ranks")

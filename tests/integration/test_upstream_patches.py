@@ -34,7 +34,7 @@ def version_of(patch: Path) -> str:
 
 
 def target_of(version: str, cache: Path) -> Path:
-    """Returns a version's dispatcher, or skips the test."""
+    """Return a version's dispatcher, or skip the test."""
     elsewhere = os.environ.get("NCCLSCOPE_VLLM_SOURCES")
     if elsewhere and (Path(elsewhere) / version / TARGET).exists():
         return Path(elsewhere) / version / TARGET
@@ -62,7 +62,7 @@ def apply(patch: Path, tree: Path, *options: str) -> None:
 
 
 def load_patched() -> Any:
-    """Returns the patched dispatcher as a class of its own, beside vLLM's."""
+    """Return the patched dispatcher as a class of its own, beside vLLM's."""
     import vllm.distributed.device_communicators.all2all as stock
 
     spec = importlib.util.spec_from_file_location(stock.__name__, os.environ["PATCHED"])

@@ -34,7 +34,7 @@ def module() -> Any:
 
 
 def write(send: Callable[[Any], None]) -> None:
-    """Makes a queue, hands it to the readers, sends, and stays."""
+    """Make a queue, hand it to the readers, send, and stay."""
     handle = os.environ["MEETING_POINT"]
     queue = module().MessageQueue(READERS, READERS, max_chunk_bytes=4096, max_chunks=3)
     Path(f"{handle}.new").write_bytes(pickle.dumps(queue.export_handle()))
@@ -90,7 +90,7 @@ def missed(rank: int) -> None:
 
 
 def read_all(rings: Path) -> list[Rank]:
-    """Returns the processes that noted a queue, the writer included."""
+    """Return the processes that noted a queue, the writer included."""
     try:
         run = open_run(rings)
     except NcclscopeError:

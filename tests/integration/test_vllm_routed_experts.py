@@ -48,14 +48,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
-    """Returns a prompt that shares no block with another seed's."""
+    """Return a prompt that shares no block with another seed's."""
     return np.random.default_rng(seed).integers(3, 500, tokens).tolist()
 
 
 def assert_true(
     server: VllmServer, prompt: Sequence[int], generated: Sequence[int], found: RoutedExperts
 ) -> None:
-    """Checks each token that is not missing, and that what is missing says nothing."""
+    """Check each token that is not missing, and that what is missing says nothing."""
     truth = reference_routing(server.model, [*prompt, *generated])[:-1]
     assert (found.first, found.prompt_tokens) == (0, len(prompt))
     assert (found.ids.shape, found.ids.dtype) == (truth.shape, truth.dtype)

@@ -23,7 +23,7 @@ PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
 
 
 def documents(watch: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Ends a watch and returns all that it printed."""
+    """End a watch and return all that it printed."""
     watch.terminate()
     said, complained = watch.communicate(timeout=20)
     assert complained == ""

@@ -306,6 +306,6 @@ def test_until_divergence_ends_with_the_job_that_it_has_seen(rings: Path) -> Non
 
 
 def leave(rings: Path, *, diverged: bool) -> None:
-    """Leaves the rings of two ranks that have ended."""
+    """Leave the rings of two ranks that have ended."""
     source = GONE.replace("diverged=True", f"diverged={diverged}")
     subprocess.run([sys.executable, "-c", source, str(rings)], cwd=ROOT, check=True)

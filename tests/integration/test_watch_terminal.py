@@ -49,7 +49,7 @@ class Ranks:
         }
 
     def post(self, comm: str = "tp", *, odd: int | None = None, late: tuple[int, ...] = ()) -> None:
-        """Posts a call on all ranks but those that are late; on the odd one another size."""
+        """Post a call on all ranks but those that are late; on the odd one another size."""
         self._count += 1
         op = OPS[self._count % len(OPS)]
         for rank, (tracer, comms) in enumerate(zip(self.tracers, self._comms, strict=True)):
@@ -62,13 +62,13 @@ class Ranks:
                 tracer.complete(position)
 
     def last(self, rank: int, comm: str, count: int) -> list[Call]:
-        """Returns the last calls of a rank, by the reader that diagnoses."""
+        """Return the last calls of a rank, by the reader that diagnoses."""
         log = open_run(self.directory).by_rank[rank].logs[f"k/{comm}"]
         return list(log.span(log.calls + 1 - count, log.calls + 1))
 
 
 def rows(screen: str, title: str) -> list[str]:
-    """Returns the lines below the rule that bears a title, up to the next one."""
+    """Return the lines below the rule that bears a title, up to the next one."""
     lines = screen.splitlines()
     rules = [n for n, line in enumerate(lines) if line.startswith("──") and title in line]
     if not rules:
@@ -79,7 +79,7 @@ def rows(screen: str, title: str) -> list[str]:
 
 
 def picked(terminal: Emulator) -> str:
-    """Returns the line of the list that is shown in reverse."""
+    """Return the line of the list that is shown in reverse."""
     for line in rows(terminal.screen, "tab:")[1:]:
         if line.strip() and terminal.style(line[:40]).reverse:
             return line
@@ -87,7 +87,7 @@ def picked(terminal: Emulator) -> str:
 
 
 def shows(calls: list[Call]) -> Callable[[str], bool]:
-    """Whether these calls stand on the screen one below the other, with what was recorded."""
+    """Return whether the screen shows these calls one below the other, as recorded."""
 
     def is_met(screen: str) -> bool:
         wanted = [
@@ -101,7 +101,7 @@ def shows(calls: list[Call]) -> Callable[[str], bool]:
 
 
 def said(pattern: str) -> Callable[[str], bool]:
-    """Whether this stands on the screen."""
+    """Return whether this stands on the screen."""
     return lambda screen: re.search(pattern, screen) is not None
 
 
@@ -274,7 +274,7 @@ sys.exit(main())
 
 
 def check_modes(terminal: Emulator) -> None:
-    """Asks for the modes that programs of a shell get."""
+    """Ask for the modes that programs of a shell get."""
     terminal.press("clear; stty -a\n")
     terminal.wait_for(" icanon ", lambda screen: re.search(r"[ \n]echo ", screen) is not None)
 

@@ -51,7 +51,7 @@ class Build:
 
 
 def serve(folder: Path, dispatcher: str) -> Build:
-    """Does as GitHub does, in an environment where everything has been installed.
+    """Do as GitHub does, in an environment where everything has been installed.
 
     Args:
         folder: Empty.

@@ -80,7 +80,7 @@ def test_outputs_that_stand_for_all_replace_each_other() -> None:
 
 
 def stream(*events: Any) -> list[str]:
-    """Plays a server's stream: outputs come in, chunks go out."""
+    """Play a server's stream: outputs come in, chunks go out."""
     pending = http_answers.Pending()
 
     async def chunks() -> AsyncIterator[str]:

@@ -18,7 +18,7 @@ SPECIMEN = "data_dependent"
 
 
 def main() -> int:
-    """Runs what was asked for; returns 1 where something was not as it should be."""
+    """Run what was asked for; return 1 where something was not as it should be."""
     parser = argparse.ArgumentParser(prog="tests.soak", description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000, help="of each strategy")
     parser.add_argument("--trials", type=int, default=5, help="times that the specimen is caught")
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def show_soaked(strategy: str, count: int, soaked: Soaked) -> None:
-    """Prints one soak: a line for each kind of communicator."""
+    """Print one soak: a line for each kind of communicator."""
     ran = soaked.outcome
     print(
         f"\n{strategy}: {count:,} steps, {ran.ending} after {ran.seconds:.0f} s, "
@@ -79,7 +79,7 @@ def show_soaked(strategy: str, count: int, soaked: Soaked) -> None:
 
 
 def show_caught(caught: Caught) -> None:
-    """Prints one run of the specimen."""
+    """Print one run of the specimen."""
     cause = caught.found.verdict.cause
     print(
         f"\n{SPECIMEN}, seed {caught.plan.program.seed}: ranks part in step {caught.step}, "
@@ -93,7 +93,7 @@ def show_caught(caught: Caught) -> None:
 
 
 def end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends as after Ctrl-C: ranks and rings are removed on the way out."""
+    """End as after Ctrl-C: ranks and ring are removed on the way out."""
     raise SystemExit(128 + number)
 
 

@@ -32,7 +32,7 @@ class Sequences:
 
 
 def sequences(run: Run) -> list[Sequences]:
-    """Returns what was posted on each communicator.
+    """Return what was posted on each communicator.
 
     Raises:
         ValueError: A member's log does not reach back to its first call.
@@ -65,7 +65,7 @@ class Parting:
 
 
 def divergence(run: Run, *, stall_seconds: float) -> Parting:
-    """Finds out where ranks parted."""
+    """Find out where ranks parted."""
     verdict = diagnose(run, stall_seconds=stall_seconds)
     cause = verdict.cause
     if cause is None:
@@ -80,7 +80,7 @@ def divergence(run: Run, *, stall_seconds: float) -> Parting:
 
 
 def _step(rank: Rank, call: Call) -> int | None:
-    """Returns the step in which a rank made the call of that number on that communicator."""
+    """Return the step in which a rank made the call of that number on that communicator."""
     log = rank.logs.get(call.comm)
     if log is None or not log.first <= call.seq <= log.calls:
         return None

@@ -19,7 +19,7 @@ _SAY_EVERY = 2000
 
 
 def run(rank: int, plan: Plan, terminal: int) -> int:
-    """Runs all steps.
+    """Run all steps.
 
     Args:
         rank: This one.

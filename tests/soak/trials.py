@@ -27,7 +27,7 @@ def make_plan(
     seed: int = 0,
     sequence_parallel: bool = False,
 ) -> Plan:
-    """Returns a plan of small tensors, of which many steps fit into a minute."""
+    """Return a plan of small tensors, of which many steps fit into a minute."""
     program = Program(
         tp=tp,
         dp=dp,
@@ -74,7 +74,7 @@ class Soaked:
 
 
 def soak(plan: Plan, *, terminal: int = -1) -> Soaked:
-    """Runs all steps of a plan.
+    """Run all steps of a plan.
 
     Args:
         plan: What is run.
@@ -135,7 +135,7 @@ class Caught:
 
 
 def catch(plan: Plan) -> Caught:
-    """Runs a plan until its ranks part, which happens in a step that is known beforehand.
+    """Run a plan until its ranks part, which happens in a step that is known beforehand.
 
     Args:
         plan: What is run; with another seed where that has no such step.

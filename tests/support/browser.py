@@ -37,11 +37,11 @@ class Opened:
     asked: list[str] = field(default_factory=list)
 
     def count(self, selector: str) -> int:
-        """How many elements of a kind are there."""
+        """Return how many elements of a kind are there."""
         return int(self.page.locator(selector).count())
 
     def seen(self, selector: str) -> list[str]:
-        """The texts of those that are visible."""
+        """Return the texts of those that are visible."""
         found = self.page.locator(selector)
         return [one.inner_text() for one in found.all() if one.is_visible()]
 
@@ -58,7 +58,7 @@ class Browser:
 
     @contextmanager
     def page(self, **options: Any) -> Iterator[Any]:
-        """Opens an empty page that reaches this machine's own servers."""
+        """Open an empty page that reaches this machine's own servers."""
         context = self._chromium.new_context(**options)
         try:
             yield context.new_page()
@@ -67,7 +67,7 @@ class Browser:
 
     @contextmanager
     def open(self, path: Path, **options: Any) -> Iterator[Opened]:
-        """Opens a file.
+        """Open a file.
 
         Args:
             path: The page.
@@ -94,7 +94,7 @@ class Browser:
 
 @contextmanager
 def launch() -> Iterator[Browser]:
-    """Starts the browser; skips where there is none."""
+    """Start the browser; skip where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:

@@ -79,13 +79,13 @@ class Outcome:
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the fenced blocks of a document: what follows the fence, and the content."""
+    """Yield the fenced blocks of a document: what follows the fence, and the content."""
     for found in _FENCE.finditer(text):
         yield found["info"].strip(), found["body"]
 
 
 def sessions(text: str, info: str = "console") -> list[Command]:
-    """Returns the commands of all blocks of one mark, in order.
+    """Return the commands of all blocks of one mark, in order.
 
     Raises:
         ValueError: A block begins with output.
@@ -155,7 +155,7 @@ class Session:
         }
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Outcome]:
-        """Types all commands, one after the other.
+        """Type all commands, one after the other.
 
         Args:
             commands: What is typed.
@@ -195,7 +195,7 @@ class Session:
 
 @cache
 def _alone() -> tuple[str, ...]:
-    """What lets a session see its own processes only: `attach` asks which of two jobs is meant."""
+    """Return a way to hide other processes: `attach` asks which of two jobs is meant."""
     options = ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
     command = ("unshare", *options)
     try:
@@ -217,14 +217,14 @@ def _outcomes(commands: Sequence[Command], log: str, place: str) -> list[Outcome
 
 
 def words(text: str) -> list[str]:
-    """Returns what of a text has to be the same in each run, word by word."""
+    """Return what of a text has to be the same in each run, word by word."""
     for pattern, instead in _VARIES:
         text = pattern.sub(instead, text)
     return _FRAME.sub(" ", text).split()
 
 
 def _matches(shown: str, said: str) -> bool:
-    """Whether a text is what a document shows, with ``...`` for any lines."""
+    """Return whether a text is what a document shows, with ``...`` for any lines."""
     # A frame may break its lines elsewhere, where a pid has another length: words count.
     parts: list[list[str]] = [[]]
     for line in words_by_line(shown):
@@ -249,7 +249,7 @@ def _matches(shown: str, said: str) -> bool:
 
 
 def words_by_line(text: str) -> list[list[str]]:
-    """Returns :func:`words` of each line."""
+    """Return :func:`words` of each line."""
     for pattern, instead in _VARIES:
         text = pattern.sub(instead, text)
     return [_FRAME.sub(" ", line).split() for line in text.splitlines()]
@@ -263,7 +263,7 @@ def _find(heard: Sequence[str], part: Sequence[str]) -> int:
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Says of each command that did something else than its document says, what."""
+    """Say of each command that did something else than its document says, what."""
     found = []
     for outcome, following in zip(outcomes, [*outcomes[1:], None], strict=True):
         name = f"$ {outcome.command.text}"

@@ -128,7 +128,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
 
 
 def prepare(directory: Path, name: str) -> Cluster:
-    """Writes the rings of one scenario, four ranks."""
+    """Write the rings of one scenario, four ranks."""
     cluster = Cluster(directory, 4)
     SCENARIOS[name](cluster)
     return cluster

@@ -20,7 +20,7 @@ def run_program(
     timeout: float = 30,
     **environment: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program and returns how it ended and what it said.
+    """Run a Python program and return how it ended and what it said.
 
     Args:
         source: The program.

@@ -86,7 +86,7 @@ class HostDevice(DeviceMarks):
             waiting.popleft()()
 
     def slot(self, comm: Comm) -> dict[str, int]:
-        """What stands in the file."""
+        """Return what stands in the file."""
         start = comm.channel.index - 1
         data = ctypes.string_at(self.slots.address + start * layout.SLOT.size, layout.SLOT.size)
         finished, _, entered, _, launched, state, reason, since, _, _ = layout.SLOT.unpack(data)
@@ -109,7 +109,7 @@ def post(
     capture: GraphCapture | None = None,
     **parameters: Any,
 ) -> None:
-    """Posts a collective as a probe does: record, marker before, the call, marker behind."""
+    """Post a collective as a probe does: record, marker before, the call, marker behind."""
     assert tracer.device is not None
     marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
     call = {"shape": (4,), "dtype": "float32", "redop": "sum", **parameters}
@@ -121,7 +121,7 @@ def post(
 
 
 def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[TracedGraph, list[Any]]:
-    """Captures a graph of collectives, with their markers."""
+    """Capture a graph of collectives, with their markers."""
     device = tracer.device
     assert isinstance(device, HostDevice)
     capture = tracer.graphs.begin()
@@ -133,7 +133,7 @@ def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[TracedGraph, l
 
 
 def replay(tracer: Tracer, graph: TracedGraph, markers: list[Any], stream: int = STREAM) -> None:
-    """Replays a graph as the probe does."""
+    """Replay a graph as the probe does."""
     device = tracer.device
     assert isinstance(device, HostDevice)
     graph.replay()

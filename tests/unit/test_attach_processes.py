@@ -290,7 +290,7 @@ def test_what_a_title_has_wiped_out_is_taken_from_the_parents() -> None:
 
 
 def engine_ring(directory: Path, engine: str, peer: str = "") -> Path:
-    """The ring of an engine's only worker, with one transfer."""
+    """Return the ring of an engine's only worker, with one transfer."""
     tracer = Tracer(directory, rank=0, world_size=1)
     table = TransferTable(tracer.ring.path, tracer.ring.geometry)
     table.put(

@@ -27,7 +27,7 @@ TEXT = (DATA / "ras_mismatch.txt").read_text()
 
 @contextmanager
 def server(answer: str, *, knows_json: bool = True, says: bytes = b"") -> Iterator[tuple[str, int]]:
-    """Speaks RAS's protocol to one client."""
+    """Speak RAS's protocol to one client."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:

@@ -92,7 +92,7 @@ def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) ->
 
 
 def looked_at(run: Run, *use: int) -> Verdict:
-    """The verdict, where the host waits for the GPU, and the GPUs were so busy."""
+    """Return the verdict, where the host waits for the GPU, and the GPUs were so busy."""
     workers = [worker(rank, SYNC, switches=4000) for rank in range(2)]
     return diagnose(replace(run, snapshot=snapshot(workers, gpus=gpus(*use))))
 

@@ -36,7 +36,7 @@ LOCK = stack("train.py:1 <module>", "train.py:7 main", "filelock/_api.py:300 acq
 
 
 def at(line: int, *calls: str) -> tuple[Frame, ...]:
-    """A stack of which the innermost line calls these."""
+    """Return a stack of which the innermost line calls these."""
     *outer, last = stack("train.py:1 <module>", f"train.py:{line} step")
     return (*outer, replace(last, calls=calls))
 

@@ -22,7 +22,7 @@ DESCRIPTION = b'{"key"'
 
 
 def damage(path: Path, text: bytes) -> None:
-    """Overwrites one byte at the beginning of a text of a ring."""
+    """Overwrite one byte at the beginning of a text of a ring."""
     data = path.read_bytes()
     place = data.index(text)
     path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
@@ -120,7 +120,7 @@ def flip(path: Path, offset: int, bit: int) -> None:
 
 
 def records_of(path: Path) -> range:
-    """Where a ring's records lie, each of 96 bytes."""
+    """Return where a ring's records lie, each of 96 bytes."""
     ring = RingFile(path)
     start = ring.geometry.records
     return range(start, start + ring.head * layout.RECORD.size)
@@ -177,7 +177,7 @@ def test_damage_in_a_hash_that_later_calls_contradict_is_no_difference(tmp_path:
 
 
 def flip_text(path: Path, kind: int, number: int, *, length: bool = False) -> None:
-    """Flips a bit of an interned text, or of its length."""
+    """Flip a bit of an interned text, or of its length."""
     data = path.read_bytes()
     offset = RingFile(path).geometry.strings
     count = 0

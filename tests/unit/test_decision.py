@@ -25,7 +25,7 @@ BACKWARD = stack(
 
 
 def living(run: Run, seconds: float) -> Run:
-    """The run with processes that live, their last calls so long ago."""
+    """Return the run with processes that live, their last calls so long ago."""
     ranks = []
     for rank in run.ranks:
         last = rank.last_call()

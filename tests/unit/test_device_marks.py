@@ -102,7 +102,7 @@ def used(bench: Bench) -> Bench:
 
 
 def _placed(bench: Bench, comm: Comm | None = None) -> str:
-    """Where the markers of a graph of three calls stand."""
+    """Return where the markers of a graph of three calls stand."""
     before = len(bench.device.tails)
     _, markers = captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
     assert len(markers) == 3
@@ -223,7 +223,7 @@ def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
 
 
 def _captured_group(bench: Bench) -> tuple[TracedGraph, list[Any]]:
-    """Captures a graph of three calls in one NCCL group, with their markers."""
+    """Capture a graph of three calls in one NCCL group, with their markers."""
     marks = bench.device.of(bench.comm.channel, is_nccl=True)
     capture = bench.tracer.graphs.begin()
     bench.device.holding = []

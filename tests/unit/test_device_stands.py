@@ -62,7 +62,7 @@ Verdicts = Callable[..., Verdict]
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Verdicts:
-    """Runs a process for each rank, kills it, and diagnoses what is left."""
+    """Run a process for each rank, kill it, and diagnose what is left."""
 
     def run(*scripts: Script, enters: bool = False) -> Verdict:
         directory = tmp_path / "rings"
@@ -327,7 +327,7 @@ def test_a_part_that_is_larger_than_the_file(
 
 
 def _ring(directory: Path) -> bytearray:
-    """A ring of five calls; the device has finished three and entered four."""
+    """Return a ring of five calls; the device has finished three and entered four."""
     tracer = Tracer(directory, rank=0, world_size=1, capacity=1024, heartbeat=False)
     device = HostDevice(tracer, enters=True)
     comm = tracer.communicator("k", "tp:0", (0,), "nccl")

@@ -23,7 +23,7 @@ def again(run: Run, directory: Path) -> Run:
 
 
 def told(run: Run) -> dict[str, Any]:
-    """The whole document, but for what names the input."""
+    """Return the whole document, but for what names the input."""
     return {name: part for name, part in diagnose(run).to_dict().items() if name != "notes"}
 
 

@@ -30,7 +30,7 @@ def cause_of(verdict: Verdict) -> Finding:
 
 
 def late(job: Job, rank: int, age_ns: int) -> int:
-    """Returns a time so long after the last call of a rank."""
+    """Return a time so long after the last call of a rank."""
     created: int = job.entries[rank][-1]["time_created_ns"]
     return created + age_ns
 
@@ -92,7 +92,7 @@ def test_gloo_retires_what_has_completed_and_never_stalls(tmp_path: Path) -> Non
 
 
 def dated(directory: Path, job: Job, age_ns: int) -> Path:
-    """Makes files as old as if they had been written so long after the last call."""
+    """Make files as old as if they had been written so long after the last call."""
     for rank in range(len(job.entries)):
         stamp = late(job, rank, age_ns)
         os.utime(directory / f"comm_lib_trace_rank_{rank}", ns=(stamp, stamp))

@@ -24,7 +24,7 @@ Ranks = Callable[..., list[tuple[Tracer, Comm]]]
 
 @pytest.fixture
 def ranks(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Makes guarded ranks of one communicator, all in this process."""
+    """Make guarded ranks of one communicator, all in this process."""
     monkeypatch.setattr(warning, "_warned", set())
 
     def make(count: int, mode: str = "raise", capacity: int = 4096) -> list[tuple[Tracer, Comm]]:

@@ -214,7 +214,7 @@ def test_a_wrong_root_is_neither_the_right_one_nor_the_rank_itself(rank: int) ->
 
 
 def install(folder: Path, entry: str, source: str) -> None:
-    """Puts a distribution with one fault into a folder for the search path."""
+    """Put a distribution with one fault into a folder for the search path."""
     about = folder / "other_faults-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-faults\nVersion: 1.0\n")

@@ -43,7 +43,7 @@ def mode(path: Path) -> int:
 
 
 def check_private(*roots: Path) -> None:
-    """Demands that all below is its user's alone, and that there is a file."""
+    """Demand that all below is its user's alone, and that there is a file."""
     found = [path for root in roots for path in (root, *root.rglob("*"))]
     assert any(path.is_file() for path in found)
     wrong = {str(path): oct(mode(path)) for path in found if mode(path) & 0o077}

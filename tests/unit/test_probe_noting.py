@@ -27,7 +27,7 @@ class Program:
         self.seen: list[Activity | None] = []
 
     def work(self, *given: Any, **named: Any) -> Any:
-        """Looks at its own note, then raises what it is given, or returns it."""
+        """Look at its own note, then raise what it is given, or return it."""
         self.seen.append(newest())
         if given and isinstance(given[0], BaseException):
             raise given[0]
@@ -35,7 +35,7 @@ class Program:
 
 
 def newest(name: str = "thing") -> Activity | None:
-    """What the ring of this process says that it does."""
+    """Return what the ring of this process says that it does."""
     tracer = session.opened()
     return None if tracer is None else open_run(tracer.path).ranks[0].activities.get(name)
 

@@ -180,7 +180,7 @@ def post_everything(rank: int) -> None:
 
 
 def named_group(dist: Any, name: str) -> Any:
-    """A group named as vLLM names those that it makes an NCCL communicator for."""
+    """Return a group named as vLLM names those that it makes an NCCL communicator for."""
     from ncclscope_patches.probes import process_groups
 
     group = dist.new_group([0, 1], backend="gloo")
@@ -403,7 +403,7 @@ def report(
     post: Callable[[], Any],
     below: str,
 ) -> None:
-    """Breaks something and posts twice, then once more where NCCL fails; in a forked process."""
+    """Break something and post twice, then once more where NCCL fails; in a forked process."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()

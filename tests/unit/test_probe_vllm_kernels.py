@@ -33,7 +33,7 @@ class Kernels:
 
 
 def made(name: str, cls: str, group: Any, **attributes: Any) -> tuple[Any, Any]:
-    """Returns an object that has not looked for GPUs, and the module of its class."""
+    """Return an object that has not looked for GPUs, and the module of its class."""
     from importlib import import_module
 
     module = import_module(f"{PACKAGE}.{name}")

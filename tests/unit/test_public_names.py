@@ -20,7 +20,7 @@ LAZY = ("torch", "vllm", "pandas", "numpy", "jinja2", "pyarrow")
 
 
 def loaded(source: str) -> set[str]:
-    """Returns which of the heavy packages a program has imported in the end."""
+    """Return which of the heavy packages a program has imported in the end."""
     completed = run_program(
         source + f"\nimport json, sys; print(json.dumps([n for n in {LAZY} if n in sys.modules]))"
     )

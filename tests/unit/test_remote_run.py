@@ -24,7 +24,7 @@ from tests.unit.host_device import HostDevice, post
 
 
 def spread(directory: Path, nodes: int) -> dict[str, Path]:
-    """Gives each node its part of the rings of a directory."""
+    """Give each node its part of the rings of a directory."""
     found = {}
     rings = sorted(directory.glob("*.ring"), key=lambda path: path.stat().st_mtime_ns)
     for number in range(nodes):
@@ -41,7 +41,7 @@ def document(run: Run) -> dict[str, Any]:
 
 
 def both(directory: Path, nodes: int = 3) -> tuple[dict[str, Any], dict[str, Any], Fleet]:
-    """What is said of rings in one place, and of the same rings on nodes."""
+    """Return what is said of rings in one place, and of the same rings on nodes."""
     places = spread(directory, nodes)
     fleet = Fleet(HereAsker(places))
     return (
@@ -213,7 +213,7 @@ def test_nonsense_is_one_line(tmp_path: Path, summary: bytes) -> None:
 
 
 def places_in(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the way to each part of a document."""
+    """Yield the way to each part of a document."""
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in parts:
         yield (*place, key)

@@ -18,7 +18,7 @@ from tests.support.rings import SMALL, fill, read, signature, tracer_in
 
 
 def gatherv(tracer: Tracer, comm: Comm, number: int, members: int = 8) -> tuple[int, ...]:
-    """Records an all_gatherv with sizes that no other call has; returns them."""
+    """Record an all_gatherv with sizes that no other call has; return them."""
     sizes = (number, *range(1, members))
     tracer.record(comm, "all_gatherv", shape=(3, 5), dtype="int32", sizes=sizes, site="here")
     return sizes

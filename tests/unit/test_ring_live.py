@@ -80,7 +80,7 @@ SIGNATURES = {number: sign("all_reduce", shape=(number,)) for number in range(7)
 
 
 def check_rank(rank: Rank) -> int:
-    """Holds what was read against itself; returns how many calls are kept."""
+    """Hold what was read against itself; return how many calls are kept."""
     kept = 0
     positions: list[int] = []
     for log in rank.logs.values():

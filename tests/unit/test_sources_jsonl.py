@@ -34,7 +34,7 @@ bounded = settings(
 
 
 def trace(tmp_path: Path, *lines: Any, header: Any = HEADER, end: str = "\n") -> Path:
-    """Writes a trace; lines that are text are written as they are."""
+    """Write a trace; lines that are text are written as they are."""
     path = tmp_path / "trace.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in (header, *lines)]
     path.write_text("\n".join(texts) + end, encoding="utf-8", errors="surrogatepass")

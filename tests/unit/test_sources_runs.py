@@ -27,7 +27,7 @@ def ring(
     calls: int = 3,
     **details: Any,
 ) -> None:
-    """Leaves a ring of a process that lived from one second to another."""
+    """Leave a ring of a process that lived from one second to another."""
     labels = details.pop("labels", {})
     details = {"host": "h", "started_ns": NOW + int(began * SECOND), **details}
     tracer = tracer_in(directory, rank=rank, world_size=len(ranks), labels=labels, details=details)

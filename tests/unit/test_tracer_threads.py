@@ -33,7 +33,7 @@ def _switch_at_every_chance() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Calls ``work(thread)`` in threads that begin together; fails when one of them does."""
+    """Call ``work(thread)`` in threads that begin together; fail when one of them does."""
     failures: list[BaseException] = []
     start = threading.Barrier(THREADS)
 

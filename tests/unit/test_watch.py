@@ -58,7 +58,7 @@ class Job:
             )
 
     def post(self, *ranks: int, done: bool = True, comm: str = "tp:0", **given: Any) -> None:
-        """Posts a call on some ranks, or on all; ``members`` and ``backend`` as needed."""
+        """Post a call on some ranks, or on all; ``members`` and ``backend`` as needed."""
         members = given.pop("members", range(self.size))
         backend = given.pop("backend", "gloo")
         op = given.pop("op", "all_reduce")
@@ -71,7 +71,7 @@ class Job:
                 tracer.complete(position)
 
     def poll(self, seconds: float = 0.1) -> Poll:
-        """Lets time pass, and looks."""
+        """Advance the clock, and poll."""
         self.now += seconds
         return self.watcher.poll()
 

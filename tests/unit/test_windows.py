@@ -52,7 +52,7 @@ def history(count: int) -> list[tuple[int, int]]:
 
 
 def windows(cluster: Cluster, folder: Path, *, last: int = 300, said: bool = True) -> Run:
-    """Reads what a patch that keeps the last calls in a list would have written."""
+    """Read what a patch that keeps the last calls in a list would have written."""
     folder.mkdir()
     for rank in open_run(cluster.directory).ranks:
         path = folder / f"{rank.rank}.jsonl"

@@ -71,7 +71,7 @@ class Alternation:
         self.asking: set[str] = set()
 
     def tell_apart(self, output: Any) -> bool:
-        """Notes which requests of a step ask; returns whether all of them do, or none."""
+        """Note which requests of a step ask; return whether all of them do, or none."""
         for request in output.scheduled_new_reqs:
             extra = getattr(request.sampling_params, "extra_args", None) or {}
             if extra.get("return_routed_experts"):
@@ -109,7 +109,7 @@ class Alternation:
             setattr(owner, name, graphs)
 
     def capture_twice(self, capture: Callable[[], int], runner: Any) -> int:
-        """Captures vLLM's graphs while it is on, and again while it is off."""
+        """Capture vLLM's graphs while it is on, and again while it is off."""
         size = capture()
         on = _set_aside(runner)
         self.switch(False)
@@ -119,7 +119,7 @@ class Alternation:
         return size
 
     def step(self, tokens: int, output: Any = None) -> None:
-        """Notes that a step begins, and switches before it, where it is time to."""
+        """Note that a step begins, and switch before it, where it is time to."""
         now = time.perf_counter_ns()
         if self.last is not None:
             passed, (before, counts) = now - self.began, self.last
@@ -201,7 +201,7 @@ def _put_markers(in_stream: bool) -> None:
 
 
 def _set_aside(runner: Any) -> list[Kept]:
-    """Takes away all captured graphs, so that it looks as if there were none."""
+    """Take away all captured graphs, so that it looks as if there were none."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
 
     places = [(each, "concrete_cudagraph_entries") for each in CUDAGraphWrapper._all_instances]

@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def _keep_async_scheduling(platform: Any) -> None:
-    """Leaves asynchronous scheduling on, as it is by default: the CPU build turns it off."""
+    """Leave asynchronous scheduling on, as it is by default: the CPU build turns it off."""
     usual = platform.check_and_update_config
     if getattr(usual, "planted", False):
         return

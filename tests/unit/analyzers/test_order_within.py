@@ -14,7 +14,7 @@ OPS = {"g": "all_gather", "r": "all_reduce", "s": "reduce_scatter", "b": "all_to
 
 
 def _post(cluster: Cluster, usual: str, odd: str, *, rank: int = 2) -> None:
-    """Posts calls by their letters, each kind with a size of its own; ``rank`` posts others."""
+    """Post calls by their letters, each kind with a size of its own; ``rank`` posts others."""
     cluster.history(backend="nccl", done=False)
     for number in cluster.everybody:
         for letter in odd if number == rank else usual:

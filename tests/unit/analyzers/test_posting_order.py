@@ -25,14 +25,14 @@ def members(cluster: Cluster, label: str, rank: int) -> range:
 
 
 def post(cluster: Cluster, rank: int, labels: Iterable[str], **given: Any) -> None:
-    """Posts an all_reduce on each of some communicators."""
+    """Post an all_reduce on each of some communicators."""
     for label in labels:
         own = {"done": False, "backend": "nccl", "site": f"model.py:{len(label)} f"} | given
         cluster.post([rank], label, members=members(cluster, label, rank), **own)
 
 
 def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> TracedGraph:
-    """Captures the same into a graph."""
+    """Capture the same into a graph."""
     graphs = cluster.tracers[rank].graphs
     begun = graphs.begin()
     post(cluster, rank, labels, captured=True)
@@ -40,7 +40,7 @@ def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> TracedGraph:
 
 
 def post_all(cluster: Cluster, odd: Mapping[int, Iterable[str]] | None = None) -> None:
-    """Posts a step on all ranks, in another order on some."""
+    """Post a step on all ranks, in another order on some."""
     for rank in cluster.everybody:
         post(cluster, rank, (odd or {}).get(rank, USUAL))
 

@@ -18,7 +18,7 @@ LAYERS = 31
 
 
 def layers(tokens: int, count: int = LAYERS) -> list[Layer]:
-    """The calls of so many layers: two all-reduces each, of so many tokens."""
+    """Return the calls of so many layers: two all-reduces each, of so many tokens."""
     return [
         ("all_reduce", {"shape": (tokens, 8), "site": f"layer.py:{10 + half} forward"})
         for _ in range(count)
@@ -33,7 +33,7 @@ def replay(graphs: Iterable[TracedGraph], times: int = 1) -> None:
 
 
 def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[TracedGraph]]:
-    """Captures a graph for each number of tokens on all ranks, as an engine does when it starts."""
+    """Capture a graph for each number of tokens on all ranks, as an engine does when it starts."""
     return [[cluster.capture(rank, layers(size)) for size in sizes] for rank in cluster.everybody]
 
 

@@ -236,8 +236,8 @@ def main() -> int:
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
             for path in sorted(found.glob("*.json"))
         ]
-    said = ", ".join(f"{name} {value}" for name, value in document.items() if name not in LONG)
-    print(said, file=sys.stderr)
+    output = ", ".join(f"{name} {value}" for name, value in document.items() if name not in LONG)
+    print(output, file=sys.stderr)
     document["workers"] = rows = report(workers)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")

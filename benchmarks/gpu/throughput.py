@@ -258,10 +258,10 @@ def counted(document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for row in document["table"]:
         for label, comm in row["comms"].items():
             device = comm.get("device")
-            said = "not counted"
+            counted = "not counted"
             if device is not None:
-                said = device["unknown"] or f"{device['finished']} of {device['posted']}"
-            found.setdefault(label, {})[str(row["rank"])] = said
+                counted = device["unknown"] or f"{device['finished']} of {device['posted']}"
+            found.setdefault(label, {})[str(row["rank"])] = counted
     return found
 
 

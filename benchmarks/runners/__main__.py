@@ -118,7 +118,7 @@ def main() -> None:
             "cold": add_cold,
             "diagnose": add_diagnoses,
             "curves": add_curves,
-            "watch": add_looks,
+            "watch": add_polls,
             "guard": add_guard,
             "nodes": add_nodes,
             "dispatch": add_dispatch,
@@ -241,7 +241,7 @@ def check_named(title: str, costs: Sequence[diagnosis.Cost]) -> None:
             raise SystemExit(f"{title}: the verdict names {cost.named}")
 
 
-def add_looks(table: Table, directory: Path, effort: Effort) -> None:
+def add_polls(table: Table, directory: Path, effort: Effort) -> None:
     """Add what looks at a living job cost the machine that it runs on, and pictures of them."""
     title = f"watch, {watching.RANKS} ranks"
     add_header(table, title, "us a look", "median", "of a core, 10 a second")

@@ -35,9 +35,9 @@ def measure(directory: Path) -> Cost:
     """Diagnose all rings below a directory in a fresh process."""
     command = [sys.executable, "-m", __name__, str(directory)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    said = json.loads(done.stdout)
-    said["named"] = tuple(said["named"])
-    return Cost(**said)
+    cost = json.loads(done.stdout)
+    cost["named"] = tuple(cost["named"])
+    return Cost(**cost)
 
 
 def main(directory: str) -> None:

@@ -177,11 +177,11 @@ class Bench:
     @contextmanager
     def _old(self) -> Iterator[None]:
         """Has each step saved, and read for each request that ends, in the loop that feeds all."""
-        from examples.routed_experts.shared_memory_specimen import SharedMemorySpecimen
+        from examples.routed_experts.shared_memory_reference import SharedMemoryReference
 
         blocks = self.scheduler.kv_cache_config.num_blocks
         size = self.scheduler.block_size
-        specimen = SharedMemorySpecimen(
+        reference = SharedMemoryReference(
             self.capture.shape, blocks * size, self.segment, create=True
         )
         forward, update = self.runner._model_forward, self.scheduler.update_from_output
@@ -195,7 +195,7 @@ class Bench:
                 self.capture.end()
             rows = sum(self.scheduled.values())
             slots = table.slot_mapping.gpu[:rows]
-            specimen.save(self.capture.ids[:, :rows], slots)
+            reference.save(self.capture.ids[:, :rows], slots)
             return result
 
         def updated(output: Any, result: Any) -> Any:
@@ -207,7 +207,7 @@ class Bench:
             for name, request in running.items():
                 if request.is_finished():
                     places = np.array(held[name])[:, None] * size + np.arange(size)
-                    specimen.read(places.reshape(-1)[: request.num_tokens - 1])
+                    reference.read(places.reshape(-1)[: request.num_tokens - 1])
             return outputs
 
         execute = self.runner.execute_model
@@ -223,7 +223,7 @@ class Bench:
         finally:
             del self.runner._model_forward, self.runner.execute_model
             self.scheduler.update_from_output = update
-            specimen.close()
+            reference.close()
 
 
 @contextmanager

@@ -54,11 +54,11 @@ def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
             for _ in range(calls // 2):
                 tracer.complete(tracer.post(channel, template.fixed, template.signature))
         start = time.process_time()
-        look = watcher.poll()
+        poll = watcher.poll()
         if number:  # the first reads all there is
             taken.append(time.process_time() - start)
-        if look.status != "ok":
-            raise SystemExit(f"a job in order is {look.status}")
+        if poll.status != "ok":
+            raise SystemExit(f"a job in order is {poll.status}")
     return taken
 
 
@@ -83,9 +83,9 @@ def pictures(directory: Path, size: tuple[int, int], *, rounds: int) -> list[tup
     for number in range(rounds):
         for tracer, comm in zip(tracers, comms, strict=True):
             tracer.complete(tracer.record(comm, "all_reduce", shape=(15, 2), dtype="int8"))
-        look = watcher.poll()
+        poll = watcher.poll()
         start = time.process_time()
-        sent = painter.paint(picture.lines(look, *size, float(number)), *size)
+        sent = painter.paint(picture.lines(poll, *size, float(number)), *size)
         taken.append((time.process_time() - start, len(sent)))
     return taken[1:]  # the first is drawn whole
 

@@ -171,7 +171,7 @@ def _watch(
 def _act(actions: Actions, poll: Poll, output: Output) -> None:
     # The command of --on-hang may print: give it the terminal.
     with output.away() if actions.command else contextlib.nullcontext():
-        messages = actions.act(poll).said
+        messages = actions.act(poll).messages
     for line in messages:
         output.say(line)
 

@@ -295,7 +295,7 @@ def _unreported(traced: TracedServer, directory: Path) -> list[str]:
         if watched and guarded:
             return []
         time.sleep(0.2)
-    silent = [who for who, said in (("watch", watched), ("guard", guarded)) if not said]
+    silent = [who for who, reported in (("watch", watched), ("guard", guarded)) if not reported]
     return [f"{who} did not report the planted divergence" for who in silent]
 
 

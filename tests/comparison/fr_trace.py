@@ -68,10 +68,10 @@ def answers(tasks: Iterable[Task]) -> list[Answer]:
         timeout=SECONDS + 2 * len(lines),
         check=False,
     )
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    if done.returncode or len(said) != len(lines):
+    output = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode or len(output) != len(lines):
         raise RuntimeError(f"torch's analyzer could not be run: {done.stderr[-500:]}")
-    return [_answer(status, text) for status, text in said]
+    return [_answer(status, text) for status, text in output]
 
 
 def _answer(status: int, text: str) -> Answer:
@@ -88,15 +88,17 @@ def _findings(lines: Sequence[str]) -> Iterator[Named]:
     for start, end in pairwise([*starts, len(lines)]):
         found = _CALL.match(lines[start].strip())
         assert found is not None
-        told = found.groupdict()
-        ranks = _numbers(told["unknown"] or "")
+        fields = found.groupdict()
+        ranks = _numbers(fields["unknown"] or "")
         for line in lines[start + 1 : end]:
             missing = _MISSING.match(line)
-            if missing and told["absent"]:
+            if missing and fields["absent"]:
                 ranks |= _numbers(missing[1])
-            elif told["errors"] and line.startswith("error msg:"):
+            elif fields["errors"] and line.startswith("error msg:"):
                 ranks |= {int(rank) for rank in _CULPRIT.findall(line)}
-        yield Named(frozenset(ranks), int(told["absent"] or told["errors"] or told["sizes"] or 0))
+        yield Named(
+            frozenset(ranks), int(fields["absent"] or fields["errors"] or fields["sizes"] or 0)
+        )
 
 
 def _numbers(text: str) -> set[int]:

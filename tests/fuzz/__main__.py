@@ -75,9 +75,9 @@ def _run(surfaces: Mapping[str, Surface], options: argparse.Namespace) -> int:
             break
     judges.close()
     for name, found in counts.items():
-        told = ", ".join(f"{kind} {count}" for kind, count in found.most_common())
+        kinds = ", ".join(f"{kind} {count}" for kind, count in found.most_common())
         rate = sum(found.values()) / max(seconds[name], 1e-9)
-        print(f"{name}: {sum(found.values())} inputs, {rate:.0f} a second: {told}")
+        print(f"{name}: {sum(found.values())} inputs, {rate:.0f} a second: {kinds}")
     _print_rate(counts, time.monotonic() - began, failed, sum(seconds.values()))
     return int(failed > 0)
 
@@ -85,7 +85,7 @@ def _run(surfaces: Mapping[str, Surface], options: argparse.Namespace) -> int:
 def _report(surface: Surface, seed: int, answer: Answer, folder: Path | None) -> None:
     given = surface.make(seed)
     print(
-        f"{surface.name} seed {seed}, {given.specimen.name}, {given.change}: "
+        f"{surface.name} seed {seed}, {given.base.name}, {given.change}: "
         f"{answer.kind}: {answer.text}",
         flush=True,
     )

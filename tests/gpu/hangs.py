@@ -24,7 +24,7 @@ from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
-__all__ = ["TOOLS", "Hang", "evidence", "look_at", "watching"]
+__all__ = ["TOOLS", "Hang", "evidence", "examine", "watching"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
@@ -94,7 +94,7 @@ def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
         watch.communicate()
 
 
-def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
+def examine(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
     """Ask everything, end the job, and ask what it left.
 
     Args:
@@ -107,7 +107,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     """
     seen, _ = watch.communicate(timeout=90)
     keep(hang.case, "watch.jsonl", seen)
-    found: dict[str, Any] = {"watch": said(json.loads(seen.splitlines()[-1]))}
+    found: dict[str, Any] = {"watch": answer_of(json.loads(seen.splitlines()[-1]))}
     bundle = directory / "bundle"
     if hang.pids:
         keep(hang.case, "ras.txt", ask_ras(hang.environment["NCCL_RAS_ADDR"]))
@@ -121,12 +121,12 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
         snapshot = json.loads((bundle / "attach.json").read_text())
         keep(hang.case, "ras-asked.txt", (snapshot.get("ras") or {}).get("text") or "no answer")
         document = json.loads((bundle / "verdict.json").read_text())
-        found["attach"] = said(document)
-        heard = {item["name"]: item for item in document.get("witnesses", ())}
+        found["attach"] = answer_of(document)
+        sources = {item["name"]: item for item in document.get("witnesses", ())}
         for name in ("ras", "gpu"):
-            found[name] = heard.get(name, {}).get("says", "")
+            found[name] = sources.get(name, {}).get("says", "")
     hang.end()
-    found["diagnose"] = said(
+    found["diagnose"] = answer_of(
         ask(hang.case, "diagnose", "diagnose", bundle if hang.from_bundle else hang.rings)
     )
     found |= _dumps(hang, bundle / "flight_recorder", directory / "torchfrtrace")
@@ -136,7 +136,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     return found
 
 
-def said(document: Mapping[str, Any]) -> dict[str, Any]:
+def answer_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what counts of a verdict."""
     verdict = document.get("verdict") or {}
     ranks = verdict.get("diverging_ranks") or []
@@ -185,7 +185,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     keep(hang.case, "flight-recorder.txt", f"$ ncclscope diagnose\n{shown.stdout}{shown.stderr}")
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    own = said(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
+    own = answer_of(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
     incomplete = len(files) < max(2, len(hang.pids))
     try:
         (answer,) = fr_trace.answers([fr_trace.Task(target, "ascending", incomplete)])
@@ -220,11 +220,11 @@ def rows(directory: Path) -> Iterator[list[str]]:
         ]
 
 
-def _ras_in_short(said: str) -> str:
-    if "nothing to report" in said:
+def _ras_in_short(text: str) -> str:
+    if "nothing to report" in text:
         return "nothing to report"
     each = (
-        part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", said).split(";")
+        part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", text).split(";")
     )
     return "; ".join(dict.fromkeys(each))
 

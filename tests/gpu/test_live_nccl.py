@@ -23,7 +23,7 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import run_ranks
 from tests.gpu.hang_programs import ODD, swap
-from tests.gpu.hangs import Hang, evidence, look_at, watching
+from tests.gpu.hangs import Hang, evidence, examine, watching
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import outside
 
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 BACKEND = "nccl" if SEATS else "gloo"
-PARTED = [
+DIVERGED = [
     *("wrong_op", "wrong_size", "wrong_dtype", "skipped_call", "divergent_dispatch", "killed_rank"),
 ]
 STUCK = ["order_swap", "sleeping_rank"]
@@ -57,7 +57,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     return found
 
 
-@pytest.mark.parametrize("fault", [*PARTED, *STUCK])
+@pytest.mark.parametrize("fault", [*DIVERGED, *STUCK])
 def test_a_hang_on_nccl_is_named_while_it_stands(
     rings: Path, tmp_path: Path, environment: dict[str, str], fault: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_hang_on_nccl_is_named_while_it_stands(
         living = [
             pid for rank, pid in enumerate(laboratory.pids) if rank not in laboratory.statuses
         ]
-        found = look_at(
+        found = examine(
             Hang(
                 fault,
                 planted["summary"] + (" (the job went on to its end)" if ended else ""),
@@ -89,7 +89,7 @@ def test_a_hang_on_nccl_is_named_while_it_stands(
 
     assert watch.returncode == 1
     check(found, len(living))
-    if fault in PARTED and fault != "killed_rank":
+    if fault in DIVERGED and fault != "killed_rank":
         quiet = found["watch"]["quiet"]
         assert quiet is None or quiet < 1.0, "found by what was posted, and not by waiting"
     if fault == "order_swap" and BACKEND == "nccl":
@@ -107,13 +107,13 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
     if captured and BACKEND != "nccl":
         pytest.skip("needs GPUs")
     text = "rank 3 posts an all_reduce on its pair before that on the world, its peers after it"
-    with watching(rings) as watch, standing(rings, swap, captured) as pids:
+    with watching(rings) as watch, hanging(rings, swap, captured) as pids:
         deadline = time.monotonic() + 120
         while watch.poll() is None:
             assert time.monotonic() < deadline, "watch said nothing"
             time.sleep(0.2)
         time.sleep(PATIENCE - 5)  # until living ranks that wait are called stuck
-        found = look_at(
+        found = examine(
             Hang(
                 "order_swap_captured" if captured else "order_swap_posted",
                 text + (", in a CUDA graph" if captured else ""),
@@ -137,8 +137,8 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
     rings: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
-    with watching(rings) as watch, standing(rings, outside) as pids:
-        found = look_at(
+    with watching(rings) as watch, hanging(rings, outside) as pids:
+        found = examine(
             Hang(
                 "stalled",
                 "all ranks post the same all_reduce, rank 1 behind a kernel that takes minutes",
@@ -159,7 +159,7 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
 
 
 @contextlib.contextmanager
-def standing(rings: Path, *program: Any) -> Iterator[list[int]]:
+def hanging(rings: Path, *program: Any) -> Iterator[list[int]]:
     """Run a program, given with its arguments, and yield its processes while they stand."""
     ranks = threading.Thread(
         target=run_ranks,

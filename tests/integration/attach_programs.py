@@ -193,11 +193,11 @@ class Job:
         deadline = time.monotonic() + 100
         while not all(arrived(r, names(s)) for r, s in enumerate(read(program, self.pids))):
             ended = [rank.poll() for rank in self.ranks]
-            assert ended == [None] * len(ended), self.said()
+            assert ended == [None] * len(ended), self.output()
             assert time.monotonic() < deadline, read(program, self.pids)
             time.sleep(0.3)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return what it printed."""
         self.log.seek(0)
         return self.log.read()

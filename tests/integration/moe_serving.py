@@ -219,11 +219,11 @@ def assert_placed(evidence: list[str]) -> None:
     assert len(steps) == len(places.split("; "))
     assert len(set(steps)) == 1, evidence
     for engine, ranks in enumerate(("0 1", "2 3")):
-        said = (
+        pattern = (
             rf"engine {engine} \(pid \d+\) waits for \d+ s: ranks {ranks} have not answered "
             r"(execute_model|execute_dummy_batch)"
         )
-        assert any(re.fullmatch(said, fact) for fact in evidence), evidence
+        assert any(re.fullmatch(pattern, fact) for fact in evidence), evidence
 
 
 def assert_agreed(server: TracedServer, ranks: int) -> dict[int, dict[str, Any]]:

@@ -260,15 +260,15 @@ def in_child(
     if child == 0:
         status = 1
         try:
-            with tempfile.TemporaryFile() as said:
-                os.dup2(said.fileno(), 2)
+            with tempfile.TemporaryFile() as warnings:
+                os.dup2(warnings.fileno(), 2)
                 counts.clear()
                 break_it()
                 outcomes = [outcome(call), outcome(call)]
                 sys.stderr.flush()
-                said.seek(0)
-                text = said.read().decode()
-            answer = {"outcomes": outcomes, "calls": counts.get(name, 0), "said": text}
+                warnings.seek(0)
+                text = warnings.read().decode()
+            answer = {"outcomes": outcomes, "calls": counts.get(name, 0), "warnings": text}
             os.write(writing, json.dumps(answer).encode())
             status = 0
         except BaseException:
@@ -298,9 +298,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
         "NCCLSCOPE_RECORDS": "1024",
     }
     process = start(__file__, "break_each_hook", environment)
-    said, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, said
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def test_every_call_is_made_once_and_has_its_own_outcome(results: list[Result]) -> None:
@@ -316,7 +316,7 @@ def test_every_call_is_made_once_and_has_its_own_outcome(results: list[Result]) 
 
 def test_every_fault_is_said_once(results: list[Result]) -> None:
     for one in results:
-        warnings = one["said"].count("ncclscope:")
+        warnings = one["warnings"].count("ncclscope:")
         if one["fault"] in ("post", "post_p2p"):
             assert warnings == ((one["name"] in MESSAGES) == (one["fault"] == "post_p2p")), one
         else:

@@ -163,7 +163,7 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--ssh", "-oProxyCommand=evil"), "'-oProxyCommand=evil' is not a host name"),
         (("--ssh", "a;b"), "'a;b' is not a host name"),
@@ -182,7 +182,7 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
     ],
 )
 def test_a_mistake_is_one_line(
-    nodes: Nodes, tmp_path: Path, arguments: tuple[str, ...], said: str
+    nodes: Nodes, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     target = tmp_path / "hang"
     done = nodes.run("collect", *[f"{one}" for one in arguments], "-o", target)
@@ -191,6 +191,6 @@ def test_a_mistake_is_one_line(
     if arguments[:1] == ("--kubernetes",) and arguments[1].startswith("-"):
         done = nodes.run("collect", f"--kubernetes={arguments[1]}", "-o", target)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not target.exists()

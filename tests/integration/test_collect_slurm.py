@@ -80,7 +80,7 @@ def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def said(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
@@ -130,7 +130,10 @@ def cluster(
             running.callback(end, daemon)
             if number == 0:
                 until((folder / "munge.socket").exists, "munged listens")
-        until(lambda: said("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"], "two idle nodes")
+        until(
+            lambda: output_of("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"],
+            "two idle nodes",
+        )
         yield folder
 
 
@@ -151,12 +154,12 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     try:
         for word, what in ((b"asleep", "rank 1 sleeps"), (b"posted", "rank 0 waits for it")):
             until(lambda word=word: word in (tmp_path / "job.log").read_bytes(), what)
-        number = said("squeue", "-h", "-o", "%i").strip()
+        number = output_of("squeue", "-h", "-o", "%i").strip()
         target = tmp_path / "hang"
         collect = [*tool, "collect", "--slurm", number, "/dev/shm/rings", "-o", str(target)]
         done = subprocess.run(collect, capture_output=True, text=True, check=False)
     finally:
-        said("scancel", "--signal=KILL", *said("squeue", "-h", "-o", "%i").split())
+        output_of("scancel", "--signal=KILL", *output_of("squeue", "-h", "-o", "%i").split())
         job.kill()
         job.wait()
         log.close()

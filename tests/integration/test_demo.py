@@ -20,7 +20,7 @@ from ncclscope.lab.faults import FAULTS
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from tests.integration.test_command_line import NCCLSCOPE
-from tests.support.remote_nodes import HereAsker
+from tests.support.remote_nodes import LocalClient
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -86,7 +86,7 @@ def assert_nodes_say_the_same(directory: Path) -> None:
         place.mkdir(exist_ok=True)
         ring.rename(place / ring.name)
     local = diagnose(open_run(directory)).to_dict()
-    remote = diagnose(open_remote_run(Fleet(HereAsker(places)), [str(directory)])).to_dict()
+    remote = diagnose(open_remote_run(Fleet(LocalClient(places)), [str(directory)])).to_dict()
     assert json.dumps(remote) == json.dumps(local)
 
 

@@ -114,10 +114,10 @@ def test_nccl_is_asked_for_its_version(tmp_path: Path) -> None:
     source = ROOT / "tests" / "integration" / "nccl_stand_in.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
 
-    said = checks(VLLM_NCCL_SO_PATH=str(library))["NCCL"]
-    assert (said["status"], said["state"]) == ("ok", "2.28.9, with RAS")
-    said = checks(VLLM_NCCL_SO_PATH=str(library), NCCL_RAS_ENABLE="0")["NCCL"]
-    assert (said["status"], said["enable"]) == ("warn", "unset NCCL_RAS_ENABLE for the job")
+    check = checks(VLLM_NCCL_SO_PATH=str(library))["NCCL"]
+    assert (check["status"], check["state"]) == ("ok", "2.28.9, with RAS")
+    check = checks(VLLM_NCCL_SO_PATH=str(library), NCCL_RAS_ENABLE="0")["NCCL"]
+    assert (check["status"], check["enable"]) == ("warn", "unset NCCL_RAS_ENABLE for the job")
 
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces")
@@ -136,10 +136,10 @@ def test_the_small_shm_of_a_container_is_a_warning(size: str, shm: str, rings: s
 
 def test_a_library_that_is_not_nccl_is_bad(tmp_path: Path) -> None:
     (tmp_path / "libnccl.so.2").write_text("no library\n")
-    said = checks(VLLM_NCCL_SO_PATH=str(tmp_path / "libnccl.so.2"))["NCCL"]
+    check = checks(VLLM_NCCL_SO_PATH=str(tmp_path / "libnccl.so.2"))["NCCL"]
 
-    assert said["status"] == "bad"
-    assert said["state"].startswith("libnccl.so.2: ")
+    assert check["status"] == "bad"
+    assert check["state"].startswith("libnccl.so.2: ")
 
 
 def test_it_imports_nothing_heavy() -> None:

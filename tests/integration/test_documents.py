@@ -155,5 +155,5 @@ def test_options_of_every_command_exist(
         monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
     with pytest.raises((_Parsed, SystemExit)) as ended:
         main(words)
-    said = capsys.readouterr().err
-    assert ended.type is _Parsed or ended.value.code == 0, said  # --help and --version
+    output = capsys.readouterr().err
+    assert ended.type is _Parsed or ended.value.code == 0, output  # --help and --version

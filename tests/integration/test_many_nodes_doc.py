@@ -54,10 +54,10 @@ def test_it_runs_as_it_stands(nodes: Nodes, tmp_path: Path, command: str) -> Non
 
 
 def test_options_of_the_text_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ""
+    printed = ""
     for command in ("collect", "diagnose", "watch"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        told += capsys.readouterr().out
+        printed += capsys.readouterr().out
     ours = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - {"--overlap", "--only", "--dir"}
-    assert {option for option in ours if option not in told} == set()
+    assert {option for option in ours if option not in printed} == set()

@@ -235,9 +235,9 @@ def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path
     )
 
     assert run(fresh, "--version").stdout == f"ncclscope {VERSION}\n"
-    said = run(fresh, "doctor").stdout
-    assert "19 load" in said
-    assert "!! " not in said.partition("INSTALLATION")[2]
+    output = run(fresh, "doctor").stdout
+    assert "19 load" in output
+    assert "!! " not in output.partition("INSTALLATION")[2]
     assert "left no record" in run(fresh, "diagnose", trace).stdout
     run(fresh, "report", trace, "-o", tmp_path / "page.html")
     assert "<script" in (tmp_path / "page.html").read_text()

@@ -153,13 +153,13 @@ def test_one_of_several_runs_in_a_directory_explains(command: list[str]) -> None
         for program in programs
     ]
     try:
-        said = runs[0].communicate(timeout=60)[1]
+        output = runs[0].communicate(timeout=60)[1]
     finally:
         for run in runs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGTERM)
-    said += runs[1].communicate(timeout=30)[1]
-    assert said.count("DIVERGED") == 1, said
+    output += runs[1].communicate(timeout=30)[1]
+    assert output.count("DIVERGED") == 1, output
 
 
 @pytest.mark.parametrize("option", ["--stall", "--kill-after"])

@@ -41,8 +41,8 @@ def target_of(version: str, cache: Path) -> Path:
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
-        said = (package / "_version.py").read_text()
-        if f"'{version}" in said or f'"{version}' in said:
+        text = (package / "_version.py").read_text()
+        if f"'{version}" in text or f'"{version}' in text:
             return package.parent / TARGET
     try:
         return fetch(version, str(TARGET), cache / version)

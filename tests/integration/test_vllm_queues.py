@@ -98,7 +98,7 @@ def read_all(rings: Path) -> list[Rank]:
     return [rank for rank in (*run.ranks, *run.others) if "queues" in rank.details]
 
 
-def judge(rings: Path, function: str, tell: bool) -> Verdict:
+def judge(rings: Path, function: str, send: bool) -> Verdict:
     environment = {"MEETING_POINT": str(rings / "handle"), "NCCLSCOPE_DIR": str(rings)}
     processes = [
         start(__file__, function, {**environment, "RANK": str(rank)}, interpreter=True)
@@ -115,7 +115,7 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
                 continue
             idle = [rank.activities.get("dequeue") for rank in run.ranks]
             # Told only once rank 1 waits in dequeue: else it reads the message before that.
-            if tell and len(idle) == READERS and all(one and one.count == 2 for one in idle):
+            if send and len(idle) == READERS and all(one and one.count == 2 for one in idle):
                 (rings / "handle.go").touch()
             verdict = diagnose(run, live_stall_seconds=STALL)
             if verdict.status == "hung":
@@ -137,7 +137,7 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
     ],
 )
 def test_reader_that_does_not_read_is_named(rings: Path, function: str, words: str) -> None:
-    verdict = judge(rings, function, tell=function == "missed")
+    verdict = judge(rings, function, send=function == "missed")
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))

@@ -221,5 +221,5 @@ def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmSe
     )
 
     assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()[-1:]
-    assert "routed experts cannot be returned: with 2 pipeline stages" in said
+    (line,) = done.stderr.strip().splitlines()[-1:]
+    assert "routed experts cannot be returned: with 2 pipeline stages" in line

@@ -100,7 +100,7 @@ def shows(calls: list[Call]) -> Callable[[str], bool]:
     return is_met
 
 
-def said(pattern: str) -> Callable[[str], bool]:
+def shows_text(pattern: str) -> Callable[[str], bool]:
     """Return whether this stands on the screen."""
     return lambda screen: re.search(pattern, screen) is not None
 
@@ -368,11 +368,11 @@ def test_what_happens_is_logged(rings: Path) -> None:
         terminal.press("l")
         # One look may see it of one rank, the next of the other.
         for rank in (0, 2):
-            terminal.wait_for(said(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
+            terminal.wait_for(shows_text(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
         terminal.wait_for("hung: Rank 1 ")
         for tracer in ranks.tracers:
             tracer.close()
-        terminal.wait_for(said(r"ranks? .* exited normally"), "all processes have ended")
+        terminal.wait_for(shows_text(r"ranks? .* exited normally"), "all processes have ended")
 
 
 def test_no_escape_sequence_of_anybody_else_reaches_the_terminal(rings: Path) -> None:
@@ -450,17 +450,17 @@ def held(terminal: Emulator) -> Iterator[None]:
 def test_a_terminal_that_takes_nothing_does_not_stop_the_watch(rings: Path, tmp_path: Path) -> None:
     ranks = Ranks(rings, 40)
     ranks.post()
-    told = tmp_path / "told"
-    command = [*WATCH, rings, "--interval", 0.01, "--on-hang", f"echo $NCCLSCOPE_KIND > {told}"]
+    marker = tmp_path / "marker"
+    command = [*WATCH, rings, "--interval", 0.01, "--on-hang", f"echo $NCCLSCOPE_KIND > {marker}"]
     with Emulator(command, 200, 50) as terminal:
         terminal.wait_for("RANKS", "RANK 0 pid")
         with held(terminal):
             ranks.post(odd=7)
             deadline = time.monotonic() + 60
-            while not (told.exists() and told.read_text()):
+            while not (marker.exists() and marker.read_text()):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            assert told.read_text() == "size_mismatch\n"
+            assert marker.read_text() == "size_mismatch\n"
             terminal.process.send_signal(signal.SIGSTOP)
             terminal.process.send_signal(signal.SIGCONT)
         terminal.wait_for("DIVERGED", "! 7")

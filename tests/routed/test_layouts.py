@@ -181,11 +181,11 @@ def test_all_ranks_of_a_replica_tell_the_same(
 ) -> None:
     shards = tuple(-(-count // tp) for count in tokens for _ in range(tp))
     for dp_rank in range(len(tokens)):
-        told = {
+        answers = {
             recognise(rows, BatchRows(tuple(tokens), dp_rank, tp, own, sequence_parallel, shards))
             for own in range(tp)
         }
-        assert len(told) == 1
+        assert len(answers) == 1
 
 
 def test_a_step_that_nobody_wants_posts_no_collective() -> None:

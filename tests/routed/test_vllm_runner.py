@@ -91,5 +91,5 @@ def test_what_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         assert wrapping.attempt("nothing of a kind was done", fail) is None
 
-    (said,) = [text for text in caplog.messages if "nothing of a kind was done" in text]
-    assert "broken" in said
+    (printed,) = [text for text in caplog.messages if "nothing of a kind was done" in text]
+    assert "broken" in printed

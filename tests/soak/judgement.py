@@ -51,7 +51,7 @@ def sequences(run: Run) -> list[Sequences]:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """Where ranks parted, as the verdict has it.
 
     Attributes:
@@ -64,19 +64,19 @@ class Parting:
     step: int | None
 
 
-def divergence(run: Run, *, stall_seconds: float) -> Parting:
+def divergence(run: Run, *, stall_seconds: float) -> Divergence:
     """Find out where ranks parted."""
     verdict = diagnose(run, stall_seconds=stall_seconds)
     cause = verdict.cause
     if cause is None:
-        return Parting(verdict, None)
+        return Divergence(verdict, None)
     steps = [
         _step(rank, call)
         for call in (cause.odd, cause.peers)
         if call is not None
         for rank in run.ranks
     ]
-    return Parting(verdict, min((step for step in steps if step is not None), default=None))
+    return Divergence(verdict, min((step for step in steps if step is not None), default=None))
 
 
 def _step(rank: Rank, call: Call) -> int | None:

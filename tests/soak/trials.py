@@ -8,13 +8,13 @@ from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import Outcome, remove, rings_directory, run_ranks
 from ncclscope.readers import open_run
 from tests.soak import steps
-from tests.soak.judgement import Parting, Sequences, divergence, sequences
+from tests.soak.judgement import Divergence, Sequences, divergence, sequences
 from tests.soak.routing import Plan
 
 STALL_SECONDS = 3.0
 PATIENCE = 4 * 3600.0
 HAZARD = 1 / 32
-"""Of the steps in which the specimen is caught: some go well before one does not."""
+"""Of the steps in which the buggy reference is caught: some go well before one does not."""
 
 
 def make_plan(
@@ -113,7 +113,7 @@ class Caught:
     ending: str
     step: int
     loads: list[int]
-    found: Parting
+    found: Divergence
 
     @property
     def named(self) -> tuple[int, ...]:

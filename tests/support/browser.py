@@ -33,7 +33,7 @@ class Opened:
     """
 
     page: Any
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     def count(self, selector: str) -> int:
@@ -77,9 +77,9 @@ class Browser:
         context = self._chromium.new_context(offline=True, **options)
         page = context.new_page()
         opened = Opened(page)
-        page.on("console", lambda message: opened.said.append(message.text))
-        page.on("pageerror", lambda error: opened.said.append(str(error)))
-        page.on("dialog", lambda dialog: (opened.said.append(dialog.message), dialog.dismiss()))
+        page.on("console", lambda message: opened.messages.append(message.text))
+        page.on("pageerror", lambda error: opened.messages.append(str(error)))
+        page.on("dialog", lambda dialog: (opened.messages.append(dialog.message), dialog.dismiss()))
         address = path.resolve().as_uri()
         page.on(
             "request",

@@ -74,7 +74,7 @@ class Outcome:
     """
 
     command: Command
-    said: str
+    output: str
     status: int
 
 
@@ -210,9 +210,9 @@ def _outcomes(commands: Sequence[Command], log: str, place: str) -> list[Outcome
     found = []
     for number, command in enumerate(commands):
         _, begun, rest = log.partition(f"{_MARK}begin {number} 0{_MARK}")
-        said, ended, rest = rest.partition(f"{_MARK}end {number} ")
+        output, ended, rest = rest.partition(f"{_MARK}end {number} ")
         status = int(rest.partition(_MARK)[0]) if begun and ended else -1
-        found.append(Outcome(command, said, status))
+        found.append(Outcome(command, output, status))
     return found
 
 
@@ -223,7 +223,7 @@ def words(text: str) -> list[str]:
     return _FRAME.sub(" ", text).split()
 
 
-def _matches(shown: str, said: str) -> bool:
+def _matches(shown: str, output: str) -> bool:
     """Return whether a text is what a document shows, with ``...`` for any lines."""
     # A frame may break its lines elsewhere, where a pid has another length: words count.
     parts: list[list[str]] = [[]]
@@ -232,20 +232,20 @@ def _matches(shown: str, said: str) -> bool:
             parts.append([])
         else:
             parts[-1] += line
-    heard = words(said)
+    printed = words(output)
     first, *others = parts
-    if heard[: len(first)] != first:
+    if printed[: len(first)] != first:
         return False
-    heard = heard[len(first) :]
+    printed = printed[len(first) :]
     if not others:
-        return not heard
+        return not printed
     *between, last = others
     for part in between:
-        place = _find(heard, part)
+        place = _find(printed, part)
         if place < 0:
             return False
-        heard = heard[place + len(part) :]
-    return not last or (len(last) <= len(heard) and heard[-len(last) :] == last)
+        printed = printed[place + len(part) :]
+    return not last or (len(last) <= len(printed) and printed[-len(last) :] == last)
 
 
 def words_by_line(text: str) -> list[list[str]]:
@@ -255,9 +255,9 @@ def words_by_line(text: str) -> list[list[str]]:
     return [_FRAME.sub(" ", line).split() for line in text.splitlines()]
 
 
-def _find(heard: Sequence[str], part: Sequence[str]) -> int:
-    for place in range(len(heard) - len(part) + 1):
-        if heard[place : place + len(part)] == part:
+def _find(printed: Sequence[str], part: Sequence[str]) -> int:
+    for place in range(len(printed) - len(part) + 1):
+        if printed[place : place + len(part)] == part:
             return place
     return -1
 
@@ -267,14 +267,14 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
     found = []
     for outcome, following in zip(outcomes, [*outcomes[1:], None], strict=True):
         name = f"$ {outcome.command.text}"
-        told = following is not None and following.command.text.startswith("echo $?")
+        is_checked = following is not None and following.command.text.startswith("echo $?")
         if outcome.status < 0:
-            found.append(f"{name}\ndid not come to its end:\n{outcome.said}")
-        elif outcome.status and not told:
-            found.append(f"{name}\nended with {outcome.status}:\n{outcome.said}")
-        elif not _matches(outcome.command.shown, outcome.said):
+            found.append(f"{name}\ndid not come to its end:\n{outcome.output}")
+        elif outcome.status and not is_checked:
+            found.append(f"{name}\nended with {outcome.status}:\n{outcome.output}")
+        elif not _matches(outcome.command.shown, outcome.output):
             found.append(
-                f"{name}\nprinted:\n{outcome.said}\nand not:\n{outcome.command.shown}\n"
-                f"as words: {words(outcome.said)}"
+                f"{name}\nprinted:\n{outcome.output}\nand not:\n{outcome.command.shown}\n"
+                f"as words: {words(outcome.output)}"
             )
     return found

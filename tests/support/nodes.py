@@ -108,11 +108,11 @@ class Nodes:
         )
         self._running.append(node)
         assert node.stdout is not None
-        told = b""
-        while len(told) < count + 1:
+        answer = b""
+        while len(answer) < count + 1:
             data = os.read(node.stdout.fileno(), 100)
             assert data, f"{name} ended"
-            told += data
+            answer += data
         children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
         (self.folder / f"{name}.pid").write_text(children[0])
 

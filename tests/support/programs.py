@@ -41,9 +41,9 @@ def run_program(
         start_new_session=True,
     ) as program:
         try:
-            said, complained = program.communicate(timeout=timeout)
+            output, complained = program.communicate(timeout=timeout)
         finally:
             # Whatever it has forked and not waited for is ended with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(program.args, program.returncode, said, complained)
+    return subprocess.CompletedProcess(program.args, program.returncode, output, complained)

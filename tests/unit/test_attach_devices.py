@@ -25,25 +25,25 @@ def recorded(name: str) -> Snapshot:
 
 
 def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:
-    testimony = compare_gpus(recorded("sleep"))
+    evidence = compare_gpus(recorded("sleep"))
 
-    assert testimony is not None
-    assert testimony.ranks == (2,)
-    assert "ranks 0 1 3: kernels run and touch no memory (100 % busy, 0 % memory" in testimony.says
+    assert evidence is not None
+    assert evidence.ranks == (2,)
+    assert "ranks 0 1 3: kernels run and touch no memory (100 % busy, 0 % memory" in evidence.says
 
 
 def test_where_all_spin_nobody_is_named() -> None:
-    testimony = compare_gpus(recorded("mismatch"))
+    evidence = compare_gpus(recorded("mismatch"))
 
-    assert testimony is not None
-    assert (testimony.ranks, testimony.odd) == ((), True)
+    assert evidence is not None
+    assert (evidence.ranks, evidence.odd) == ((), True)
 
 
 def test_gpus_at_work_name_nobody() -> None:
-    testimony = compare_gpus(recorded("loop"))
+    evidence = compare_gpus(recorded("loop"))
 
-    assert testimony is not None
-    assert testimony.ranks == ()
+    assert evidence is not None
+    assert evidence.ranks == ()
 
 
 def test_recorded_hangs_of_real_gpus_are_named() -> None:

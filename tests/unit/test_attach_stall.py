@@ -91,14 +91,14 @@ def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) ->
     return replace(run, ranks=tuple(replace(rank, alive=True) for rank in run.ranks))
 
 
-def looked_at(run: Run, *use: int) -> Verdict:
+def attached_verdict(run: Run, *use: int) -> Verdict:
     """Return the verdict, where the host waits for the GPU, and the GPUs were so busy."""
     workers = [worker(rank, SYNC, switches=4000) for rank in range(2)]
     return diagnose(replace(run, snapshot=snapshot(workers, gpus=gpus(*use))))
 
 
 def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
-    verdict = looked_at(resting(tmp_path), 100, 100)
+    verdict = attached_verdict(resting(tmp_path), 100, 100)
 
     cause = verdict.cause
     assert cause is not None
@@ -112,13 +112,13 @@ def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
 def test_one_at_rest_or_no_time_is_none(
     tmp_path: Path, seconds: float, use: tuple[int, int]
 ) -> None:
-    assert looked_at(resting(tmp_path, seconds), *use).status == "unknown"
+    assert attached_verdict(resting(tmp_path, seconds), *use).status == "unknown"
 
 
 def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> None:
     run = resting(tmp_path, swapped=True)
 
-    assert looked_at(run, 0, 0).status == "unknown"
-    cause = looked_at(run, 100, 100).cause
+    assert attached_verdict(run, 0, 0).status == "unknown"
+    cause = attached_verdict(run, 100, 100).cause
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))

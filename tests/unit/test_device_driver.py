@@ -50,7 +50,7 @@ class Library:
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
         return 0
 
-    def cuGetErrorName(self, result: int, said: Any) -> int:
+    def cuGetErrorName(self, result: int, output: Any) -> int:
         return 0
 
     def cuCtxGetStreamPriorityRange(self, least: Any, greatest: Any) -> int:

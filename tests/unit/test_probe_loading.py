@@ -139,13 +139,13 @@ def test_patches_of_others_are_found_by_entry_point(
         "from ncclscope_patches.probes.probe import Patch\n"
         "class Harmless(Patch):\n    name = 'harmless'\n"
     )
-    told: list[str] = []
-    monkeypatch.setattr(session, "warn_once", lambda topic, message: told.append(message))
+    warnings: list[str] = []
+    monkeypatch.setattr(session, "warn_once", lambda topic, message: warnings.append(message))
     names = {kind.name for _, kind in registry.find()}
 
     assert {"c10d", "pynccl", "harmless"} <= names
-    assert len(told) == 1
-    assert "Missing" in told[0]
+    assert len(warnings) == 1
+    assert "Missing" in warnings[0]
 
 
 def test_each_patch_says_what_it_is_for() -> None:

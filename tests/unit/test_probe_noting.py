@@ -146,23 +146,23 @@ def test_vllms_queues_and_steps(patch: Patch) -> None:
         probe.install(module)
     queue, worker = module.MessageQueue(), module.Worker()
 
-    said = []
+    notes = []
     queue.enqueue(("execute_model", (), {}, None))
-    said.append(newest("enqueue"))
+    notes.append(newest("enqueue"))
     queue.enqueue(("not a name", (), {}, None))
-    said.append(newest("enqueue"))
+    notes.append(newest("enqueue"))
     queue.dequeue(indefinite=True)
-    said.append(newest("dequeue"))
+    notes.append(newest("dequeue"))
     worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
     assert newest("step") is None, "without tokens there is no pass"
     worker.execute_model(scheduler_output=SimpleNamespace(total_num_scheduled_tokens=17))
-    said.append(newest("step"))
+    notes.append(newest("step"))
     worker.execute_dummy_batch()
-    said.append(newest("step"))
+    notes.append(newest("step"))
     worker.sample_tokens(None)
-    said.append(newest("step"))
+    notes.append(newest("step"))
 
-    assert [(one.detail, one.number) for one in said if one is not None] == [
+    assert [(one.detail, one.number) for one in notes if one is not None] == [
         *(("execute_model", 0), (None, 0), ("work", 0)),
         *(("execute_model", 1), ("execute_dummy_batch", 2), ("sample_tokens", 2)),
     ]

@@ -307,8 +307,8 @@ def test_communicators_without_a_process_group_are_recorded(
 
 def run_alone(function: str, rings: Path, environment: dict[str, str]) -> Any:
     process = start(__file__, function, {"NCCLSCOPE_DIR": str(rings), **environment})
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
     run = open_run(rings)
     (rank,) = (*run.ranks, *run.others)
     return rank
@@ -441,11 +441,11 @@ def faults(
         **library,
     }
     process = start(__file__, "break_each_method", environment)
-    said, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
     found, warnings = [], 0
-    for line in said.splitlines():
-        assert "Traceback" not in line, said
+    for line in output.splitlines():
+        assert "Traceback" not in line, output
         warnings += "probe is off in this process" in line
         if line.startswith("{"):
             found.append((json.loads(line), warnings))

@@ -207,13 +207,13 @@ def test_text_that_no_encoding_takes_is_stored_with_a_substitute(rings: Path) ->
 class Watched(dict[Any, int]):
     """A table that holds each entry against the file in the moment it becomes known."""
 
-    def __init__(self, look: Any) -> None:
+    def __init__(self, check: Any) -> None:
         super().__init__()
-        self.look = look
+        self.check = check
         self.seen = 0
 
     def __setitem__(self, key: Any, value: int) -> None:
-        self.look(key, value)
+        self.check(key, value)
         self.seen += 1
         super().__setitem__(key, value)
 
@@ -265,12 +265,13 @@ def test_members_of_any_number(rings: Path, members: range | list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["0", "[0]", "[0, 9, 0]", "[0, 1e9, 1]", "[0, 4611686018427387904, 1]", '["a", 1, 1]']
+    "metadata",
+    ["0", "[0]", "[0, 9, 0]", "[0, 1e9, 1]", "[0, 4611686018427387904, 1]", '["a", 1, 1]'],
 )
-def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, told: str) -> None:
+def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, metadata: str) -> None:
     tracer = tracer_in(rings)
     channel = tracer.ring.channel({"key": "k", "label": "x"})
-    tracer.ring.update_channel(channel, {"range": json.loads(told)})
+    tracer.ring.update_channel(channel, {"range": json.loads(metadata)})
     comm = Comm(channel, "k", "x", (), "")
     tracer.record(comm, "barrier")
     assert read(tracer.path).logs["k"].communicator.ranks == ()

@@ -69,9 +69,9 @@ def writer(rings: Path, capacity: int, burst: int) -> Iterator[Path]:
         try:
             assert process.stdout is not None
             yield Path(process.stdout.readline().strip())
-            said, _ = process.communicate("\n", timeout=30)
+            output, _ = process.communicate("\n", timeout=30)
             (rank,) = open_run(rings).ranks
-            assert [rank.logs[f"k{n}"].calls for n in range(2)] == json.loads(said)
+            assert [rank.logs[f"k{n}"].calls for n in range(2)] == json.loads(output)
         finally:
             process.kill()
 

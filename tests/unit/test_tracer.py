@@ -360,8 +360,8 @@ def test_without_a_directory_nothing_is_traced(variables: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("name", ["NCCLSCOPE_DIR", "NCCL_SCOPE_DIR"])
 def test_a_directory_turns_tracing_on(rings: Path, name: str) -> None:
-    (enabled, directory, path, numbers), said = session(**{name: rings, "NCCLSCOPE": "1"})
-    assert (enabled, directory, said) == (True, str(rings), "")
+    (enabled, directory, path, numbers), output = session(**{name: rings, "NCCLSCOPE": "1"})
+    assert (enabled, directory, output) == (True, str(rings), "")
     assert Path(path).parent == rings
     assert numbers == [-1, 0, layout.DEFAULT_CAPACITY]
 
@@ -397,10 +397,10 @@ def test_the_launcher_says_which_rank_it_is(
 def test_the_number_of_records_can_be_chosen(
     rings: Path, records: str, capacity: int, complains: bool
 ) -> None:
-    (_, _, _, found), said = session(NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=records)
+    (_, _, _, found), output = session(NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=records)
     assert found[2] == capacity
-    assert said.count("\n") == int(complains)
-    assert (records in said) or not complains
+    assert output.count("\n") == int(complains)
+    assert (records in output) or not complains
 
 
 def test_the_programs_own_log_gets_the_warning(tmp_path: Path) -> None:

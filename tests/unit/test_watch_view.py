@@ -22,7 +22,7 @@ def job(rings: Path) -> Job:
     return Job(rings, 3)
 
 
-def said(events: Events) -> list[str]:
+def texts(events: Events) -> list[str]:
     return [event.text for event in events.all]
 
 
@@ -40,18 +40,18 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     }
     events.note(job.poll())
     events.note(job.poll(STALL + 1))
-    assert said(events)[:2] == [
+    assert texts(events)[:2] == [
         "ranks 0-2 appeared",
         "ranks 0 2 stalled: inside a collective for 11 s",
     ]
-    assert said(events)[2].startswith("hung: Rank 1 ")
+    assert texts(events)[2].startswith("hung: Rank 1 ")
 
     job.post(1, op="barrier", shape=None, dtype=None, redop=None, site=None)
     for rank, done in position.items():
         job.tracers[rank].complete(done)
     events.note(job.poll(5.0))
 
-    assert said(events)[3:] == [
+    assert texts(events)[3:] == [
         "ranks 0 2 resumed after 16 s",
         "the trouble is over: ok: 3 ranks, running",
     ]
@@ -70,7 +70,7 @@ def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
     for _ in range(3):
         events.note(job.poll(2.0))
 
-    assert [text for text in said(events) if "ended" in text or "exited" in text] == [
+    assert [text for text in texts(events) if "ended" in text or "exited" in text] == [
         f"rank 1 exited normally, pid {os.getpid()}",
         "ranks 0 2 exited normally",
         "all processes have ended",
@@ -85,7 +85,7 @@ def test_what_was_over_before_is_said_so(job: Job) -> None:
     events = Events(wall=lambda: 0.0)
     events.note(job.poll())
 
-    assert said(events) == ["ranks 0-2 had ended before this watch began"]
+    assert texts(events) == ["ranks 0-2 had ended before this watch began"]
 
 
 def test_marks_name_ranks_that_lag_or_stall(job: Job) -> None:

@@ -58,7 +58,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 
 @pytest.mark.parametrize("fault", [*DIVERGED, *STUCK])
-def test_a_hang_on_nccl_is_named_while_it_stands(
+def test_a_hang_on_nccl_is_named_while_it_lasts(
     rings: Path, tmp_path: Path, environment: dict[str, str], fault: str
 ) -> None:
     # Of a pair nothing singles out the one that posted another size.
@@ -133,7 +133,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
 
 
 @pytest.mark.skipif(BACKEND != "nccl", reason="needs GPUs")
-def test_a_device_that_stands_still_is_no_ranks_fault(
+def test_a_device_without_progress_is_no_ranks_fault(
     rings: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")

@@ -165,7 +165,7 @@ def test_groups_created_alike_are_recorded_and_agree(rings: Path) -> None:
     assert not any(GROUPS in row.cells for row in verdict.table)
 
 
-def test_groups_that_only_members_create_are_told_apart(rings: Path) -> None:
+def test_groups_that_only_members_create_are_distinguished(rings: Path) -> None:
     run = run_ranks(__file__, "local_groups", rings, size=SIZE)
 
     assert diagnose(run, stall_seconds=0.0).status == "ok"

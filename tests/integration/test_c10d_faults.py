@@ -314,7 +314,7 @@ def test_every_call_is_made_once_and_has_its_own_outcome(results: list[Result]) 
         assert one["calls"] == (0 if one["name"] == "new_group" else 2), one
 
 
-def test_every_fault_is_said_once(results: list[Result]) -> None:
+def test_every_fault_is_reported_once(results: list[Result]) -> None:
     for one in results:
         warnings = one["warnings"].count("ncclscope:")
         if one["fault"] in ("post", "post_p2p"):

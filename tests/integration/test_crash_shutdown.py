@@ -45,7 +45,7 @@ def shapes(rank: Rank) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "sys.exit()", "raise SystemExit"])
-def test_an_end_in_order_is_said(rings: Path, end: str) -> None:
+def test_a_normal_exit_is_recorded(rings: Path, end: str) -> None:
     rank, output = run(f"record(1)\n{end}", rings)
 
     assert rank.exited
@@ -74,7 +74,7 @@ def test_an_exit_with_a_status_is_an_end_in_order(rings: Path) -> None:
         ("import ctypes; ctypes.string_at(8)", -signal.SIGSEGV),
     ],
 )
-def test_an_end_without_notice_is_not_said_and_loses_nothing(
+def test_an_abrupt_end_is_not_recorded_and_loses_nothing(
     rings: Path, end: str, status: int
 ) -> None:
     rank, _ = run(f"for number in range(100): record(number)\n{end}", rings, status)

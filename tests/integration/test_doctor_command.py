@@ -40,7 +40,7 @@ def checks(first: str = "", **environment: str) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_it_looks_at_everything() -> None:
+def test_it_checks_everything() -> None:
     found = checks()
 
     assert set(found) >= {
@@ -65,7 +65,7 @@ def test_rings_that_are_there_are_found(tmp_path: Path) -> None:
     assert str(tmp_path / "rings") in found["recorded"]["enable"]
 
 
-def test_tracing_that_is_switched_off_is_said_to_be() -> None:
+def test_tracing_that_is_switched_off_is_reported() -> None:
     assert "NCCLSCOPE=0" in checks(NCCLSCOPE="0")["switch"]["state"]
 
 

@@ -66,7 +66,7 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("document", "file", "body"), QUOTED)
-def test_what_is_quoted_stands_in_the_file(document: Path, file: str, body: str) -> None:
+def test_what_is_quoted_is_in_the_file(document: Path, file: str, body: str) -> None:
     assert body in (ROOT / file).read_text("utf-8"), f"{name(document)} shows another {file}"
 
 

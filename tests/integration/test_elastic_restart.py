@@ -41,7 +41,9 @@ def test_a_restart_that_ends_well_is_ok(rings: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hang_after_a_restart_is_told_of_the_last_generation(rings: Path, tmp_path: Path) -> None:
+def test_a_hang_after_a_restart_is_reported_for_the_last_generation(
+    rings: Path, tmp_path: Path
+) -> None:
     with start_watched(rings, tmp_path, PROGRAM, "stuck", restarts=1) as running:
         first: frozenset[int] = frozenset()
         deadline = time.monotonic() + 200

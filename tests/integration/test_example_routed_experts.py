@@ -175,7 +175,7 @@ def test_tables_fit_into_80_columns(table: tuple[dict[str, Any], str]) -> None:
     assert "The old way did not hang here" in printed
 
 
-def test_an_event_loop_that_stands_still_hangs_the_other_replica(tmp_path: Path) -> None:
+def test_a_blocked_event_loop_hangs_the_other_replica(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     given = ("--rows", "old", "--timeout", "3", "--no-volume", "--json", str(figures))
     # More than can be answered before the engine is stopped.
@@ -196,7 +196,7 @@ def test_an_event_loop_that_stands_still_hangs_the_other_replica(tmp_path: Path)
         assert command.nothing_left()
 
 
-def test_requests_that_come_while_the_engines_go_to_rest_are_heard(tmp_path: Path) -> None:
+def test_requests_that_arrive_while_the_engines_pause_are_served(tmp_path: Path) -> None:
     load = ("--requests", "100", "--concurrency", "1", "--prompt-tokens", "20", "--max-tokens", "3")
     size = ("--dp", "2", "--tp", "1", "--layers", "1", "--burst-tokens", "0", "--no-volume")
     with started("--rows", "baseline", *load, *size, log=tmp_path / "log") as command:

@@ -100,7 +100,7 @@ def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> No
     ("mistyped", "meant"),
     [(["diagnos", "x"], "diagnose"), (["diagnose", "x", "--jsno"], "--json")],
 )
-def test_what_was_probably_meant_is_said(mistyped: list[str], meant: str) -> None:
+def test_a_mistyped_command_gets_a_suggestion(mistyped: list[str], meant: str) -> None:
     done = run(*mistyped)
     assert done.returncode == 2
     assert f"; did you mean {meant}?; see " in done.stderr

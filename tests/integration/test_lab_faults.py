@@ -301,7 +301,7 @@ def test_the_calls_of_a_group_are_those_of_the_peers_in_another_order(run: Runne
     assert {rank.wrong_since for rank in result.progress.ranks} == {0}
 
 
-def test_behind_a_silent_link_all_live_and_stand_in_the_same_call(run: Runner) -> None:
+def test_behind_a_silent_link_all_live_in_the_same_call(run: Runner) -> None:
     result = run("silent_link")
     assert result.statuses == {}
     replica = [result.odd, result.peer]

@@ -44,7 +44,7 @@ def test_each_way_has_an_example() -> None:
         for command in OURS
     ],
 )
-def test_it_runs_as_it_stands(nodes: Nodes, tmp_path: Path, command: str) -> None:
+def test_each_command_runs_as_written(nodes: Nodes, tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / "hang") if word == "hang/" else word for word in shlex.split(command)]
     done = nodes.run(*words)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -183,7 +183,7 @@ def test_the_calls_of_a_group_have_its_number(nccl: Built, rings: Path) -> None:
     assert None not in (groups[0], groups[3])
 
 
-def test_a_captured_call_is_marked_and_its_replays_are_said_to_be_unseen(
+def test_a_captured_call_is_marked_and_its_replays_are_reported_unseen(
     nccl: Built, rings: Path
 ) -> None:
     _job(nccl, rings, lambda rank: [call(), call(captured=True), call(captured=True)])

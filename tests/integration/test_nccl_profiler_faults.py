@@ -100,7 +100,7 @@ def test_a_plugin_that_nccl_unloads_goes_on_in_its_ring(nccl: Built, rings: Path
     assert _calls(_ring(rings)) == [1, 1]
 
 
-def test_communicators_beyond_the_rings_room_are_said_to_be_unrecorded(
+def test_communicators_beyond_the_rings_room_are_reported_unrecorded(
     nccl: Built, rings: Path
 ) -> None:
     lines = [f"open {nccl.plugin} 5"]
@@ -182,7 +182,7 @@ def test_the_rank_is_the_launchers_or_nccls(
     ring.close()
 
 
-def test_a_larger_communicator_tells_more_about_the_rank(nccl: Built, rings: Path) -> None:
+def test_a_larger_communicator_knows_more_about_the_rank(nccl: Built, rings: Path) -> None:
     lines = [f"open {nccl.plugin} 5", comm(0, 2), comm(3, 4, at=1, hash=2)]
     run(nccl, lines, NCCLSCOPE_DIR=rings)
     ring = RingFile(_ring(rings))

@@ -184,7 +184,7 @@ def test_exit_status_is_that_of_the_program(rings: Path, ending: str, status: in
         ([], "no command to run"),
     ],
 )
-def test_command_that_cannot_run_is_said_in_a_line(
+def test_command_that_cannot_run_is_reported_in_a_line(
     rings: Path, command: list[str], reason: str
 ) -> None:
     completed = run(rings, *command)

@@ -206,7 +206,7 @@ def test_words_that_mean_nothing_are_refused(server: VllmServer) -> None:
         list(server.stream([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"}))
 
 
-def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmServer) -> None:
+def test_a_deployment_that_cannot_return_experts_is_refused_at_startup(server: VllmServer) -> None:
     program = (
         "import sys; from vllm.engine.arg_utils import EngineArgs\n"
         "EngineArgs(model=sys.argv[1], dtype='float32', pipeline_parallel_size=2,"

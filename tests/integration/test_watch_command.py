@@ -214,7 +214,7 @@ with moving(Path(sys.argv[1])):
 """
 
 
-def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None:
+def test_on_a_hang_it_takes_the_requested_actions(rings: Path, tmp_path: Path) -> None:
     marker, bundles, metrics = tmp_path / "marker", tmp_path / "bundles", tmp_path / "job.prom"
     command = [sys.executable, "-c", LIVING, str(rings)]
     with subprocess.Popen(

@@ -200,7 +200,7 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     assert f"ncclscope diagnose {rings}" in terminal.screen
 
 
-def test_a_rank_that_is_killed_stands_out_at_once(rings: Path) -> None:
+def test_a_killed_rank_is_marked_at_once(rings: Path) -> None:
     program = Program(tp=4, dp=1, fault="killed_rank", seed=1)
     (odd,) = program.planted()["diverging_ranks"]
     with (
@@ -331,7 +331,7 @@ def test_another_size_is_another_picture(rings: Path) -> None:
         terminal.wait_for("OK", lambda screen: "RANKS" in screen)
 
 
-def test_the_one_to_look_at_is_found_among_many(rings: Path) -> None:
+def test_the_diverging_rank_is_found_among_many(rings: Path) -> None:
     ranks = Ranks(rings, 64)
     for _ in range(3):
         ranks.post()

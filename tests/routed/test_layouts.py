@@ -176,7 +176,7 @@ def test_a_layout_is_known_by_its_rows(
     sequence_parallel=st.booleans(),
     rows=st.integers(0, 60),
 )
-def test_all_ranks_of_a_replica_tell_the_same(
+def test_all_ranks_of_a_replica_agree(
     tokens: list[int], tp: int, sequence_parallel: bool, rows: int
 ) -> None:
     shards = tuple(-(-count // tp) for count in tokens for _ in range(tp))

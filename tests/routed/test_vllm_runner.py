@@ -84,7 +84,7 @@ def test_rows_that_cannot_be_taken_leave_the_output_alone(routing: runner.Runner
         assert getattr(output, runner.DELTA) is None
 
 
-def test_what_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise RuntimeError("broken")
 

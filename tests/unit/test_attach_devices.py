@@ -72,7 +72,7 @@ def test_a_gpu_decides_among_candidates() -> None:
     assert any(line.startswith("gpu: ") for line in verdict.cause.evidence)
 
 
-def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
+def test_evidence_that_contradicts_itself_singles_out_nobody() -> None:
     sources = (Source("stacks", True, "read"), Source("gpu", True, "read"))
     workers = [worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)]
     verdict = verdict_of(snapshot(workers, gpus=gpus(100, 0, 100, 100), sources=sources))
@@ -84,7 +84,7 @@ def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
     assert "name different ranks" in verdict.cause.summary
 
 
-def test_gpus_are_heard_where_no_stack_can_be_read() -> None:
+def test_gpus_are_evidence_where_no_stack_can_be_read() -> None:
     workers = [replace(worker(rank, REDUCE), stacks=()) for rank in range(4)]
     verdict = verdict_of(snapshot(workers, gpus=gpus(100, 100, 0, 100)))
 
@@ -99,7 +99,7 @@ def test_a_spin_of_a_job_that_moves_is_no_hang() -> None:
     assert verdict.cause is None
 
 
-def test_in_a_container_the_local_rank_tells_the_gpu() -> None:
+def test_in_a_container_the_local_rank_gives_the_gpu() -> None:
     """NVML names pids of the host there, which are none of ours."""
     sample = gpus(1, 1, 1, 1)[0]
     environment = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,3"}

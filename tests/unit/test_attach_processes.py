@@ -88,7 +88,7 @@ def test_a_local_rank_is_better_than_nothing() -> None:
     ]
 
 
-def test_without_any_witness_pids_are_numbered() -> None:
+def test_without_any_evidence_pids_are_numbered() -> None:
     assert ranks(worker(12), worker(10)) == [(10, 0, "pid"), (12, 1, "pid")]
     assert ranks(worker(12, RANK="0"), worker(10, RANK="0")) == [(10, 0, "pid"), (12, 1, "pid")]
 

@@ -269,7 +269,7 @@ def test_one_that_never_answers_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "{", "\x00\xff garbage\n", '[{"communicators": []}]'])
-def test_garbage_is_told_in_one_line(answer: str) -> None:
+def test_garbage_is_reported_in_one_line(answer: str) -> None:
     with server(answer) as address:
         reason = ask_ras(address)
 

@@ -34,14 +34,14 @@ def test_a_gap_that_was_asked_for_is_kept() -> None:
     assert len(found.samples) >= 2
 
 
-def test_what_is_decided_is_not_looked_at_any_longer() -> None:
+def test_a_decided_job_is_not_sampled_any_longer() -> None:
     found = Sampler(gap=0.1, patience=60.0, open_until=0.0)
 
     assert len(found.asked) == 1
     assert found.span < 60.0
 
 
-def test_what_is_open_is_looked_at_until_patience_ends_and_not_longer() -> None:
+def test_an_undecided_job_is_sampled_until_patience_ends() -> None:
     found = Sampler(gap=0.1, patience=3.0, open_until=99.0)
 
     assert found.span >= 3.0

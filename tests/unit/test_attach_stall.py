@@ -42,7 +42,7 @@ def test_one_threshold_counts_also_where_stacks_do_not_move(
     assert verdict.status == status
 
 
-def test_below_the_threshold_it_is_said_who_waits_and_nobody_hangs(tmp_path: Path) -> None:
+def test_below_the_threshold_waiting_ranks_are_named_and_nobody_hangs(tmp_path: Path) -> None:
     computes = worker(1, elsewhere(12), elsewhere(13), cpu=2.0, state="R")
     seen = snapshot([worker(0, in_collective("all_reduce", 10)), computes], gap=2.0)
 

@@ -54,7 +54,7 @@ def test_file_line_and_function() -> None:
     assert site == f"test_callsite.py:{line_of('# marked')} test_file_line_and_function"
 
 
-def test_lines_of_one_function_are_told_apart() -> None:
+def test_lines_of_one_function_are_distinguished() -> None:
     one, other = here(), here()
     assert one == other  # on one line
     another = here()
@@ -260,7 +260,7 @@ class Stack:
 _CODES: dict[str, types.CodeType] = {}
 
 
-def test_where_all_is_installed_nobody_goes_on_looking() -> None:
+def test_where_all_frames_are_installed_the_search_ends() -> None:
     samples: list[int] = []
     frame: Any = Stack(60, samples)
     for _ in range(20):

@@ -100,7 +100,7 @@ def test_the_rest_is_judged(tmp_path: Path) -> None:
     assert cause.confidence != "certain"
 
 
-def test_a_rank_whose_record_is_damaged_is_not_said_to_be_late(tmp_path: Path) -> None:
+def test_a_rank_whose_record_is_damaged_is_not_reported_late(tmp_path: Path) -> None:
     """All have posted the same, and wait; the record of one is damaged."""
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()
@@ -153,7 +153,7 @@ def calls_of(cluster: Cluster) -> list[Call]:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_damage_in_a_hash_where_ranks_part_blames_nobody(diverged: Cluster, before: int) -> None:
+def test_damage_in_a_hash_at_the_divergence_blames_nobody(diverged: Cluster, before: int) -> None:
     """The hash of the call at which rank 2 differs, or of the one before it."""
     path = ring_of(diverged, 2)
     record = records_of(path).start + (5 - before) * layout.RECORD.size

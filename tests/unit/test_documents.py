@@ -64,7 +64,7 @@ def test_a_document_is_one_session(tmp_path: Path) -> None:
         ("$ sleep 60", "did not come to its end"),
     ],
 )
-def test_what_breaks_is_told(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_difference_from_the_document_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     commands = sessions(f"```console\n{text}\n```\n")
     limit = 2 if "sleep" in text else 60
     (difference,) = differences(Session(tmp_path).run(commands, limit))

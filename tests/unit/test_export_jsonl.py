@@ -37,7 +37,7 @@ def test_rings_say_the_same_as_the_trace_made_of_them(tmp_path: Path, name: str)
     assert (found["verdict"] is None) == (name == "calm")
 
 
-def test_which_graphs_there_are_is_told_by_the_trace(tmp_path: Path) -> None:
+def test_the_trace_lists_the_graphs(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 4)
     graphs = [
         [

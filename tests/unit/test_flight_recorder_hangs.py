@@ -353,7 +353,7 @@ def test_before_2_11_splits_of_one_tensor_are_not_known(tmp_path: Path) -> None:
     assert job.verdict(tmp_path).status == "ok"
 
 
-def test_lists_of_tensors_tell_their_splits_in_any_version(tmp_path: Path) -> None:
+def test_lists_of_tensors_give_their_splits_in_any_version(tmp_path: Path) -> None:
     job = job_of("2.10")
     expected = fitting()
     expected[0][1] += 1

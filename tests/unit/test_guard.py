@@ -61,7 +61,7 @@ def test_ranks_that_agree_are_left_alone(ranks: Ranks) -> None:
     assert all(guard_of(tracer).active for tracer, _ in group)
 
 
-def test_the_last_to_post_is_told_what_all_have_posted_and_where(ranks: Ranks) -> None:
+def test_the_error_of_the_last_rank_lists_what_all_have_posted_and_where(ranks: Ranks) -> None:
     group = ranks(3)
     for number in range(1, 5):
         for tracer, comm in group:
@@ -118,7 +118,7 @@ def test_a_peer_that_is_ahead_and_agrees(ranks: Ranks) -> None:
     assert guard_of(other).active
 
 
-def test_a_peer_that_is_far_ahead_and_parted_long_ago(ranks: Ranks) -> None:
+def test_a_peer_that_is_far_ahead_and_diverged_long_ago(ranks: Ranks) -> None:
     (one, comm), (other, theirs) = ranks(2)
     for number in range(1, 3000):
         post(one, comm, number if number != 100 else 7)
@@ -283,7 +283,7 @@ def test_foreign_files_are_passed_over(ranks: Ranks, rings: Path, content: bytes
         post(other, theirs, 2)
 
 
-def test_a_mode_that_does_not_exist_is_said_to_be_none(
+def test_a_mode_that_does_not_exist_is_refused(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(warning, "_warned", set())

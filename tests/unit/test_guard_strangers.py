@@ -52,7 +52,7 @@ def in_child(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_words_of_a_peer_that_are_cut_short_kill_nobody(rings: Path) -> None:
+def test_a_truncated_cursor_file_of_a_peer_kills_nobody(rings: Path) -> None:
     peer, theirs = rank_in(rings, 0)
     post(peer, theirs, 1)
 

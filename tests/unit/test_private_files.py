@@ -183,7 +183,7 @@ def test_what_is_collected_at_a_url_of_this_machine(recorded: Path, tmp_path: Pa
     assert len(list(target.rglob("*.ring"))) == 2
 
 
-def test_a_directory_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UsageError):

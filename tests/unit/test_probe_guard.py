@@ -227,7 +227,7 @@ def test_nothing_happens_without_the_target(module: Any) -> None:
     assert observer.seen == [(3, 6)]
 
 
-def test_warning_that_cannot_be_said_harms_nobody(
+def test_warning_that_cannot_be_printed_harms_nobody(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(topic: str, message: str) -> None:

@@ -463,7 +463,7 @@ def test_every_call_is_made_once_whatever_breaks(faults: list[tuple[Fields, int]
         assert one["error"] == "NCCL error: failure asked for by the test, after None", one
 
 
-def test_every_fault_is_said_once(faults: list[tuple[Fields, int]]) -> None:
+def test_every_fault_is_reported_once(faults: list[tuple[Fields, int]]) -> None:
     for one, warnings in faults:
         assert warnings == (one["fault"] != "no fault"), one
 

@@ -141,7 +141,7 @@ def test_kernels_that_are_launched_are_recorded(rings: Path) -> None:
         assert (comm.ranks, comm.backend, comm.kind) == ((0, 1), "custom", "tp/custom")
 
 
-def test_what_no_probe_sees_is_said(tmp_path: Path) -> None:
+def test_what_no_probe_sees_is_reported(tmp_path: Path) -> None:
     for rank in (0, 1):
         tracer = Tracer(tmp_path, rank=rank, world_size=2, heartbeat=False)
         tracer.record(tracer.communicator("k", "tp:0", [0, 1]), "all_reduce", shape=(4,))

@@ -93,7 +93,7 @@ def test_lists_of_names_are_true(name: str) -> None:
 @pytest.mark.parametrize(
     "room", ["ring", "tracing", "sources", "analysis", "render", "export", "."]
 )
-def test_the_engine_names_no_house_that_stands_on_it(room: str) -> None:
+def test_the_engine_names_no_room_that_builds_on_it(room: str) -> None:
     # Arrows point one way: analyzers and patches are found by entry point, ours like anyone's.
     for path in (ROOT / "ncclscope" / room).glob("*.py"):
         named = re.findall(r"^\s*(?:from|import) (ncclscope[\w.]+)", path.read_text(), re.M)

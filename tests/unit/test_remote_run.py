@@ -107,7 +107,7 @@ def test_calls_that_devices_count(rings: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (remote["verdict"]["kind"], remote["verdict"]["diverging_ranks"]) == ("not_joined", [1])
 
 
-def test_an_order_swap_where_nothing_tells_what_has_completed(
+def test_an_order_swap_where_completion_is_not_reported(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(4):

@@ -75,7 +75,7 @@ def test_ranks_of_all_nodes_are_seen(job: Job) -> None:
     assert len(poll.verdict.run.ranks) == SIZE
 
 
-def test_a_divergence_between_nodes_shows_at_the_next_look(job: Job) -> None:
+def test_a_divergence_between_nodes_shows_at_the_next_poll(job: Job) -> None:
     watch, _, _, clock = watcher(job)
     for step in range(5):
         for rank in range(SIZE):
@@ -152,7 +152,7 @@ def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
     assert rings.received - before < SIZE * 300
 
 
-def test_a_node_that_is_lost_is_said(job: Job) -> None:
+def test_a_lost_node_is_reported(job: Job) -> None:
     watch, _, client, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank)

@@ -117,7 +117,7 @@ def test_a_full_heap_or_a_list_too_long_for_it_costs_only_the_list(rings: Path) 
 
 
 @pytest.mark.usefixtures("python_writer")
-def test_places_in_the_heap_begin_again_where_a_record_cannot_tell_them_apart(
+def test_places_in_the_heap_begin_again_where_a_record_cannot_distinguish_them(
     rings: Path,
 ) -> None:
     tracer = tracer_in(rings)

@@ -343,7 +343,7 @@ def test_damage_is_an_error_or_nothing(rings: Path, seed: int, part: str) -> Non
         pass
 
 
-def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
+def test_replays_too_long_for_a_line_per_call_are_reported(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = program_in(rings)

@@ -127,7 +127,7 @@ def test_a_table_that_was_never_written_is_made_up_for(rings: Path, ended: bool)
     check_log(logs["busy"], calls - (SMALL - 5) + 1, calls)
 
 
-def test_marks_stand_where_those_of_other_ranks_do(rings: Path, ended: bool) -> None:
+def test_marks_are_where_those_of_other_ranks_are(rings: Path, ended: bool) -> None:
     tracer = tracer_in(rings, capacity=5000)
     one, other = tracer.communicator("one"), tracer.communicator("other")
     fill(tracer, one, 1, 3001)

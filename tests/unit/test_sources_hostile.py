@@ -334,7 +334,7 @@ def test_what_a_process_says_of_itself_may_be_anything(
 
 @pytest.mark.parametrize("value", RUBBISH, ids=repr)
 @pytest.mark.parametrize("name", ["key", "label", "ranks", "backend", "comm"])
-def test_what_is_said_of_a_communicator_may_be_anything(
+def test_the_description_of_a_communicator_may_be_anything(
     tmp_path: Path, name: str, value: Any
 ) -> None:
     ring = RingWriter(tmp_path, capacity=SMALL, about={"rank": 0})

@@ -225,7 +225,7 @@ def test_the_state_of_a_record_that_is_gone_is_not_set_on_another(rings: Path) -
     assert states == {State.SCHEDULED}
 
 
-def test_steps_stand_where_they_were_taken(rings: Path) -> None:
+def test_steps_are_where_they_were_taken(rings: Path) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     tracer.step(1, tokens=16)
@@ -419,7 +419,7 @@ for _ in range(3):
     assert line.startswith("LOG WARNING ncclscope tracing is off in this process: no ring can be")
 
 
-def test_start_ticks_tell_processes_apart() -> None:
+def test_start_ticks_distinguish_processes() -> None:
     assert procfs.start_ticks(os.getpid()) > procfs.start_ticks(1) >= 0
     for pid in (0, -1, 1 << 40):
         assert procfs.start_ticks(pid) == 0

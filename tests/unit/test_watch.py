@@ -174,7 +174,7 @@ def test_a_difference_from_before_the_watch_began(job: Job) -> None:
     assert poll.verdict.cause.seq == 1
 
 
-def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
+def test_a_ring_that_has_gone_round_between_two_polls(rings: Path) -> None:
     job = Job(rings, 2, capacity=layout.MIN_CAPACITY)
     job.start()
     job.post()
@@ -190,7 +190,7 @@ def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
     assert job.poll().status == "diverged"
 
 
-def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> None:
+def test_a_record_that_is_being_written_is_left_for_the_next_poll(job: Job) -> None:
     job.start()
     job.post()
     job.poll()
@@ -273,7 +273,7 @@ def test_all_in_one_call_that_does_not_come_to_its_end(job: Job) -> None:
     assert poll.verdict.cause.kind == "stalled"
 
 
-def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> None:
+def test_where_completion_is_not_reported_equal_counts_are_no_stall(job: Job) -> None:
     job.start()
     for _ in range(4):
         job.post(done=False, backend="nccl")
@@ -286,7 +286,7 @@ def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> Non
     assert verdict_of(job.poll(STALL + 1)) == ("not_joined", ())
 
 
-def test_an_order_swap_where_completion_is_not_told_is_found_when_nothing_moves(
+def test_an_order_swap_where_completion_is_not_reported_is_found_when_nothing_moves(
     rings: Path,
 ) -> None:
     job = Job(rings, 4)
@@ -325,7 +325,7 @@ def test_a_barrier_that_has_completed_does_not_make_the_next_call_one_that_hangs
     assert (poll.status, poll.activity, poll.stuck) == ("unknown", "idle", frozenset())
 
 
-def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job) -> None:
+def test_gpus_that_spin_reveal_a_stall_where_completion_is_not_reported(job: Job) -> None:
     job.start()
     job.post(done=False, backend="nccl")
     job.use = (100, 100)
@@ -344,7 +344,7 @@ def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job)
     assert job.poll(30.0).status == "unknown"
 
 
-def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
+def test_a_single_poll_takes_the_time_to_sample_gpus_twice(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.start()
@@ -382,7 +382,7 @@ def test_other_gpus_do_not(job: Job, use: tuple[int, ...]) -> None:
     assert not any(poll.in_trouble for poll in polls)
 
 
-def test_gpus_are_not_looked_at_where_calls_are_known_to_have_completed(job: Job) -> None:
+def test_gpus_are_not_sampled_where_calls_are_known_to_have_completed(job: Job) -> None:
     job.start()
     job.post()
     job.use = (100, 100)

@@ -127,7 +127,7 @@ def test_a_bundle_holds_rings_and_verdict(poll: Poll, tmp_path: Path) -> None:
     assert document["verdict"]["kind"] == "size_mismatch"
 
 
-def test_a_command_is_told_all_about_it(poll: Poll, tmp_path: Path) -> None:
+def test_the_command_receives_verdict_and_variables(poll: Poll, tmp_path: Path) -> None:
     given = tmp_path / "given"
     command = (
         f'cat > {given}; echo "$NCCLSCOPE_STATUS $NCCLSCOPE_KIND $NCCLSCOPE_BUNDLE" >> {given}'
@@ -146,7 +146,7 @@ def _split(text: str) -> tuple[str, str]:
     return document + "}", line.strip()
 
 
-def test_what_fails_is_said_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> None:
+def test_what_fails_is_reported_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     done = Actions(tmp_path / "file" / "bundles", "exit 3", kill=True).act(poll)

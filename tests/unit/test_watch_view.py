@@ -57,7 +57,7 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     ]
 
 
-def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
+def test_ends_are_events_and_nothing_is_reported_twice(job: Job) -> None:
     events = Events(wall=lambda: 0.0)
     job.start()
     job.post()
@@ -77,7 +77,7 @@ def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
     ]
 
 
-def test_what_was_over_before_is_said_so(job: Job) -> None:
+def test_what_was_over_before_is_reported_so(job: Job) -> None:
     job.start()
     job.post()
     for tracer in job.tracers.values():
@@ -140,7 +140,7 @@ def test_last_calls_are_those_that_were_recorded(job: Job) -> None:
     assert words.newest(5, "no such communicator") == []
 
 
-def test_rings_are_read_when_somebody_looks_and_something_is_new(
+def test_rings_are_read_when_they_are_shown_and_something_is_new(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.start()

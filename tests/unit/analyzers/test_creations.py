@@ -117,7 +117,7 @@ def test_local_group_that_one_member_does_not_create(cluster: Cluster) -> None:
     assert answer(cluster.verdict()) == ("not_joined", (3,), "certain")
 
 
-def test_no_habit_tells_who_is_odd_in_a_pair(cluster: Cluster) -> None:
+def test_in_a_pair_no_rank_is_named_by_its_habits(cluster: Cluster) -> None:
     """Nobody else creates a group like that: 2 may be wrong to do it, or 3 not to."""
     create(cluster, [2], OWN, comm=OWN, done=False)
     cluster.post([0, 1, 3], "world", done=False)

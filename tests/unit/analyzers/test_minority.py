@@ -92,7 +92,7 @@ def _pairs(cluster: Cluster, calls: int) -> None:
         cluster.tracers[rank].close()
 
 
-def test_a_pair_is_told_apart_by_a_replica_that_posted_the_call(cluster_of: ClusterOf) -> None:
+def test_a_replica_that_posted_the_call_decides_a_pair(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _pairs(cluster, 6)
     cluster.post([0], "tp:0", shape=(15, 2), members=(0, 1), done=False)
@@ -103,7 +103,7 @@ def test_a_pair_is_told_apart_by_a_replica_that_posted_the_call(cluster_of: Clus
     assert "tp:0 of ranks 2 3: all members posted" in " ".join(cause.inferred)
 
 
-def test_a_pair_is_told_apart_by_a_replica_that_ended_without_it(cluster_of: ClusterOf) -> None:
+def test_a_replica_that_ended_without_the_call_decides_a_pair(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _pairs(cluster, 5)
     cluster.post([0], "tp:0", shape=(15, 2), members=(0, 1), done=False)

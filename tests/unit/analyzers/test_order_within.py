@@ -74,7 +74,7 @@ def test_what_only_looks_like_another_order(
     assert "opposite order" not in cause.summary
 
 
-def test_of_a_pair_neither_order_is_odd(cluster_of: ClusterOf) -> None:
+def test_of_a_pair_neither_order_diverges(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     _post(cluster, "grxyz", "rgxyz", rank=1)
 

@@ -216,7 +216,7 @@ def test_what_is_known_to_have_completed_is_no_swap(cluster_of: ClusterOf) -> No
 
 
 @pytest.mark.parametrize("absent", [1, 3])
-def test_after_a_barrier_ranks_stand_where_one_is_missing(
+def test_after_a_barrier_ranks_wait_where_one_is_missing(
     cluster_of: ClusterOf, absent: int
 ) -> None:
     cluster = cluster_of(4)
@@ -240,7 +240,7 @@ def test_after_a_barrier_equal_counts_are_no_stall(cluster_of: ClusterOf) -> Non
     assert cluster.verdict().status == "ok"
 
 
-def test_a_backend_that_tells_of_all_tells_of_the_one_after_a_barrier(
+def test_a_backend_with_completions_reports_the_call_after_a_barrier(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(4)
@@ -275,7 +275,7 @@ def test_a_barrier_that_the_host_went_on_from_does_not_hold_it(cluster_of: Clust
     assert cluster.verdict().status == "ok"
 
 
-def test_of_a_long_circle_the_call_is_named_that_the_odd_rank_shares(
+def test_of_a_long_cycle_the_call_shared_with_the_diverging_rank_is_named(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(3)

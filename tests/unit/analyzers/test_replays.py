@@ -328,7 +328,7 @@ def test_a_pair_without_a_majority(cluster_of: ClusterOf) -> None:
     assert cause.confidence == "ambiguous"
 
 
-def test_replays_are_not_told_of_and_do_not_stall(cluster_of: ClusterOf) -> None:
+def test_replays_do_not_report_completion_and_do_not_stall(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     cluster.history()  # of these it is told that they completed
     graphs = decode_graphs(cluster, 8)

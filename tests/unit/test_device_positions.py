@@ -197,7 +197,7 @@ def test_a_replay_is_expanded_to_the_captured_call(killed: Verdicts, finished: i
     assert (pending.op, pending.site) == (ops[finished % 8], f"layer.py:{finished % 8} f")
 
 
-def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
+def test_an_order_swap_in_a_graph_shows_the_call_and_the_position_of_each_rank(
     killed: Verdicts,
 ) -> None:
     def script(ops: str, finished: int) -> Script:
@@ -219,7 +219,7 @@ def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
     assert "replay 1 of graph 1, call 6 of 8" in evidence
 
 
-def test_ranks_that_cut_their_graphs_differently_are_told_apart(killed: Verdicts) -> None:
+def test_ranks_that_cut_their_graphs_differently_are_distinguished(killed: Verdicts) -> None:
     ops = ["all_gather", "all_reduce"] * 2
     whole: Script = [("post", 1), ("capture", ops * 2), ("replay", 1), ("run", 6)]
     pieces: Script = [("post", 1), ("capture", ops), ("replay", 2), ("run", 6)]
@@ -410,7 +410,7 @@ def test_where_a_call_of_torch_distributed_runs() -> None:
     assert where((Group(), options), {}) == unknown
 
 
-def test_when_the_last_call_finished_is_told_where_clocks_are_related(
+def test_the_last_calls_end_is_known_where_clocks_are_related(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")

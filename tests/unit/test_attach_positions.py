@@ -129,7 +129,7 @@ def test_what_is_waited_for_is_read_off_source_and_kernel(
     assert (found.condition, found.waits, found.op) == ("still", waits, op)
 
 
-def test_a_host_that_spins_for_its_gpu_stands_still() -> None:
+def test_a_host_that_spins_for_its_gpu_does_not_move() -> None:
     one = worker(0, at(5, "loss.item"), cpu=2.0, state="R")
     with_gpu = tuple(replace(s, threads={"cuda-EvtHandlr": 1}) for s in one.samples)
 

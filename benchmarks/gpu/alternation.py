@@ -5,7 +5,7 @@ benchmarks/gpu/alternating. (``asking`` for routed experts is switched by the lo
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them, in
 ``beside`` none has to. What differs between two servers that are otherwise
-alike, and it is more than what is looked for here, does not enter; what the way of measuring makes
+alike, and it is more than the effect in question, does not enter; what the way of measuring makes
 up by itself is what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind
 by its median, and weighted by how often it occurs.
 """
@@ -39,7 +39,7 @@ from tests.integration.vllm_server import VllmServer
 
 PLUGIN = Path(__file__).with_name("alternating")
 LEAST = 30
-"""Steps with so many tokens, on and off, before their medians are compared."""
+"""Minimum of steps with the same number of tokens, on and off, to compare their medians."""
 STRETCH = 3.0
 """Seconds of load that asks, or does not."""
 START_SECONDS = 420.0

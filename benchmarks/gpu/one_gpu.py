@@ -32,7 +32,7 @@ MISTAKES = (
 )  # fmt: skip
 """Programs whose mistake NCCL shows differently than gloo: nothing aborts, all hosts run ahead."""
 REDUCED_AHEAD = frozenset({"ddp_no_sync", "ddp_fewer_batches_barrier"})
-"""Over NCCL all hosts run ahead to the same barrier; only NCCL's counts tell them apart."""
+"""Over NCCL all hosts run ahead to the same barrier; only NCCL's counts distinguish them."""
 LIMIT = 540
 INSTALLED = "libnccl.so.2"
 """The library that torch brings, which is loaded in any case."""

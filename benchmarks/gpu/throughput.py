@@ -89,7 +89,7 @@ class Variant:
         return ASKED if self.name == "routed" else {}
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
-        """Serve requests, so many at a time, and note how long it took."""
+        """Serve requests, a given number at a time, and note how long it took."""
 
         def serve(number: int) -> tuple[int, float]:
             prompt, count = requests[number]

@@ -210,7 +210,7 @@ def add_curves(table: Table, directory: Path, effort: Effort) -> None:
 def add_curve(
     table: Table, directory: Path, effort: Effort, jobs: Sequence[tuple[int, int]]
 ) -> None:
-    """Add jobs of so many ranks with so many records each."""
+    """Add jobs by their number of ranks and of records of each."""
     before = 0.0
     for ranks, records in jobs:
         title = f"{ranks:,} x {records:,}"
@@ -242,11 +242,11 @@ def check_named(title: str, costs: Sequence[diagnosis.Cost]) -> None:
 
 
 def add_polls(table: Table, directory: Path, effort: Effort) -> None:
-    """Add what looks at a living job cost the machine that it runs on, and pictures of them."""
+    """Add what polls of a living job cost the machine that it runs on, and pictures of them."""
     title = f"watch, {watching.RANKS} ranks"
-    add_header(table, title, "us a look", "median", "of a core, 10 a second")
+    add_header(table, title, "us a poll", "median", "of a core, 10 a second")
     for calls in (0, 100, 1000):
-        say(f"looks, {calls} calls a rank between two of them")
+        say(f"polls, {calls} calls a rank between two of them")
         folder = directory / f"watch-{calls}"
         taken = watching.samples(folder, calls=calls, rounds=effort.turns)
         shutil.rmtree(folder)

@@ -1,7 +1,7 @@
 """What a probe costs where the program has used the caches for something else.
 
 In a hot loop everything that a probe touches is in the processor's nearest cache. In a program
-that computes between its calls nothing is, and each object that is looked at comes from far
+that computes between its calls nothing is, and each object that is read comes from far
 away. Here all that is near is thrown out before each call, and single calls are timed.
 """
 

@@ -20,7 +20,7 @@ PLAIN, TRACED, GUARD, DETAIL = "plain", "ncclscope", "with the guard", "DETAIL"
 def measure(directory: Path, *, rounds: int, count: int) -> dict[int, Rounds]:
     """Measure one record, by the number of peers; -1 is without a guard.
 
-    The peers post along, in turns, so that each look at their words is one at new words.
+    The peers post along, in turns, so that each read of their cursors finds new values.
     """
     groups = {-1: _ranks(directory / "none", 1, "")}
     for peers in PEERS:
@@ -40,7 +40,7 @@ def measure(directory: Path, *, rounds: int, count: int) -> dict[int, Rounds]:
 
 
 def _measured_once(loop: Loop) -> Loop:
-    """Leave out the warming up, in which the ranks would part from their peers."""
+    """Leave out the warming up, in which the ranks would diverge from their peers."""
     calls = 0
 
     def measured(count: int) -> None:

@@ -44,7 +44,7 @@ class NodeCost:
         centre: Seconds of the centre, nodes aside.
         memory: Most bytes that the centre had in use.
         before: Those that it had before it asked anybody.
-        summaries: Bytes of what nodes told unasked.
+        summaries: Bytes of the summaries that nodes sent unasked.
         total: All bytes on the way, both ways.
         rounds: How often the centre asked.
         named: The ranks that the verdict names.

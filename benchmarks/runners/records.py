@@ -143,7 +143,7 @@ def _record(tracer: Tracer) -> Loop:
 
 
 class _Communicator:
-    """Stands for vLLM's ``PyNcclCommunicator``: the parameters are the same, nothing is sent."""
+    """In place of vLLM's ``PyNcclCommunicator``: the parameters are the same, nothing is sent."""
 
     def __init__(self) -> None:
         self.disabled = False

@@ -67,7 +67,7 @@ def _posts(tracer: Tracer, comm: Any) -> Loop:
 
 
 def captured(tracer: Tracer, comms: list[Any], calls: int) -> TracedGraph:
-    """Capture so many calls, on communicators in turns."""
+    """Capture a number of calls, on communicators in turns."""
     begun = tracer.graphs.begin()
     for number in range(calls):
         comm = comms[number % len(comms)]

@@ -7,8 +7,8 @@ these parts copied into it.
 
 A thousand ranks of a million records each would be 96 GB. Of *sparse* rings only those pages
 are written that a diagnosis reads of any of sixteen full rings of the same calls; the rest
-is a hole, as long as what it stands for. The reader is told nothing of it: a record in a hole
-is no whole record, so that one who looks anywhere else finds a damaged ring, and no verdict
+is a hole, as long as what it replaces. The reader knows nothing of it: a record in a hole
+is no whole record, so that a reader of anything else finds a damaged ring, and no verdict
 comes of it. What is saved is room, on the disk and in the page cache, and nothing that a
 diagnosis of full rings in memory would have to do.
 """
@@ -47,7 +47,7 @@ def make_rings(
         ranks: More than the diverging one; where they are no multiple of eight, the last replica
             is smaller than the others.
         capacity: Records of each.
-        sparse: Whether to leave holes where a diagnosis does not look.
+        sparse: Whether to leave holes where a diagnosis does not read.
 
     Returns:
         Records that can be read in them, or could be if they were all there.

@@ -9,7 +9,7 @@ One engine on the CPU, in this process, serves the same requests again and again
   that ends, as vLLM first did; without the waits for a GPU, since there is none.
 
 Ratios are of one round, to ``none``. Host time is what the loop of the engine spends on scheduling
-and on outputs, which is when nobody else is heard; the step is all of it with the model.
+and on outputs, which is when no other request is served; the step is all of it with the model.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Bench:
 
     @contextmanager
     def _old(self) -> Iterator[None]:
-        """Has each step saved, and read for each request that ends, in the loop that feeds all."""
+        """Save each step, and read each request that ends, in the loop that feeds all."""
         from examples.routed_experts.shared_memory_reference import SharedMemoryReference
 
         blocks = self.scheduler.kv_cache_config.num_blocks

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Loop", "Rounds", "Sample", "in_turns"]
 
 Loop = Callable[[int], None]
-"""Does something so many times."""
+"""Does something a given number of times."""
 
 
 @dataclass(frozen=True)

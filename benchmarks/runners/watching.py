@@ -1,4 +1,4 @@
-"""What a look at eight ranks costs, and how long it takes until a divergence is reported."""
+"""What a poll of eight ranks costs, and how long it takes until a divergence is reported."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PATIENCE = 30.0
 
 
 def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
-    """Measure looks at ranks that make so many calls between two of them.
+    """Measure polls of ranks that make a number of calls between two of them.
 
     Returns:
-        Seconds of processor time of each look.
+        Seconds of processor time of each poll.
     """
     tracers = [
         Tracer(directory, rank=rank, world_size=RANKS, heartbeat=False) for rank in range(RANKS)

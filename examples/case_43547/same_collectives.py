@@ -108,7 +108,7 @@ def wait_until_all_wait(rings: Path) -> None:
 
 
 def caught(directory: Path) -> bool:
-    """Has one rank take a wrong size; returns whether the same comparison names it."""
+    """Let one rank take a wrong size; return whether the same comparison names it."""
     rings = directory / "wrong-size"
     timed(f"the same, but in step {WRONG_STEP} rank {WRONG_RANK} has a size of its own")
     program = start(rings, "--steps", WRONG_STEP + 10, "--wrong-step", WRONG_STEP)

@@ -118,7 +118,7 @@ class Cluster:
         return self.board.total("failed") > 0
 
     def end(self) -> None:
-        """Has all processes end in order.
+        """End all processes in order.
 
         Raises:
             ClusterError: They did not.

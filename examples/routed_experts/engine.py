@@ -84,7 +84,7 @@ class Engine:
         self._looked = time.perf_counter()
         while True:
             self._poll(0)
-            # What comes after the agreement, the others may not have heard yet.
+            # What comes after the agreement, the others may not have received yet.
             seen, stopping = self._seen, self._stopping
             if self._number % self.plan.agree_every == 0 and not self._go_on():
                 while self._flying:
@@ -123,7 +123,7 @@ class Engine:
         self._entry.set("busy_since_us", time.monotonic_ns() // 1000)
 
     def _note_gap(self) -> None:
-        """Note for how long nobody has looked at what had come."""
+        """Note the time since the last poll for arrivals."""
         self._entry.set("busy_since_us", 0)
         self._entry.most("stall_us", time.perf_counter() - self._looked)
         self._entry.most("experts_us", self.scheduler.routing_seconds)
@@ -145,7 +145,7 @@ class Engine:
         except RuntimeError:
             traceback.print_exc()
             self._entry.add("failed")
-            while True:  # as one on NCCL would; who looks at it ends it
+            while True:  # as one on NCCL would; whoever examines it ends it
                 signal.pause()
         busy, most, least = state.tolist()
         self._note_poll()

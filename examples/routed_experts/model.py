@@ -28,7 +28,7 @@ from ncclscope_patches.routed_experts.capture import CaptureBuffer
 __all__ = ["Model", "TimedGroup", "make_groups"]
 
 _FACTORS = 4
-"""An expert multiplies by one of so many numbers."""
+"""Number of values by which an expert may multiply."""
 _JOIN = datetime.timedelta(minutes=2)
 
 

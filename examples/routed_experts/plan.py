@@ -14,7 +14,7 @@ __all__ = ["WAYS", "Plan"]
 WAYS = ("off", "old", "new")
 """No routing; by shared memory and a lock file; with the outputs of the steps."""
 _FOUR_BYTES = 1 << 17
-"""So many experts take numbers of four bytes, which the old way always had."""
+"""Number of experts that takes four bytes for each, as the old way always did."""
 
 
 @dataclass(frozen=True)

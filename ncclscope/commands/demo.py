@@ -104,8 +104,8 @@ def _faults() -> str:
     width = max(map(len, names)) + 4
     entries = []
     for name in names:
-        text_of_fault = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
-        text = " ".join((text_of_fault or "").partition("\n\n")[0].split())
+        document = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
+        text = " ".join((document or "").partition("\n\n")[0].split())
         start = f"  {name:{width - 2}}"
         entries.append(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * width))
     return "\n".join(entry or f"  {name}" for entry, name in zip(entries, names, strict=True))

@@ -30,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
 _LOOK_SECONDS = 1.0
-"""Seconds between two looks for rings, until there are some."""
+"""Seconds between two polls for rings, until there are some."""
 
 
 class RunCommand:

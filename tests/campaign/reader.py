@@ -53,7 +53,7 @@ def old_rings(count: int, seed: int) -> tuple[int, str]:
 
 
 def _of_yesterday(ring: bytes) -> bytes:
-    """Return a ring whose process was last heard of a day earlier."""
+    """Return a ring whose process wrote its last heartbeat a day earlier."""
     place = slice(layout.HEADER_HEARTBEAT, layout.HEADER_HEARTBEAT + 8)
     heartbeat = int.from_bytes(ring[place], "little") - 86_400 * 10**9
     return ring[: place.start] + heartbeat.to_bytes(8, "little") + ring[place.stop :]

@@ -84,7 +84,7 @@ def watched(count: int, seed: int) -> tuple[int, str]:
         status = diagnose(open_run(rings)).status
     failed = alarms + warned + (status != "ok") + (job.returncode != 0) + (watched_to_the_end != 0)
     return failed, (
-        f"{count // size * size} calls of {size} ranks, {stops} stops, {len(polls)} looks, "
+        f"{count // size * size} calls of {size} ranks, {stops} stops, {len(polls)} polls, "
         f"{alarms} alarms, {warned} warnings, in the end {status}"
     )
 

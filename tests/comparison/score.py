@@ -73,7 +73,7 @@ def score(answer: Answer, truth: Truth | None) -> str:
     planted = frozenset(truth.ranks or truth.candidates)
     named = {rank for finding in answer.findings for rank in finding.ranks}
     first = answer.findings[0]
-    if len(truth.ranks) > 1:  # several faults, which may be told one by one
+    if len(truth.ranks) > 1:  # several faults, which may be reported one by one
         whole = named == planted and first.ranks <= planted
     else:
         whole = first.ranks == planted and named <= planted

@@ -73,7 +73,7 @@ class Script:
         ended: Ranks that ended with it, and leave no dump.
         keep: Entries that each dump keeps; all when None.
         given_up: Ranks whose watchdog retired the last call.
-        tells: Whether rings say of calls that they completed; NCCL says it of barriers alone.
+        tells: Whether rings record completion of calls; NCCL reports that of barriers alone.
     """
 
     posts: list[Post] = field(default_factory=list)

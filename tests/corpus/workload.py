@@ -101,9 +101,9 @@ class Workload:
         capacity: Records that each ring keeps.
         no_dump: Ranks that leave no dump, whatever became of them.
         no_ring: Ranks that leave no ring or trace.
-        bare: Whether traces hold what the format requires and what tells calls apart alone.
+        bare: Whether traces hold what the format requires and what distinguishes calls, alone.
         timed_out: Whether the watchdog gave up what was pending.
-        timing: Whether dumps tell calls that have started.
+        timing: Whether dumps mark calls that have started.
         about: What each ring says of its process, by rank; -1 for all.
         lines: What each trace has besides calls, by rank.
     """

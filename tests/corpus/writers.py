@@ -175,7 +175,7 @@ def _write_traces(workload: Workload, history: History, directory: Path) -> None
 
 
 def _strip(directory: Path) -> None:
-    """Reduce traces to what the format requires, and what tells calls apart."""
+    """Reduce traces to what the format requires, and what distinguishes calls."""
     for path in directory.glob("*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         kept = ("ncclscope_trace", "rank", "world_size", "comm", "label", "ranks", "call")

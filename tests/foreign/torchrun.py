@@ -1,4 +1,4 @@
-"""Runs a program under torchrun, traced, while ``ncclscope watch`` looks on."""
+"""Runs a program under torchrun, traced, while ``ncclscope watch`` runs."""
 
 from __future__ import annotations
 

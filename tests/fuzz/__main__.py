@@ -34,7 +34,13 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="SURFACES", help="surfaces, with commas between them"
     )
-    parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0,
+        help="stop after MINUTES (default: 0, never)",
+        metavar="MINUTES",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where inputs go that fail")
     parser.add_argument("--again", action="store_true", help="judge each input alone")
     options = parser.parse_args()

@@ -26,7 +26,7 @@ FAILURES = frozenset(
 """Answers that an input must not have."""
 
 _FURTHER = 8
-"""One input in so many is a kept one that is damaged further."""
+"""One input in this many is a kept one that is damaged further."""
 
 Files = Mapping[str, bytes]
 """Contents by path, relative to the directory of the input."""
@@ -41,7 +41,7 @@ class BaseInput:
         files: What is damaged.
         healthy: Whether the job was in order.
         calls: All calls that its records hold, as the oracle compares them; None where no checksum
-            would tell that a call was altered.
+            would show that a call was altered.
         keep: Files that are never damaged, such as the undamaged half of a pair.
         origin: Name of the base input that it was made of, where it is a kept input.
     """
@@ -62,7 +62,7 @@ class Input:
         base: The base input that was damaged.
         files: What it is now.
         change: What was done to it.
-        forged: Whether checksums were made to fit, so that no reader can tell the damage.
+        forged: Whether checksums were made to fit, so that no reader can detect the damage.
     """
 
     base: BaseInput

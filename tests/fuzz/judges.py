@@ -58,7 +58,7 @@ class Result:
 
 
 class Judges:
-    """Has inputs judged in processes of their own.
+    """Judge inputs in processes of their own.
 
     Args:
         surfaces: By name.

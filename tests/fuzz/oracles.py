@@ -40,7 +40,7 @@ SECONDS = 5.0
 SPACE = 4 * MEMORY
 """Bytes of address space that a judging process gets: memory that is refused is none taken."""
 RENDERED = 16
-"""One input in so many is also shown on a screen."""
+"""One input in this many is also shown on a screen."""
 _WIDTH = 100
 
 

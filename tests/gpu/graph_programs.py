@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LAYERS", "ODD", "agree", "captured", "differ", "replay_cost"]
+__all__ = ["DIVERGING", "LAYERS", "agree", "captured", "differ", "replay_cost"]
 
 LAYERS = "grgrgrgr"
 """An all_gather and an all_reduce in turn."""
 SWAPPED = "grgrrggr"
-ODD = 1
+DIVERGING = 1
 """The rank that does something else."""
 DEVICE = "cuda"
 
@@ -47,7 +47,7 @@ def captured(step: Callable[[], object]) -> Any:
     """Return a graph of what a step posts."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    # Others may look at events meanwhile, as the watchdog of NCCL's groups does.
+    # Others may query events meanwhile, as the watchdog of NCCL's groups does.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     return graph
@@ -97,7 +97,7 @@ def differ(rank: int, fault: str) -> None:
     """Do on one rank something else than on the others."""
     post(LAYERS, tensors_of(8))
     good, other = Captured(LAYERS, 8), Captured(LAYERS, 16)
-    odd = rank == ODD
+    odd = rank == DIVERGING
     swapped = Captured(SWAPPED if odd and fault == "swapped" else LAYERS, 8)
     for _ in range(5):
         good.replay()

@@ -1,4 +1,4 @@
-"""Hangs that stand, everything that has something to say of them, and the table of it.
+"""Lasting hangs, what each data source reports of them, and the table of it.
 
 ``python -m tests.gpu.hangs DIR [PAGE]`` prints the table from what tests left in DIR, where
 NCCLSCOPE_TRANSCRIPTS pointed to, or writes it into a page, behind its mark.
@@ -35,7 +35,7 @@ _GPUS = "index,utilization.gpu,utilization.memory,power.draw"
 
 @dataclass(frozen=True)
 class Hang:
-    """A hang that stands.
+    """A hang that lasts.
 
     Attributes:
         case: Its name.
@@ -43,8 +43,8 @@ class Hang:
         kind: What its verdict should be; empty where that may differ.
         ranks: Whom it should name.
         rings: Where the job records.
-        pids: Of the processes to look at; none where all have ended.
-        environment: From :func:`witnesses`.
+        pids: Of the processes to attach to; none where all have ended.
+        environment: From :func:`evidence`.
         end: Ends them with SIGKILL.
         from_bundle: Whether `diagnose` is to read what `attach` wrote, and not the rings alone.
     """
@@ -98,7 +98,7 @@ def examine(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     """Ask everything, end the job, and ask what it left.
 
     Args:
-        hang: What stands.
+        hang: The hang.
         watch: From :func:`watching`, since before it hung.
         directory: For files.
 

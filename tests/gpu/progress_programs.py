@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Tail
 from ncclscope.tracing.device.markers import DeviceMarks, Marks
-from tests.gpu.graph_programs import ODD
+from tests.gpu.graph_programs import DIVERGING
 
 __all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]
 
@@ -34,7 +34,7 @@ def asleep(rank: int) -> None:
     """Do not post, on one rank, what the others wait in."""
     _calls(BEFORE)
     torch.cuda.synchronize()
-    if rank == ODD:
+    if rank == DIVERGING:
         time.sleep(600)
     _calls(3)
     torch.cuda.synchronize()
@@ -44,7 +44,7 @@ def outside(rank: int) -> None:
     """Post the same on all ranks, but on one behind a kernel that takes minutes."""
     _calls(BEFORE)
     torch.cuda.synchronize()
-    if rank == ODD:
+    if rank == DIVERGING:
         for _ in range(200):
             torch.cuda._sleep(1 << 31)
     _calls(3)
@@ -55,7 +55,7 @@ def cost(rank: int) -> dict[str, Any]:
     """Measure what markers cost, in one process and alternating.
 
     Returns:
-        ``node``: microseconds of the device a call in a graph, by what stands around it;
+        ``node``: microseconds of the device a call in a graph, by what is around it;
         ``between`` is a marker that the next call has to wait for, ``finished`` and ``entered``
         those beside it, ``both`` those that it has to wait for. ``counted``: by how much the count
         grows a call.

@@ -16,7 +16,7 @@ from ncclscope.launch.processes import Outcome, run_ranks
 from ncclscope.model import Call
 from ncclscope.model.device import DeviceProgress
 from tests.gpu.asking import ask, keep
-from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
+from tests.gpu.graph_programs import DIVERGING, LAYERS, agree, differ
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
 
@@ -60,16 +60,16 @@ def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = ask("progress-asleep", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
-    odd = _progress(verdict, ODD)
+    odd = _progress(verdict, DIVERGING)
     assert odd.unknown == ""
     assert odd.finished == odd.entered == odd.posted
     assert odd.posted >= BEFORE
     for rank in range(RANKS):
-        if rank != ODD:
+        if rank != DIVERGING:
             pending = _progress(verdict, rank)
             assert (pending.finished, pending.entered) == (odd.posted, odd.posted + 1)
             assert (pending.at, pending.is_inside) == (odd.posted + 1, True)
-    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [DIVERGING])
     assert found["seq"] == odd.posted + 1
     assert any("has been entered but not finished" in line for line in found["evidence"])
 
@@ -88,8 +88,8 @@ def test_a_rank_whose_stream_is_behind_something_else(
         pending = _progress(verdict, rank)
         assert pending.unknown == ""
         assert pending.finished == pending.posted - 3
-        assert pending.is_inside is (rank != ODD)
-    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+        assert pending.is_inside is (rank != DIVERGING)
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [DIVERGING])
     assert any("earlier work blocks its stream" in line for line in found["evidence"])
 
 
@@ -104,7 +104,7 @@ def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) 
 
     assert outcome.ending == "stalled"
     assert found["kind"] == "op_mismatch"
-    assert found["diverging_ranks"] == ([ODD] if RANKS > 2 else [])
+    assert found["diverging_ranks"] == ([DIVERGING] if RANKS > 2 else [])
     waiting = 0
     for rank in range(RANKS):
         pending = _progress(verdict, rank)

@@ -1,6 +1,6 @@
-"""Hangs of four processes on four GPUs, looked at while they stand: `pytest -m gpu tests/gpu`.
+"""Hangs of four processes on four GPUs, examined while they last: `pytest -m gpu tests/gpu`.
 
-What NCCL's RAS and torch's Flight Recorder say of the same hang stands beside it. With
+What NCCL's RAS and torch's Flight Recorder say of the same hang is kept beside it. With
 NCCLSCOPE_TRANSCRIPTS set to a directory, everything that was said is kept there, and
 ``python -m tests.gpu.hangs`` makes a table of it. Without any GPU the same is played on gloo.
 """
@@ -22,7 +22,7 @@ from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import run_ranks
-from tests.gpu.hang_programs import ODD, swap
+from tests.gpu.hang_programs import DIVERGING, swap
 from tests.gpu.hangs import Hang, evidence, examine, watching
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import outside
@@ -38,7 +38,7 @@ DIVERGED = [
     *("wrong_op", "wrong_size", "wrong_dtype", "skipped_call", "divergent_dispatch", "killed_rank"),
 ]
 STUCK = ["order_swap", "sleeping_rank"]
-"""Here all calls agree, and only time tells a hang from a rank that is busy."""
+"""Here all calls agree, and only time distinguishes a hang from a rank that is busy."""
 UNFIT = ["wrong_size", "wrong_dtype"]
 """NCCL may carry these out and return what nobody asked for."""
 
@@ -103,7 +103,7 @@ def test_a_hang_on_nccl_is_named_while_it_lasts(
 def test_an_order_swap_that_no_rank_waits_in_is_named(
     rings: Path, tmp_path: Path, environment: dict[str, str], captured: bool
 ) -> None:
-    """The host posts everything, and stands in `cuda.synchronize` only."""
+    """The host posts everything, and waits in `cuda.synchronize` only."""
     if captured and BACKEND != "nccl":
         pytest.skip("needs GPUs")
     text = "rank 3 posts an all_reduce on its pair before that on the world, its peers after it"
@@ -118,7 +118,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
                 "order_swap_captured" if captured else "order_swap_posted",
                 text + (", in a CUDA graph" if captured else ""),
                 "order_cycle",
-                (ODD,),
+                (DIVERGING,),
                 rings,
                 pids,
                 environment,
@@ -136,7 +136,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
 def test_a_device_without_progress_is_no_ranks_fault(
     rings: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
+    pytest.importorskip("pynvml", reason="only the load of GPUs shows it")
     with watching(rings) as watch, hanging(rings, outside) as pids:
         found = examine(
             Hang(
@@ -148,7 +148,7 @@ def test_a_device_without_progress_is_no_ranks_fault(
                 pids,
                 environment,
                 lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
-                from_bundle=True,  # once all have ended, nothing tells it from rest
+                from_bundle=True,  # once all have ended, it is indistinguishable from rest
             ),
             watch,
             tmp_path,
@@ -160,7 +160,7 @@ def test_a_device_without_progress_is_no_ranks_fault(
 
 @contextlib.contextmanager
 def hanging(rings: Path, *program: Any) -> Iterator[list[int]]:
-    """Run a program, given with its arguments, and yield its processes while they stand."""
+    """Run a program, given with its arguments, and yield its processes while they hang."""
     ranks = threading.Thread(
         target=run_ranks,
         args=program,

@@ -93,7 +93,7 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
         _answers(server)
         with watching(traced.rings) as watch:
             traced.plant(fault)
-            # Requests go to one replica or the other, and both stand still with their experts.
+            # Requests go to one replica or the other, and both hang with their experts.
             with pytest.raises(TimeoutError):
                 [server.complete(prompt, max_tokens=16, timeout=15) for prompt in PROMPTS]
             text = f"vLLM, TP={shape[0]} x DP={shape[1]}: {PLANTED[fault]}"

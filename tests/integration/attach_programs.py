@@ -1,4 +1,4 @@
-"""Programs to look at: ranks on gloo that stand where a test wants them, and were never traced."""
+"""Programs to examine: untraced ranks on gloo, each at the position that a test wants."""
 
 from __future__ import annotations
 
@@ -183,10 +183,10 @@ class Job:
         return [rank.pid for rank in self.ranks]
 
     def wait_until(self, arrived: Callable[[int, list[str]], bool]) -> None:
-        """Wait until each rank stands where it should.
+        """Wait until each rank is where it should be.
 
         Args:
-            arrived: Told rank and function names, the innermost first.
+            arrived: Called with rank and function names, the innermost first.
         """
         program = find_py_spy()
         assert program is not None

@@ -2,7 +2,7 @@
 
 Run as a program: ``python flight_recorder_programs.py DIRECTORY SCENARIO...``. torch is imported
 once, and each rank is a fork. Ranks dump when all that live have posted what the scenario
-tells them to, and end without clean-up, since some of them stand in a call for ever.
+has, and end without clean-up, since some of them wait in a call for ever.
 """
 
 from __future__ import annotations

@@ -195,10 +195,10 @@ def hang(server: TracedServer, fault: str) -> dict[str, Any]:
 
 
 def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
-    """Stop the engine of one replica, and let it go on when attach has looked.
+    """Stop the engine of one replica, and let it go on after attach.
 
     Returns:
-        The verdict while it stood: the other replica waits for a worker that nobody asks.
+        The verdict during the hang: the other replica waits for a worker that nobody asks.
     """
     rest(server)
     with ThreadPoolExecutor(2) as pool, server.server.stopped("VLLM::EngineCore_DP0"):
@@ -213,7 +213,7 @@ def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
 
 
 def assert_placed(evidence: list[str]) -> None:
-    """Check that it is told which step all are in, and what both engines wait for."""
+    """Check that the verdict gives the step of all, and what both engines wait for."""
     (places,) = [fact for fact in evidence if " in step " in fact]
     steps = re.findall(rf"\bin {STEP}", places)
     assert len(steps) == len(places.split("; "))
@@ -268,7 +268,7 @@ def assert_in_step(server: TracedServer, replicas: list[tuple[int, ...]]) -> Non
 
 
 def threads(pid: int) -> str:
-    """Return the stacks of a process, which tell its threads."""
+    """Return the stacks of a process by thread."""
     program = find_py_spy()
     assert program is not None
     return subprocess.run(

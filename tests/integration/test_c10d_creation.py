@@ -198,7 +198,7 @@ def test_rank_that_creates_something_else_is_named(
 def test_rank_that_creates_in_another_order_is_named(
     rings: Path, function: str, begun: list[int]
 ) -> None:
-    """Under one number gloo may join ranks of different groups, and the odd rank may go on."""
+    """Under one number gloo may join ranks of different groups; the diverging rank may go on."""
     _, verdict = hang(function, rings, begun, [1] * 4, or_further=3)
 
     assert verdict.cause is not None

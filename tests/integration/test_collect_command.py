@@ -75,7 +75,7 @@ def test_all_nodes_in_one_directory(nodes: Nodes, tmp_path: Path, transport: tup
     assert all(node["received_bytes"] < 200_000 for node in found.values())  # of 14 MB
     assert all(node["unpacked_bytes"] > 14_000_000 for node in found.values())
     document = check_verdict(target)
-    # Stacks of both nodes, too: all four ranks were looked at, and wait in the same place.
+    # Stacks of both nodes, too: all four ranks were sampled, and wait in the same place.
     assert "4 of 4" in json.dumps(document["witnesses"]) or len(document["stacks"]["tree"]) == 1
     assert document["stacks"]["tree"][0]["ranks"] == [0, 1, 2, 3]
 

@@ -171,7 +171,7 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     assert [rank.alive for rank in run.ranks] == [True, True]
     assert run.snapshot is not None
     assert [worker.rank for worker in run.snapshot.workers] == [0, 1]
-    # Two looks, two seconds apart, lie between the call and the copy: no need to wait for longer.
+    # Two samples, two seconds apart, lie between the call and the copy: no need to wait for longer.
     verdict = diagnose(run, live_stall_seconds=0.1)
     assert verdict.cause is not None
     # Of two ranks, either may be wrong: a pair has no majority.

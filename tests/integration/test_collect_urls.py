@@ -42,7 +42,7 @@ def test_memory(job: Path, tmp_path: Path) -> None:
     for path in job.iterdir():
         memory.pipe_file(f"/bucket/rings/{path.name}", path.read_bytes())
     stream = io.BytesIO()
-    assert write_node(stream, Wanted(("memory://bucket/rings",), look=False)) == 3
+    assert write_node(stream, Wanted(("memory://bucket/rings",), stacks=False)) == 3
     target = tmp_path / "out"
     target.mkdir()
     unpack(io.BytesIO(stream.getvalue()).read, target, UnpackedArchive())

@@ -121,7 +121,7 @@ def invocations(text: str) -> Iterator[str]:
         if info in ("", "console", "console vllm", "console elsewhere", "sh"):
             code += body.splitlines()
     for line in code:
-        # Remarks stand far to the right.
+        # Remarks are far to the right.
         line = re.split(r"\s{2,}|\s#", line.strip().removeprefix("$ "))[0]
         found = re.search(r"(?:^|-- |\b[A-Z_]+=\S+ )(?:python3? -m )?ncclscope (.*)$", line)
         if found and not found[1].startswith("baseline "):  # the first line of a lock file

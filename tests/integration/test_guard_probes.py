@@ -12,7 +12,7 @@ from ncclscope.errors import DivergenceError
 from tests.integration.c10d_ranks import join, main, run_ranks
 
 
-def part_ways(rank: int) -> None:
+def diverge(rank: int) -> None:
     import torch
 
     dist = join()

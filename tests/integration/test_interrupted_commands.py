@@ -57,7 +57,7 @@ def output_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[
     interrupted = False
     while True:
         if not select.select([terminal], [], [], 60)[0]:
-            process.kill()  # it says nothing any more: what it has said is looked at
+            process.kill()  # no more output comes: what there is gets checked
         try:
             part = os.read(terminal, 4096)
         except OSError:  # as Linux says that nobody is at the other end

@@ -267,7 +267,7 @@ def test_a_captured_call_is_recorded_as_one_and_not_carried_out(run: Runner) -> 
     assert captured.state.word == "scheduled"
     assert not any(call.captured for call in theirs)
     assert theirs[captured.seq - 1].state.word == "started"
-    # The rank has gone on: it stands in a call of the next step.
+    # The rank has gone on: it is in a call of the next step.
     last = result.odd.last_call()
     assert last is not None
     assert last.position > captured.position

@@ -1,4 +1,4 @@
-"""The commands of docs/many-nodes.md, run as they stand there."""
+"""The commands of docs/many-nodes.md, run as written there."""
 
 from __future__ import annotations
 

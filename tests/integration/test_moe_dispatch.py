@@ -23,7 +23,7 @@ from tests.moe.reference import EXPERTS, HIDDEN
 from tests.support.examples import examples
 
 FIXED = ["always", "sentinel"]
-"""The strategies that never part."""
+"""The strategies in which ranks never diverge."""
 EMPTY: tuple[tuple[int, ...], ...] = ((),) * RANKS
 BUSY = ((0, 2), (4, 6, 1), (3,), (5, 7, 0, 2))
 """Every rank's experts have something to do."""
@@ -159,7 +159,7 @@ def dispatch_with(
     extra: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> object:
-    """Dispatch two rows on each rank, the odd one in another way."""
+    """Dispatch two rows on each rank, on the diverging one in another way."""
     groups = groups_of(layout)
     agreed = (2,) * groups.dispatch.size
     if rank != odd:
@@ -198,7 +198,7 @@ def test_a_rank_that_is_about_to_do_something_else_stops_all(
     # Both of the things, with who was about to do them.
     assert "ranks 0 1 3: always, 8 experts" in str(answers[0])
     assert message in str(answers[0]).partition("rank 2: ")[2]
-    # The ranks stand at the same call of every group, and can go on.
+    # The ranks are at the same call of every group, and can go on.
     expected = groups_of_size(layout) * 2
     assert ranks.run(_dispatch_with, layout, 2, {}) == [expected] * RANKS
 

@@ -320,7 +320,7 @@ def test_interpreter_without_ncclscope_can_be_traced(
 
 
 def test_bootstrap_does_nothing_where_it_cannot(tmp_path: Path, other_python: Path) -> None:
-    """A copy without the package beside it stands for a package that cannot be read."""
+    """A copy without the package beside it acts as a package that cannot be read."""
     bootstrap = ROOT / "ncclscope" / "tracing" / "bootstrap" / "sitecustomize.py"
     lonely = tmp_path / "a" / "b" / "c" / "d"
     lonely.mkdir(parents=True)

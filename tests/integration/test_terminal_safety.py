@@ -42,7 +42,7 @@ def output_of(*arguments: str | Path, status: int) -> str:
         check=False,
     )
     assert done.returncode == status, done.stderr
-    # Colours are off where nobody looks, so that all escape sequences are the job's.
+    # Colours are off without a terminal, so that all escape sequences are the job's.
     return (done.stdout + done.stderr).decode()
 
 

@@ -114,7 +114,7 @@ def judge(rings: Path, function: str, send: bool) -> Verdict:
             except NcclscopeError:
                 continue
             idle = [rank.activities.get("dequeue") for rank in run.ranks]
-            # Told only once rank 1 waits in dequeue: else it reads the message before that.
+            # Sent only once rank 1 waits in dequeue: otherwise it reads the message before that.
             if send and len(idle) == READERS and all(one and one.count == 2 for one in idle):
                 (rings / "handle.go").touch()
             verdict = diagnose(run, live_stall_seconds=STALL)

@@ -238,7 +238,7 @@ def test_on_a_hang_it_takes_the_requested_actions(rings: Path, tmp_path: Path) -
     assert done.stderr.splitlines() == message
     assert len(list(bundle.glob("rings/*.ring"))) == 2
     (worker,) = json.loads((bundle / "attach.json").read_text())["workers"]
-    assert worker["pid"] == job.pid, "it was looked at before it was killed"
+    assert worker["pid"] == job.pid, "it was sampled before it was killed"
     assert 'ncclscope_verdict{kind="size_mismatch"' in metrics.read_text()
 
 

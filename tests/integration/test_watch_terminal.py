@@ -49,7 +49,7 @@ class Ranks:
         }
 
     def post(self, comm: str = "tp", *, odd: int | None = None, late: tuple[int, ...] = ()) -> None:
-        """Post a call on all ranks but those that are late; on the odd one another size."""
+        """Post a call on all ranks but those that are late; on the diverging one another size."""
         self._count += 1
         op = OPS[self._count % len(OPS)]
         for rank, (tracer, comms) in enumerate(zip(self.tracers, self._comms, strict=True)):
@@ -101,7 +101,7 @@ def shows(calls: list[Call]) -> Callable[[str], bool]:
 
 
 def shows_text(pattern: str) -> Callable[[str], bool]:
-    """Return whether this stands on the screen."""
+    """Return whether the screen shows this."""
     return lambda screen: re.search(pattern, screen) is not None
 
 
@@ -366,7 +366,7 @@ def test_what_happens_is_logged(rings: Path) -> None:
         ranks.post(late=(1,))
         terminal.wait_for("── HUNG")
         terminal.press("l")
-        # One look may see it of one rank, the next of the other.
+        # One poll may see it of one rank, the next of the other.
         for rank in (0, 2):
             terminal.wait_for(shows_text(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
         terminal.wait_for("hung: Rank 1 ")

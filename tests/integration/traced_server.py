@@ -53,7 +53,7 @@ class TracedServer:
         )
 
     def plant(self, fault: str) -> None:
-        """Has one worker do it to its next collective; the switch appears at once and whole."""
+        """Let one worker do it to its next collective; the switch appears at once and whole."""
         draft = self.switch.with_suffix(".draft")
         draft.write_text(fault)
         draft.rename(self.switch)

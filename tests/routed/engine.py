@@ -50,7 +50,7 @@ class Request:
         opted_in: Whether it wants its routing.
         limit: Tokens to be generated.
         external: Blocks whose KV comes from elsewhere, after those of a prefix-cache hit.
-        computed: Tokens that have been scheduled and stand.
+        computed: Tokens that have been scheduled and accepted.
         answered: Generated tokens that have come back.
         blocks: KV blocks; each with the number of its content.
         attempts: Those of this attempt and of all before.
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Planned:
-    """A request's part of a step: rows from a position on, drafts, and how many of them stand."""
+    """A request's part of a step: rows from a position on, drafts, and how many are accepted."""
 
     request: Request
     position: int
@@ -163,7 +163,7 @@ class Engine:
         """Launch a step.
 
         Args:
-            wishes: Requests, each with tokens of a prompt at most, drafts, and how many stand.
+            wishes: Requests, each with at most some tokens of a prompt, drafts, accepted drafts.
             fresh: Tokens to be generated and drafted, used over and over.
             broken: Row for which the first layer's router gives nonsense.
         """

@@ -1,4 +1,4 @@
-"""Routing for tests: numbers that tell which token, layer and place they belong to."""
+"""Routing for tests: numbers that show which token, layer and place they belong to."""
 
 from __future__ import annotations
 

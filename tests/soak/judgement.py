@@ -1,4 +1,4 @@
-"""What the rings of a soak say: hashes of all ranks, or where they parted."""
+"""What the rings of a soak say: hashes of all ranks, or where they diverged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sequences(run: Run) -> list[Sequences]:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where ranks parted, as the verdict has it.
+    """Where ranks diverged, as the verdict has it.
 
     Attributes:
         verdict: The verdict.
@@ -65,7 +65,7 @@ class Divergence:
 
 
 def divergence(run: Run, *, stall_seconds: float) -> Divergence:
-    """Find out where ranks parted."""
+    """Find out where ranks diverged."""
     verdict = diagnose(run, stall_seconds=stall_seconds)
     cause = verdict.cause
     if cause is None:

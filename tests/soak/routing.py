@@ -60,7 +60,7 @@ class Plan:
             yield counts
 
     def divergence(self) -> tuple[int, list[int]] | None:
-        """Return the first step in which load tells ranks apart, and the loads; or None."""
+        """Return the first step in which the ranks' loads differ, and the loads; or None."""
         for number in range(1, self.program.steps + 1):
             for counts in self.loads(self.step(number)):
                 if any(counts) and not all(counts):

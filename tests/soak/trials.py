@@ -104,7 +104,7 @@ class Caught:
     Attributes:
         plan: What was run.
         ending: How it ended, and after how many seconds.
-        step: Step in which load tells the ranks apart.
+        step: Step in which the ranks' loads differ.
         loads: Tokens for each rank's experts in that step.
         found: What the rings say.
     """

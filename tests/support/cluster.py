@@ -17,7 +17,7 @@ __all__ = ["Cluster"]
 
 
 class Cluster:
-    """Ranks that post what they are told to, in the order they are told.
+    """Ranks that post what a test gives them, in the order of the test.
 
     Args:
         directory: Where the rings go.

@@ -1,8 +1,8 @@
-"""Documents whose commands are run: what stands in their blocks, and what came of it.
+"""Documents whose commands are run: what their blocks contain, and what came of it.
 
 A block that begins with ```` ```console ```` is a session: lines that begin with ``$`` are
 commands, those below them what they print. All sessions of a document are one, in one shell and one
-folder. ``...`` alone on a line stands for any number of lines, and what differs from run to run
+folder. ``...`` alone on a line matches any number of lines, and what differs from run to run
 (pids, hosts, times, sizes) counts as equal. A command whose status is not 0 must be followed by
 ``echo $?``.
 

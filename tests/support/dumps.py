@@ -95,7 +95,7 @@ class Job:
             )
 
     def value(self, rank: int, *, keep: int | None = None) -> dict[str, Any]:
-        """Return a rank's dump; the last entries alone where only so many are kept."""
+        """Return a rank's dump; the last entries alone where the recorder is small."""
         entries = self.entries[rank]
         return {
             "version": self.version,

@@ -111,7 +111,7 @@ class Emulator:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def line(self, wanted: str) -> str:
-        """Return the first line in which a text stands."""
+        """Return the first line that contains a text."""
         return next(line for line in self.screen.splitlines() if wanted in line)
 
     def style(self, wanted: str) -> Any:
@@ -165,7 +165,7 @@ class Emulator:
         return self.screen
 
     def receive(self, seconds: float) -> bool:
-        """Take in what the program writes within so many seconds; whether there was any."""
+        """Take in what the program writes within some seconds; return whether there was any."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         if not ready:
             return False

@@ -42,7 +42,7 @@ signal.pause()
 """
 
 ENTER = """#!/bin/sh
-# Stands in for what reaches a node: {name}
+# In place of the program that reaches a node: {name}
 {words}
 case $host in
     gone) echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255 ;;

@@ -1,4 +1,4 @@
-"""What tests of rings share: content that can be told from any other, and a look at the bytes."""
+"""What tests of rings share: recognisable content, and access to the bytes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def running(numbers: range) -> int:
 
 
 def end(path: str | Path) -> None:
-    """Has a ring say that its process has ended: what is read of it then is read bit by bit."""
+    """Mark a ring's process as ended: the ring is then read bit by bit."""
     with open(path, "r+b") as file:
         file.seek(layout.HEADER_EXITED)
         file.write((1).to_bytes(8, "little"))
@@ -115,6 +115,6 @@ def check_log(log: CallLog, first: int, calls: int) -> None:
 
 
 def slot(ring: RingWriter, position: int) -> slice:
-    """Return where in the file a record stands."""
+    """Return the offset of a record in the file."""
     offset = ring.geometry.records + position % ring.capacity * layout.RECORD.size
     return slice(offset, offset + layout.RECORD.size)

@@ -1,4 +1,4 @@
-"""A device without a GPU: streams that run markers when they are told to, into the real ring.
+"""A device without a GPU: streams that run markers on request, into the real ring.
 
 What counts is as on a GPU: a marker runs when all before it on its stream has, adds to a count,
 and stores count and clock into the slot of the mapped file.
@@ -80,13 +80,13 @@ class HostDevice(DeviceMarks):
         return run
 
     def run(self, count: int | None = None, stream: int = STREAM) -> None:
-        """Has a stream run its next markers; all of them when no number is given."""
+        """Run the next markers of a stream; all of them when no number is given."""
         waiting = self.streams.get(stream, deque())
         for _ in range(len(waiting) if count is None else count):
             waiting.popleft()()
 
     def slot(self, comm: Comm) -> dict[str, int]:
-        """Return what stands in the file."""
+        """Return what the file contains."""
         start = comm.channel.index - 1
         data = ctypes.string_at(self.slots.address + start * layout.SLOT.size, layout.SLOT.size)
         finished, _, entered, _, launched, state, reason, since, _, _ = layout.SLOT.unpack(data)

@@ -1,4 +1,4 @@
-"""GPUs as a witness: values recorded on four H200s, and how witnesses are weighed."""
+"""GPUs as evidence: values recorded on four H200s, and how evidence is weighed."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ncclscope.attach.sampling import Reader, Sample, take_samples
 
 
 class Sampler:
-    """Takes samples of this process, and says that a longer look decides for so many seconds."""
+    """Samples this process, and reports for some seconds that a longer sample decides."""
 
     def __init__(self, gap: float, patience: float, open_until: float) -> None:
         self.asked: list[tuple[int, float]] = []

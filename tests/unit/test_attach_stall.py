@@ -77,7 +77,7 @@ def test_a_rank_that_is_gone_need_not_be_waited_for(
         assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (1,))
 
 
-# --- where the backend does not tell ------------------------------------------------------------
+# --- where the backend reports no completion -----------------------------------------------------
 
 
 def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) -> Run:

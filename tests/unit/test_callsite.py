@@ -242,7 +242,7 @@ def test_the_standard_library_is_installed(name: str) -> None:
 
 
 class Stack:
-    """A frame of a stack that is all installed, as an engine's worker has it, and counts looks."""
+    """A frame of a stack that is all installed, as an engine's worker has it, and counts reads."""
 
     def __init__(self, depth: int, samples: list[int]) -> None:
         name = f"/venv/lib/python3.11/site-packages/vllm/v1/worker_{depth}.py"

@@ -1,4 +1,4 @@
-"""Calls side by side: what stands in one row, and why a place is empty."""
+"""Calls side by side: what is in one row, and why a place is empty."""
 
 from __future__ import annotations
 

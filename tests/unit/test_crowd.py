@@ -29,7 +29,7 @@ def _job(directory: Path, label: str) -> Cluster:
 
 
 def _set_heartbeat(path: str | Path, earlier_ns: int) -> None:
-    """Set when a process was last heard of to so much earlier."""
+    """Move the last heartbeat of a process to an earlier time."""
     with open(path, "r+b") as file:
         file.seek(layout.HEADER_HEARTBEAT)
         heartbeat = int.from_bytes(file.read(8), "little") - earlier_ns

@@ -16,7 +16,7 @@ from ncclscope.ring.reader import RingFile
 from tests.support.cluster import Cluster
 
 HASH = 16
-"""Where the running hash stands in a record."""
+"""Where the running hash is in a record."""
 SEQ = 24
 DESCRIPTION = b'{"key"'
 

@@ -85,7 +85,7 @@ class Library:
 
 
 def _values(parameters: int) -> list[int]:
-    """Return what a kernel is given, by the address of where that stands."""
+    """Return what a kernel is given, by the address of its arguments."""
     places = (ctypes.c_void_p * 3).from_address(parameters)
     return [ctypes.c_uint64.from_address(place or 0).value for place in places]
 

@@ -102,7 +102,7 @@ def used(bench: Bench) -> Bench:
 
 
 def _placed(bench: Bench, comm: Comm | None = None) -> str:
-    """Return where the markers of a graph of three calls stand."""
+    """Return where the markers of a graph of three calls are."""
     before = len(bench.device.tails)
     _, markers = captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
     assert len(markers) == 3

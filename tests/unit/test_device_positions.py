@@ -306,7 +306,7 @@ def test_a_ring_of_one_kind_is_read_as_before_by_what_knows_no_slots(
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     image = _ring(tmp_path / "made")
-    # To a reader that does not look at it the header ends before the size of the part.
+    # To a reader that ignores it the header ends before the size of the part.
     struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 0)
     path = tmp_path / "x.ring"
     path.write_bytes(image)

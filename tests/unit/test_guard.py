@@ -150,12 +150,12 @@ def test_of_a_call_that_is_overwritten_nothing_is_claimed(ranks: Ranks) -> None:
     assert guard_of(other).active
 
 
-def test_words_that_are_torn_are_held_against_the_records(ranks: Ranks) -> None:
+def test_a_torn_cursor_is_checked_against_the_records(ranks: Ranks) -> None:
     (one, comm), (other, theirs) = ranks(2)
     for number in range(1, 9):
         post(one, comm, number)
-    words = guard_of(one)._known[comm.channel.index].words
-    words[5] ^= 1 << 40
+    cursor = guard_of(one)._known[comm.channel.index].hashes
+    cursor[5] ^= 1 << 40
 
     for number in range(1, 9):
         post(other, theirs, number)
@@ -294,7 +294,7 @@ def test_a_mode_that_does_not_exist_is_refused(
     assert "neither warn nor raise" in caplog.text
 
 
-def test_a_forked_child_does_not_write_its_parents_words(ranks: Ranks) -> None:
+def test_a_forked_child_does_not_write_its_parents_cursor(ranks: Ranks) -> None:
     ((tracer, comm),) = ranks(3)[:1]
     post(tracer, comm, 1)
     child = os.fork()
@@ -305,9 +305,9 @@ def test_a_forked_child_does_not_write_its_parents_words(ranks: Ranks) -> None:
 
     found = PeerCursor(guard_of(tracer)._file.path).find(digest_of(KEY))
     assert found is not None
-    rank, _, words, last = found
+    rank, _, cursor, last = found
     assert (rank, last[0]) == (0, 1)
-    assert list(words[:3]) == [0, comm.channel.hash, 0]
+    assert list(cursor[:3]) == [0, comm.channel.hash, 0]
 
 
 def test_more_communicators_than_there_are_slots(ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ from tests.support.rings import tracer_in
 
 
 class Library:
-    """Stands for what a probe reaches into: counts what is really posted."""
+    """In place of what a probe reaches into: counts what is really posted."""
 
     def __init__(self) -> None:
         self.posted: list[int] = []

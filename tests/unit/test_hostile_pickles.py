@@ -1,4 +1,4 @@
-"""Flight Recorder dumps of a few hundred bytes that stand for gigabytes or crash their reader."""
+"""Flight Recorder dumps of a few hundred bytes that expand to gigabytes or crash their reader."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Trouble(Exception):
 
 
 class Service:
-    """Stands for somebody's class; counts what goes through."""
+    """In place of a user's class; counts what goes through."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -39,7 +39,7 @@ class Service:
 
 
 class Observer(Patch):
-    """Notes each call, or raises where it is told to."""
+    """Notes each call, or raises on request."""
 
     name = "observer"
     target = "service_of_a_test"
@@ -85,7 +85,7 @@ def module() -> Iterator[types.ModuleType]:
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the process was told, the saying of which happens once in its life."""
+    """Return the warnings of this process, each of which it prints once."""
     warned: list[str] = []
     monkeypatch.setattr(session, "warn_once", lambda topic, message: warned.append(message))
     return warned

@@ -27,7 +27,7 @@ class Program:
         self.seen: list[Activity | None] = []
 
     def work(self, *given: Any, **named: Any) -> Any:
-        """Look at its own note, then raise what it is given, or return it."""
+        """Read its own note, then raise what it is given, or return it."""
         self.seen.append(newest())
         if given and isinstance(given[0], BaseException):
             raise given[0]
@@ -102,7 +102,7 @@ def test_what_goes_wrong_in_the_probe_ends_it_and_not_the_call(patch: Patch) -> 
 
 def test_what_the_guard_raises_is_for_the_program(patch: Patch) -> None:
     def part(args: Any, kwargs: Any) -> None:
-        raise DivergenceError("parted")
+        raise DivergenceError("diverged")
 
     traced = program(patch, part)
     with pytest.raises(DivergenceError):

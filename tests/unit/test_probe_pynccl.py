@@ -1,7 +1,7 @@
 """vLLM's own PyNcclCommunicator, over a stand-in for NCCL: what is posted is what is recorded.
 
 The class is vLLM's. The library below it is tests/integration/nccl_stand_in.c, which moves no
-data: there is no GPU here. It counts the calls that reach it, and fails where it is told to.
+data: there is no GPU here. It counts the calls that reach it, and fails on request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bar for what takes longer than a moment, by a clock that is told how late it is."""
+"""The bar for what takes longer than a moment, by a clock that a test sets."""
 
 from __future__ import annotations
 

@@ -307,8 +307,8 @@ def test_calls_are_spelled_and_read(rings: Path) -> None:
     (rank,) = open_run(rings).ranks
     calls = list(rank.logs["K"].span(1, 51))
     kinds = Kinds()
-    told = unpack(pack([kinds.spell(calls), kinds.table]))
-    assert read_calls(*told, "K") == calls
+    packed = unpack(pack([kinds.spell(calls), kinds.table]))
+    assert read_calls(*packed, "K") == calls
     assert len(kinds.table) <= len(calls)
 
 

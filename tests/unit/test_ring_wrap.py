@@ -58,7 +58,7 @@ def test_capacities_that_are_no_multiple_of_anything(
     tracer = tracer_in(rings, capacity=capacity)
     comm = tracer.communicator("k", "tp:0", [0])
     fill(tracer, comm, 1, capacity)
-    # A table is written here, so that the end is looked for from the last slot on.
+    # A table is written here, so that the end is searched for from the last slot on.
     tracer.communicator("other")
     check_log(read(tracer.path, ended=ended).logs["k"], 1, capacity - 1)
     fill(tracer, comm, capacity, 3 * capacity + 11)

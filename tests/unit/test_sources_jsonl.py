@@ -508,7 +508,7 @@ def test_fields_of_any_type(
     tmp_path: Path, header: dict[str, Any], lines: list[Any], other: bool
 ) -> None:
     path = trace(tmp_path, *lines, header={"ncclscope_trace": 1, **header})
-    if other:  # a second process, so that they are compared and told apart
+    if other:  # a second process, so that they are compared and distinguished
         (tmp_path / "other.jsonl").write_bytes(path.read_bytes())
     else:
         (tmp_path / "other.jsonl").unlink(missing_ok=True)

@@ -31,7 +31,7 @@ SECOND = 1_000_000_000
 def copied(
     directory: Path, rank: int, host: str, *, calls: int, at: int, pid: int | None = None
 ) -> Path:
-    """Return a ring whose process was last heard of at this time, when it was copied."""
+    """Return a ring whose last heartbeat was at this time, when it was copied."""
     tracer = Tracer(
         directory / host,
         rank=rank,

@@ -167,7 +167,7 @@ def test_states_set_by_another_thread(rings: Path) -> None:
 
 
 # Stops the program wherever the interpreter lets other code in, which is where another thread
-# could have been let in too, and looks at the file as it would be if it were killed there.
+# could have been let in too, and checks the file as it would be if it were killed there.
 INTERRUPTED = """
 import json, signal, sys, time
 from ncclscope import Tracer

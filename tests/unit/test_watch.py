@@ -12,7 +12,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.commands.watch import _once
 from ncclscope.model.snapshot import GpuSample
-from ncclscope.readers.ring import cursor as words_module
+from ncclscope.readers.ring import cursor as cursor_module
 from ncclscope.readers.ring.cursor import KEPT, RingCursor
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
@@ -183,7 +183,7 @@ def test_a_ring_that_has_gone_round_between_two_polls(rings: Path) -> None:
         job.post()
     poll = job.poll()
     assert poll.status == "ok"
-    assert {words.comm_cursors["tp:0/(0, 1)"].seq for words in poll.ranks} == {3001}
+    assert {cursor.comm_cursors["tp:0/(0, 1)"].seq for cursor in poll.ranks} == {3001}
 
     job.post(0, shape=(5, 2))
     job.post(1, shape=(6, 2))
@@ -203,7 +203,7 @@ def test_a_record_that_is_being_written_is_left_for_the_next_poll(job: Job) -> N
 
     poll = job.poll()
     assert poll.status == "ok"
-    assert [words.head for words in poll.ranks] == [2, 1]
+    assert [cursor.head for cursor in poll.ranks] == [2, 1]
 
     ring._buffer[place] = whole
     assert job.poll().status == "diverged"
@@ -413,7 +413,7 @@ def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
     status = "ok"
     for _ in range(int(STALL) + 3):
         job.post(members=(2, 3))
-        job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each look
+        job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each poll
         poll = job.poll(1.0)
         status = poll.status
         job.post(3, members=(2, 3))
@@ -503,7 +503,7 @@ def test_workers_that_are_started_anew_after_a_divergence(job: Job) -> None:
         tracer.close()
     assert job.poll(1.5).status == "diverged"  # what it was stays said
 
-    time.sleep(0.002)  # names of rings tell milliseconds apart
+    time.sleep(0.002)  # names of rings distinguish milliseconds
     job.start()
     job.post()
     poll = job.poll(1.5)
@@ -531,7 +531,7 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
     def search(*_: object) -> None:
         raise AssertionError("the ring was searched")
 
-    monkeypatch.setattr(words_module, "RingLog", search)
+    monkeypatch.setattr(cursor_module, "RingLog", search)
     for _ in range(200):
         job.post(0)
     job.poll()
@@ -542,27 +542,27 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
 
 def test_words_follow_a_ring(rings: Path) -> None:
     tracer = tracer_in(rings, rank=3, world_size=4)
-    words = RingCursor(Path(tracer.path))
-    assert (words.rank, words.head, words.comm_cursors) == (3, 0, {})
+    cursor = RingCursor(Path(tracer.path))
+    assert (cursor.rank, cursor.head, cursor.comm_cursors) == (3, 0, {})
 
     comm = tracer.communicator("k", "tp:0", [2, 3])
     position = tracer.record(comm, "all_reduce", shape=(4,), dtype="int8")
     tracer.record(comm, "send", shape=(4,), peer=0)
-    assert words.poll(1.0)
-    comm_cursor = words.comm_cursors["k"]
+    assert cursor.poll(1.0)
+    comm_cursor = cursor.comm_cursors["k"]
     assert (comm_cursor.seq, comm_cursor.hash, comm_cursor.p2p, comm_cursor.tells) == (
         1,
         comm.channel.hash,
         1,
         False,
     )
-    assert not words.poll(2.0)
-    assert words.moved_at == 1.0
+    assert not cursor.poll(2.0)
+    assert cursor.moved_at == 1.0
 
     tracer.complete(position)
-    assert words.poll(3.0)
+    assert cursor.poll(3.0)
     assert comm_cursor.tells
-    last = words.last("k")
+    last = cursor.last("k")
     assert last is not None
     assert (last.op, last.shape, last.state) == ("all_reduce", (4,), 2)
 

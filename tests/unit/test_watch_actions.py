@@ -51,7 +51,7 @@ def worker(rings: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def poll(rings: Path) -> Poll:
-    """Two ranks that have parted."""
+    """Two ranks that have diverged."""
     for rank in (0, 1):
         tracer = tracer_in(rings, rank=rank, world_size=2)
         comm = tracer.communicator("k", 'tp:0"\n\\', [0, 1])

@@ -1,4 +1,4 @@
-"""What the live view makes of looks: entries, events, last calls, the end of a job."""
+"""What the live view makes of polls: entries, events, last calls, the end of a job."""
 
 from __future__ import annotations
 
@@ -128,16 +128,16 @@ def test_last_calls_are_those_that_were_recorded(job: Job) -> None:
         job.post(comm="tp:0" if number % 100 else "world", shape=(number, 2))
     poll = job.poll()
     recorded = open_run(job.directory).by_rank[1]
-    words = poll.ranks[1]
+    cursor = poll.ranks[1]
 
     for key, log in recorded.logs.items():
-        assert [call.seq for call in words.newest(10, key)] == [
+        assert [call.seq for call in cursor.newest(10, key)] == [
             call.seq for call in log.span(max(1, log.calls - 9), log.calls + 1)
         ]
-    newest = words.newest(40)
+    newest = cursor.newest(40)
     assert [call.shape for call in newest] == [(number, 2) for number in range(260, 300)]
-    assert len(words.newest(10_000)) == 300
-    assert words.newest(5, "no such communicator") == []
+    assert len(cursor.newest(10_000)) == 300
+    assert cursor.newest(5, "no such communicator") == []
 
 
 def test_rings_are_read_when_they_are_shown_and_something_is_new(
@@ -146,11 +146,11 @@ def test_rings_are_read_when_they_are_shown_and_something_is_new(
     job.start()
     job.post()
     picture = Picture("DIR", Events())
-    words = job.poll().ranks[0]
+    cursor = job.poll().ranks[0]
     read = []
-    newest = type(words).newest
+    newest = type(cursor).newest
     monkeypatch.setattr(
-        type(words), "newest", lambda self, *given: read.append(given) or newest(self, *given)
+        type(cursor), "newest", lambda self, *given: read.append(given) or newest(self, *given)
     )
 
     def draw(seconds: float) -> str:
@@ -167,8 +167,8 @@ def test_rings_are_read_when_they_are_shown_and_something_is_new(
     picture.press("l")
     job.post()
     draw(5.0)
-    assert len(read) == 2, "nobody looks at them"
-    assert RecentCalls().of(words, 3, None, 0.0)[-1].seq == 3
+    assert len(read) == 2, "nobody shows them"
+    assert RecentCalls().of(cursor, 3, None, 0.0)[-1].seq == 3
 
 
 def test_every_picture_fits_the_terminal(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Traces that hold only the last so many calls of each rank."""
+"""Traces that hold only the last calls of each rank."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ make the same steps, so they switch at the same one, without a word between them
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``nothing``: what comes out then is what the way of measuring makes up.
-- ``asking``: nothing is switched here. Steps are told apart by whether all their requests ask for
+- ``asking``: nothing is switched here. Steps are classified by whether all their requests ask for
   their routed experts, or none.
 
 Of each two stretches of steps one is on, which of them is drawn, from
@@ -70,7 +70,7 @@ class Alternation:
         """Off and on."""
         self.asking: set[str] = set()
 
-    def tell_apart(self, output: Any) -> bool:
+    def classify(self, output: Any) -> bool:
         """Note which requests of a step ask; return whether all of them do, or none."""
         for request in output.scheduled_new_reqs:
             extra = getattr(request.sampling_params, "extra_args", None) or {}
@@ -100,7 +100,7 @@ class Alternation:
             _offer_both(self)
 
     def switch(self, on: bool) -> None:
-        """Has everything from here on be done the one way, or the other."""
+        """Do everything from here on the one way, or the other."""
         self._prepare()
         self.is_on = on
         for patch in self.patches:
@@ -130,7 +130,7 @@ class Alternation:
         place = self.steps % PERIOD
         counts = place >= SETTLING
         if self.what == "asking":
-            counts = output is not None and self.tell_apart(output)
+            counts = output is not None and self.classify(output)
         elif place == 0:
             if self.steps // PERIOD % 2 == 0:
                 self.first = self.draw.random() < 0.5
@@ -177,7 +177,7 @@ def register() -> None:
 
 
 def _capture_twice(alternation: Alternation) -> None:
-    """Has both of vLLM's model runners capture all graphs twice."""
+    """Let both of vLLM's model runners capture all graphs twice."""
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu import model_runner
 
@@ -194,7 +194,7 @@ def _capture_twice(alternation: Alternation) -> None:
 
 
 def _put_markers(in_stream: bool) -> None:
-    """Has all markers of graphs stand in the stream, or all beside it."""
+    """Put all markers of graphs into the stream, or all beside it."""
     from ncclscope.tracing.device.graph_markers import Placement
 
     Placement.in_stream = lambda self, capture: in_stream  # type: ignore[method-assign]
@@ -216,7 +216,7 @@ def _set_aside(runner: Any) -> list[Kept]:
 
 
 def _offer_both(alternation: Alternation) -> None:
-    """Has each dispatcher do as vLLM's own does while it is off."""
+    """Let each dispatcher do as vLLM's own does while it is off."""
     from vllm.distributed.device_communicators import all2all
 
     padded = all2all.AgRsAll2AllManager

@@ -26,7 +26,7 @@ __all__ = ["FAIR", "NO_ANSWER", "NO_HANG", "SCORES", "describe", "score", "score
 
 NO_ANSWER = "no answer"
 NO_HANG = "no hang"
-"""The job did not come to stand still, so that nothing can be said of the answer."""
+"""The job kept moving, so the answer cannot be judged."""
 SCORES = (
     "right", "right, other kind", "fairly undecided", "unknown", "quiet", "undecided", "OK",
     "wrong rank", "wrong and certain", "false alarm", NO_ANSWER, NO_HANG,

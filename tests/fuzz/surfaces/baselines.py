@@ -21,7 +21,7 @@ __all__ = ["Baselines"]
 
 _NAME = "calls.lock"
 _CHECKED = 16
-"""One input in so many is compared with a run; the others are only read."""
+"""One input in this many is compared with a run; the others are only read."""
 _TEXT = b"""\
 # What each rank posts, in order. Made by `ncclscope check --update`, to be reviewed.
 ncclscope baseline 1

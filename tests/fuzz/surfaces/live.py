@@ -47,7 +47,7 @@ class WatchedRings(Surface):
         verdict = polls[-1].verdict
         if verdict is None:
             return Answer(polls[-1].status)
-        # What stands still for a minute is reported: of a hung job there is no false OK to find.
+        # A job without progress for a minute is reported: a hung job gives no false OK.
         answer = judge_verdict(replace(given, base=_without_calls(given.base)), verdict)
         return answer if answer.kind == "blames" else Answer(polls[-1].status)
 

@@ -23,7 +23,7 @@ from tests.support.snapshots import DATA, in_collective, snapshot, worker
 __all__ = ["RasAnswers", "StackDumps"]
 
 _COMPARED = 16
-"""One input in so many is also made a part of a verdict; the others are only read."""
+"""One input in this many is also made a part of a verdict; the others are only read."""
 
 
 class RasAnswers(Surface):

@@ -117,7 +117,7 @@ def _jobs() -> list[BaseInput]:
 
 
 def _unsigned(one: BaseInput, files: Files) -> BaseInput:
-    """Return a job in a format without checksums: nothing tells that a letter was changed."""
+    """Return a job in a format without checksums: nothing shows that a letter was changed."""
     return BaseInput(one.name, files, one.healthy)
 
 

@@ -1,4 +1,4 @@
-"""A vLLM plugin for tests: one worker leaves the common sequence when it is told to.
+"""A vLLM plugin for tests: one worker leaves the common sequence on request.
 
 The file that NCCLSCOPE_TEST_FAULT names holds the fault. As soon as it is there, rank 1 takes
 it away and does that to its next collective. ``skip`` and ``replace`` are done to an all_reduce

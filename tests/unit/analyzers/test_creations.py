@@ -31,7 +31,7 @@ def create(
     comm: tuple[int, ...] = ALL,
     gloo: str = "gloo",
 ) -> None:
-    """Create a group; of those that stand in it, others only pass."""
+    """Create a group; ranks that are not members only pass."""
     for rank in ranks:
         cluster.post(
             [rank],

@@ -123,7 +123,7 @@ def test_a_dead_rank_on_nccl_where_hosts_have_gone_on(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (2,))
-    # Devices stand in the first call that it has not posted. Where that is not known: the last.
+    # Devices wait in the first call that it has not posted. Where that is not known: the last.
     assert cause.seq == (6 if recorded else 13)
 
 
@@ -227,7 +227,7 @@ def test_replicas_at_another_place_are_no_evidence(cluster_of: ClusterOf) -> Non
 def test_a_rank_that_takes_one_new_communicator_for_the_other_is_named(
     cluster_of: ClusterOf,
 ) -> None:
-    """It made the two in another order, so that all stand in calls that are new there."""
+    """It made the two in another order, so that all wait in calls that are new there."""
     cluster = cluster_of(4)
     cluster.history("world")
     for rank in cluster.everybody:
@@ -277,7 +277,7 @@ def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> N
 
 
 def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -> None:
-    """A circle, but no order: nobody else was ever going to make the call it is in."""
+    """A cycle, but no order: nobody else was ever going to make the call it is in."""
     cluster = cluster_of(4)
     cluster.history("tp:0")
     cluster.history("dp:0")
@@ -315,7 +315,7 @@ def test_a_rank_whose_probe_ended_is_not_blamed(cluster_of: ClusterOf) -> None:
 
 
 def test_stalled_names_the_call_and_no_rank(cluster_of: ClusterOf) -> None:
-    """A pair stands in a call that both have posted; the others wait for the pair."""
+    """A pair waits in a call that both have posted; the others wait for the pair."""
     cluster = cluster_of(4)
     cluster.history("world")
     cluster.history("tp:0", members=(2, 3))

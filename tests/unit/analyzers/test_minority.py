@@ -62,7 +62,7 @@ def test_one_that_waits_alone_is_shown_with_its_call(cluster_of: ClusterOf) -> N
 
 
 def test_who_waits_behind_others_counts_as_waiting(cluster_of: ClusterOf) -> None:
-    """Rank 0 alone waits in world, but the others stand in pairs behind one rank: rank 5."""
+    """Rank 0 alone waits in world, but the others wait in pairs behind one rank: rank 5."""
     cluster = cluster_of(6)
     cluster.history("world")
     cluster.history("tp:0", members=range(1, 6))
@@ -84,7 +84,7 @@ def test_a_chain_through_a_pair_names_its_end(cluster_of: ClusterOf) -> None:
 
 
 def _pairs(cluster: Cluster, calls: int) -> None:
-    """Two replicas of two; the second one has come to its end with so many calls."""
+    """Two replicas of two; the second one has ended after a number of calls."""
     for pair, count in (((0, 1), 5), ((2, 3), calls)):
         for number in range(count):
             cluster.post(pair, "tp:0", shape=(10 + number, 2), members=pair)

@@ -1,4 +1,4 @@
-"""Calls that nothing tells the end of, as on NCCL: where ranks stand, and in which order."""
+"""Calls without recorded completion, as on NCCL: where ranks wait, and in which order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rank_that_posts_in_another_order_is_named(cluster_of: ClusterOf, barr
     assert cause.peers is not None
     assert (cause.odd.comm, cause.odd.seq) == ("tp:0/2,3", 6)
     assert (cause.peers.comm, cause.peers.seq) == ("world/0,1,2,3", 6 + barrier)
-    # That they stand there is not recorded.
+    # That they wait there is not recorded.
     assert all("stands in" not in line for line in cause.evidence)
     assert "as on one stream" in cause.inferred[0]
     assert (
@@ -212,7 +212,7 @@ def test_what_is_known_to_have_completed_is_no_swap(cluster_of: ClusterOf) -> No
     assert cluster.verdict().status == "ok"
 
 
-# --- where ranks stand after a barrier ----------------------------------------------------------
+# --- where ranks wait after a barrier -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("absent", [1, 3])

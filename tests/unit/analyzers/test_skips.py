@@ -1,4 +1,4 @@
-"""Calls left out or put in among equal ones, which only their surroundings tell apart."""
+"""Calls left out or put in among equal ones, which only their surroundings distinguish."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_ranks_with_lines_of_their_own_have_skipped_nothing(cluster_of: ClusterO
 
 
 def test_a_skip_is_found_by_the_rhythm_of_other_communicators(cluster_of: ClusterOf) -> None:
-    """All come from one line; three calls stand between two of the world's, and once two."""
+    """All come from one line; three calls come between two of the world's, and once two."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:
         for step in range(8):
@@ -121,7 +121,7 @@ def test_no_rank_is_named_for_calls_that_cannot_be_distinguished(cluster_of: Clu
 
 
 def test_a_skip_is_traced_back_from_where_it_was_noticed(cluster_of: ClusterOf) -> None:
-    """Six equal calls and another one: the numbers part at the latter, the lines before."""
+    """Six equal calls and another one: the numbers diverge at the latter, the lines before."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:
         for step in range(5):
@@ -209,7 +209,7 @@ def _forwards(cluster: Cluster, extra: dict[int, set[int]], waits: int) -> None:
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_the_first_of_several_calls_put_in_is_named(cluster_of: ClusterOf, odd: int) -> None:
-    """The calls themselves pair up: the odd one is further on, and not where its peer is late."""
+    """The calls pair up: the diverging rank is further on, and not where its peer is late."""
     cluster = cluster_of(2)
     _forwards(cluster, {odd: {4, 8, 12}}, waits=odd)
 

@@ -246,7 +246,7 @@ def test_a_backend_without_completions_of_transfers_stalls_in_none(cluster_of: C
 
 
 def _pipeline(cluster: Cluster, batches: dict[int, int]) -> None:
-    """Each stage receives and sends so many microbatches, until one side has no more."""
+    """Each stage receives and sends microbatches, until one side has no more."""
     cluster.history("pp:0")
     last = cluster.size - 1
     for rank in cluster.everybody:

@@ -120,7 +120,7 @@ def _serve(order: Order, control: socket.socket) -> None:
                 control.close()
                 _be_rank(run_rank, order.argument, rank, title, server)
             children[pid] = rank
-        _tell(control, {"pids": list(children)})
+        _report(control, {"pids": list(children)})
         _attend(control, woken, children)
 
 
@@ -134,7 +134,7 @@ def _read_line(control: socket.socket) -> str:
     return data.decode()
 
 
-def _tell(control: socket.socket, message: dict[str, object]) -> None:
+def _report(control: socket.socket, message: dict[str, object]) -> None:
     with contextlib.suppress(OSError):  # the launcher may be gone
         control.sendall(json.dumps(message).encode() + b"\n")
 
@@ -166,7 +166,7 @@ def _attend(control: socket.socket, woken: socket.socket, children: dict[int, in
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 rank = children.pop(pid)
-                _tell(control, {"rank": rank, "status": os.waitstatus_to_exitcode(status)})
+                _report(control, {"rank": rank, "status": os.waitstatus_to_exitcode(status)})
         if control in ready and _is_over(control):
             break
     for pid in children:

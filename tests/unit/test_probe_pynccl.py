@@ -385,7 +385,7 @@ def break_each_method(rank: int) -> None:
             report(nccl, name, "template", break_tracer("template"), post, below)
             used = break_tracer("post_p2p" if sending else "post")
             report(nccl, name, "post", used, post, below)
-    report(nccl, "scatter", "fold", break_scope("folded"), *posts["scatter"])
+    report(nccl, "scatter", "suppressed", break_scope("suppressed"), *posts["scatter"])
     for name, (post, below) in groups.items():
         fault = "leave_group" if name == "group_end" else "enter_group"
         report(nccl, name, fault, break_scope(fault), post, below)

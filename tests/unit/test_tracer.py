@@ -290,19 +290,19 @@ def test_a_groups_number_is_never_cut_down_to_none(rings: Path, group: int, kept
     assert read(tracer.path).logs["k"].call(1).group == kept
 
 
-def test_folded_calls_nest(rings: Path) -> None:
-    assert not scope.is_folded()
-    with scope.folded():
-        with scope.folded():
-            assert scope.is_folded()
-        assert scope.is_folded()
+def test_suppressed_calls_nest(rings: Path) -> None:
+    assert not scope.is_suppressed()
+    with scope.suppressed():
+        with scope.suppressed():
+            assert scope.is_suppressed()
+        assert scope.is_suppressed()
         seen = []
-        other = threading.Thread(target=lambda: seen.append(scope.is_folded()))
+        other = threading.Thread(target=lambda: seen.append(scope.is_suppressed()))
         other.start()
         other.join()
         assert seen == [False]
     # Threads of other tests may be stuck in a block of theirs: that is what they test.
-    assert threading.get_ident() not in scope.folding
+    assert threading.get_ident() not in scope.suppressing
 
 
 def test_parameters_that_are_new_each_time_do_not_fill_the_memory(rings: Path) -> None:

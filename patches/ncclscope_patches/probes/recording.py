@@ -210,7 +210,7 @@ def recorder(core: Any, handles: Handles, read: Callable[..., tuple[Any, ...]]) 
     if not _redops and "torch.distributed" in sys.modules:
         _learn_redops()
     plan = getattr(read, "plan", None)
-    return core.posting(handles.posts, read, scope.groups, scope.folding, plan)
+    return core.posting(handles.posts, read, scope.groups, scope.suppressing, plan)
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from ncclscope.attach.sampling import Reader, Sample, take_samples
+from ncclscope.attach.sampling import ProcessReader, Sample, take_samples
 
 
 class Sampler:
@@ -15,7 +15,7 @@ class Sampler:
     def __init__(self, gap: float, patience: float, open_until: float) -> None:
         self.asked: list[tuple[int, float]] = []
         self._open_until = open_until
-        reader = Reader([os.getpid()])
+        reader = ProcessReader([os.getpid()])
         began = time.monotonic()
         self.samples, self.span = take_samples(reader, gap, patience, self._is_open)
         self.seconds = time.monotonic() - began

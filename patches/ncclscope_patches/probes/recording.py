@@ -75,6 +75,12 @@ class Handle:
             depends on the tensor's device.
         about: Weak reference to the object of the program.
         marks: The markers that count its calls on the GPU; None if they are not counted.
+
+    Args:
+        tracer: The tracer of this process.
+        comm: The communicator.
+        waits: As the attribute.
+        on_device: Whether to count its calls on the GPU.
     """
 
     __slots__ = (

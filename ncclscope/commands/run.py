@@ -42,13 +42,13 @@ class RunCommand:
         parser.add_argument(
             "--dir",
             metavar="DIR",
-            help="Directory for the rings (default: a new directory in /dev/shm)",
+            help="Write the rings to DIR (default: a new directory in /dev/shm)",
         )
         parser.add_argument(
             "--no-explain",
             action="store_true",
-            help="Do not watch the program; by default a divergence or hang is explained on stderr "
-            "once, and the program left alone",
+            help="Do not watch the program; by default the first divergence or hang is explained on "
+            "stderr, and the program goes on",
         )
         parser.add_argument(
             "--stall",

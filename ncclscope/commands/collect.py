@@ -116,7 +116,9 @@ class CollectCommand:
             help="Search the pods in NAMESPACE (default: kubectl's)",
         )
         parser.add_argument(
-            "--container", default="", help="Run in CONTAINER of each pod (default: kubectl's)"
+            "--container",
+            default="",
+            help="Collect from CONTAINER of each pod (default: the pod's)",
         )
         parser.add_argument("--image", default="", help="Run in an ephemeral container of IMAGE")
         parser.add_argument(

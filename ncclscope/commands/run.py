@@ -47,8 +47,8 @@ class RunCommand:
         parser.add_argument(
             "--no-explain",
             action="store_true",
-            help="Do not watch the program; by default the first divergence or hang is explained on "
-            "stderr, and the program goes on",
+            help="Do not watch the program; by default a first divergence or hang is explained "
+            "on stderr, and the program goes on",
         )
         parser.add_argument(
             "--stall",

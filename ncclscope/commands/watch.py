@@ -60,8 +60,8 @@ class WatchCommand:
         parser.add_argument(
             "--until-divergence",
             action="store_true",
-            help="Exit with status 1 at the first divergence or hang; else --stall seconds after all "
-            "processes have ended, with the status of their records",
+            help="Exit with status 1 at the first divergence or hang, else --stall seconds after "
+            "all processes have ended, with the status of their records",
         )
         parser.add_argument(
             "--plain",

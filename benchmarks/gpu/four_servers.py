@@ -1,4 +1,4 @@
-"""Four vLLM servers that share their experts on one GPU, and what is said of them.
+"""Four vLLM servers that share their experts on one GPU, and the verdicts on them.
 
     python -m benchmarks.gpu.four_servers --nccl /tmp/libnccl.so.2 --keep DIR [PART ...]
 

@@ -1,4 +1,4 @@
-"""Ordinary programs with a mistake, four NCCL ranks on one GPU, and what is said of each.
+"""Ordinary programs with a mistake, four NCCL ranks on one GPU, and the verdict on each.
 
     python -m benchmarks.gpu.one_gpu --nccl /tmp/libnccl.so.2 --keep DIR [NAME ...]
 

@@ -71,7 +71,7 @@ class Variant:
         tokens: Per second, one number a round.
         latency: Seconds a token of a request took, the median of each round.
         alone: What it answered to the prompts that were served one by one.
-        routing: The experts that it said it used for them.
+        routing: The experts that its answers list for them.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Variant:
 
 
 ANSWERS = (128, 256, 512) if on_gpus() else (8, 32, 64)
-"""How many tokens are generated for a request, where nothing else is said."""
+"""How many tokens are generated for a request by default."""
 LENGTHS = (3, 17)
 """Tokens of a prompt: few enough that a step that begins requests is a captured graph as well."""
 

@@ -89,7 +89,7 @@ def _turn(ranks: Ranks, order: str) -> float:
         assert process.stdout is not None
         answers.append(process.stdout.readline())
     if not all(answers):
-        raise RuntimeError("a rank of the gloo program has ended; what it said is above")
+        raise RuntimeError("a rank of the gloo program has ended; its output is above")
     return min(map(float, answers))
 
 

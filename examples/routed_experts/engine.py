@@ -62,7 +62,7 @@ class Engine:
         )
         self._sender = threading.Thread(target=self._send_answers, name="answers", daemon=True)
         self._sender.start()
-        self._looked = time.perf_counter()
+        self._polled = time.perf_counter()
         if plan.dp > 1:
             dist.init_process_group(
                 "gloo",
@@ -81,7 +81,7 @@ class Engine:
         if self.plan.dp > 1:
             dist.barrier()  # nobody waits for another's start, which may take long, in a step
         self._answers.put(({"ready": self.replica}, []))
-        self._looked = time.perf_counter()
+        self._polled = time.perf_counter()
         while True:
             self._poll(0)
             # What comes after the agreement, the others may not have received yet.
@@ -119,13 +119,13 @@ class Engine:
                 self._take_output(frame)
 
     def _note_poll(self) -> None:
-        self._looked = time.perf_counter()
+        self._polled = time.perf_counter()
         self._entry.set("busy_since_us", time.monotonic_ns() // 1000)
 
     def _note_gap(self) -> None:
         """Note the time since the last poll for arrivals."""
         self._entry.set("busy_since_us", 0)
-        self._entry.most("stall_us", time.perf_counter() - self._looked)
+        self._entry.most("stall_us", time.perf_counter() - self._polled)
         self._entry.most("experts_us", self.scheduler.routing_seconds)
         self.scheduler.routing_seconds = 0.0
 
@@ -149,7 +149,7 @@ class Engine:
                 signal.pause()
         busy, most, least = state.tolist()
         self._note_poll()
-        self._entry.most("agree_us", self._looked - begun)
+        self._entry.most("agree_us", self._polled - begun)
         return bool(busy or most != -least)
 
     def _take_request(self, frame: Frame) -> None:

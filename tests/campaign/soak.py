@@ -279,7 +279,7 @@ def _warnings(traced: TracedServer) -> list[str]:
 
 
 def _unreported(traced: TracedServer, directory: Path) -> list[str]:
-    """Make one worker diverge, twice; return what guard and watch should have said and did not.
+    """Make one worker diverge, twice; return what guard and watch should have reported and did not.
 
     The first divergence hurts nobody: the guard warns, and the job goes on. At the second it
     hangs, which `watch` reports.

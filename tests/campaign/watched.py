@@ -48,7 +48,7 @@ def watched(count: int, seed: int) -> tuple[int, str]:
     with in_memory() as rings, tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "job.py"
         program.write_text(JOB)
-        output, seen = Path(folder) / "said.txt", Path(folder) / "seen.jsonl"
+        output, seen = Path(folder) / "output.txt", Path(folder) / "seen.jsonl"
         launch = ["torch.distributed.run", "--nproc-per-node", str(size), str(program)]
         launch += [str(count // size), str(seed)]
         with output.open("w") as errors, seen.open("w") as samples:

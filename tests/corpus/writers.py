@@ -80,7 +80,7 @@ def _write_rings(workload: Workload, history: History, directory: Path) -> None:
                 world_size=workload.size,
                 capacity=workload.capacity,
                 heartbeat=False,
-                # As processes of other hosts, of which nobody looks for a pid here.
+                # As processes of other hosts, whose pids nobody checks here.
                 details={
                     "host": f"node-{rank // 8}",
                     "pid": 1000 + rank,

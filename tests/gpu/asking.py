@@ -1,4 +1,4 @@
-"""Asks ncclscope, and keeps what it said, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
+"""Runs ncclscope, and keeps its output, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
 
 from __future__ import annotations
 

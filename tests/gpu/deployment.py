@@ -61,7 +61,7 @@ Shape = tuple[int, int]
 """Tensor-parallel and data-parallel size."""
 
 SHAPE: Shape = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
-"""Where nothing else is said: with fewer than four GPUs each replica has one."""
+"""By default: with fewer than four GPUs each replica has one."""
 
 
 def parse_shape(text: str) -> Shape:
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which deployment is measured."""
     parser.add_argument("--shape", type=parse_shape, default=SHAPE, metavar="TPxDP")
     parser.add_argument("--large", action="store_true", help="a model of a size that is served")
-    parser.add_argument("--layers", type=int, help="of the large model; 48 where nothing is said")
+    parser.add_argument("--layers", type=int, help="set layers of the large model (default: 48)")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
 
 

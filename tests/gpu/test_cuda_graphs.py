@@ -1,7 +1,7 @@
 """Collectives inside CUDA graphs, over NCCL: `pytest -m gpu tests/gpu/test_cuda_graphs.py`.
 
 With three GPUs or more the records single out the rank that differs, with two the two ranks are
-named together. What was said is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
+named together. All output is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
 """
 
 from __future__ import annotations

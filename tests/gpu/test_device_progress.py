@@ -1,6 +1,6 @@
 """Progress on the device, over NCCL: `pytest -m gpu tests/gpu/test_device_progress.py`.
 
-Two GPUs are enough. What was said is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
+Two GPUs are enough. All output is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
 """
 
 from __future__ import annotations

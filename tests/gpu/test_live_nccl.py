@@ -1,7 +1,7 @@
 """Hangs of four processes on four GPUs, examined while they last: `pytest -m gpu tests/gpu`.
 
 What NCCL's RAS and torch's Flight Recorder say of the same hang is kept beside it. With
-NCCLSCOPE_TRANSCRIPTS set to a directory, everything that was said is kept there, and
+NCCLSCOPE_TRANSCRIPTS set to a directory, all output is kept there, and
 ``python -m tests.gpu.hangs`` makes a table of it. Without any GPU the same is played on gloo.
 """
 
@@ -110,7 +110,7 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
     with watching(rings) as watch, hanging(rings, swap, captured) as pids:
         deadline = time.monotonic() + 120
         while watch.poll() is None:
-            assert time.monotonic() < deadline, "watch said nothing"
+            assert time.monotonic() < deadline, "watch printed nothing"
             time.sleep(0.2)
         time.sleep(PATIENCE - 5)  # until living ranks that wait are called stuck
         found = examine(

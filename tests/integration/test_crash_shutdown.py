@@ -32,7 +32,7 @@ def record(number):
 
 
 def run(source: str, rings: Path, status: int = 0, **variables: Any) -> tuple[Rank, str]:
-    """Run a program and return its rank and what it said on stderr."""
+    """Run a program and return its rank and its stderr."""
     completed = run_program(BEGIN + source, rings, NCCLSCOPE_DIR=rings, **variables)
     assert completed.returncode == status, completed.stderr
     (rank,) = open_run(rings).others
@@ -279,7 +279,7 @@ def wait_for_change(ring: Path, since: int) -> int:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_heart_beats_while_the_program_waits_and_stops_with_it(
+def test_the_heartbeat_goes_on_while_the_program_waits_and_stops_with_it(
     rings: Path, end: signal.Signals
 ) -> None:
     source = f"""{BEGIN}

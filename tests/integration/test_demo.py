@@ -79,7 +79,7 @@ def test_the_verdict_names_what_was_planted(fault: str, seed: int, rings: Path) 
 
 
 def assert_nodes_say_the_same(directory: Path) -> None:
-    """Nodes that examine their own rings say what one machine says of all of them."""
+    """Nodes that examine their own rings give the verdict of one machine with all rings."""
     places = {}
     for number, ring in enumerate(sorted(directory.rglob("*.ring"))):
         place = places[f"node-{number % 3}"] = directory / f"node-{number % 3}"

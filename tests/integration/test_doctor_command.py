@@ -1,4 +1,4 @@
-"""`ncclscope doctor`: what is there is said, and what would enable the rest."""
+"""`ncclscope doctor`: it reports what is there, and what would enable the rest."""
 
 from __future__ import annotations
 

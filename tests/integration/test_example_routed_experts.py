@@ -140,7 +140,7 @@ def test_every_row_of_routing_is_right_or_marked_as_missing(rows: dict[str, Any]
     half = judged["new-half"]
     assert half["right"] > 0
     assert half["wrong"] == 0
-    # What a request shares with one that did not opt in is not known, and said not to be.
+    # What a request shares with one that did not opt in is not known, and reported as missing.
     assert half["missing"] > 0
 
 

@@ -65,7 +65,7 @@ def test_a_divergence_between_nodes_ends_the_watch(tmp_path: Path) -> None:
         assert last["status"] == "diverged"
         assert last["verdict"]["diverging_ranks"] == [3]
         assert last["verdict"]["seq"] == 151
-        print(f"said after {seconds:.2f} s")
+        print(f"reported after {seconds:.2f} s")
         # A second is what is promised; this machine may have other things to do.
         assert seconds < 20
     for tracer in tracers:

@@ -25,7 +25,7 @@ class TracedServer:
 
     Args:
         directory: Where its files go.
-        rings: Where its rings go; below the directory, where nothing is said.
+        rings: Where its rings go; by default below the directory.
         environment: Variables for the server.
         **options: Those of :class:`VllmServer`.
     """

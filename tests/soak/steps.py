@@ -24,7 +24,7 @@ def run(rank: int, plan: Plan, terminal: int) -> int:
     Args:
         rank: This one.
         plan: What is run.
-        terminal: Descriptor that progress is said to; -1 for nobody.
+        terminal: Descriptor for progress messages; -1 for none.
 
     Returns:
         How many layers had a wrong result.

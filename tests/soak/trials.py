@@ -78,7 +78,7 @@ def soak(plan: Plan, *, terminal: int = -1) -> Soaked:
 
     Args:
         plan: What is run.
-        terminal: Descriptor that progress is said to.
+        terminal: Descriptor for progress messages.
     """
     rings = rings_directory()
     try:

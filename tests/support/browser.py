@@ -24,11 +24,11 @@ FLAGS = (
 
 @dataclass
 class Opened:
-    """A page, and what the browser said of it.
+    """A page, and the browser's messages about it.
 
     Attributes:
         page: The page.
-        said: Messages on the console and errors of scripts.
+        messages: Messages on the console and errors of scripts.
         asked: Addresses that were requested, but for the page's own.
     """
 

@@ -69,7 +69,7 @@ class Outcome:
 
     Attributes:
         command: The command.
-        said: What it printed, on both streams.
+        output: What it printed, on both streams.
         status: Its exit status; -1 where it did not come to its end.
     """
 

@@ -20,7 +20,7 @@ def run_program(
     timeout: float = 30,
     **environment: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program and return how it ended and what it said.
+    """Run a Python program and return how it ended and its output.
 
     Args:
         source: The program.

@@ -1,4 +1,4 @@
-"""What is said where reading a process is not allowed."""
+"""Messages where reading a process is not allowed."""
 
 from __future__ import annotations
 

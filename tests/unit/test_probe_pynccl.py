@@ -34,7 +34,7 @@ Fields = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The stand-in, compiled; as the variable that tells the programs below where it is."""
+    """The stand-in, compiled; as the variable by which the programs below find it."""
     path = tmp_path_factory.mktemp("nccl") / "libnccl_stand_in.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
     return {LIBRARY: str(path)}

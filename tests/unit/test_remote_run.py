@@ -41,7 +41,7 @@ def document(run: Run) -> dict[str, Any]:
 
 
 def both(directory: Path, nodes: int = 3) -> tuple[dict[str, Any], dict[str, Any], Fleet]:
-    """Return what is said of rings in one place, and of the same rings on nodes."""
+    """Return the verdicts on rings in one place, and on the same rings on nodes."""
     places = spread(directory, nodes)
     fleet = Fleet(LocalClient(places))
     return (

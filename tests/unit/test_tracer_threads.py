@@ -180,7 +180,7 @@ ring, channel = tracer.ring, comm.channel
 missing = interruptions = nested = 0
 running = True
 
-def look(*_):
+def check(*_):
     global missing, interruptions, nested
     interruptions += 1
     position = ring.position
@@ -198,7 +198,7 @@ def look(*_):
 
 template = tracer.template(comm, "all_reduce", shape=(1,), site="handler")
 tracer.record(comm, "all_reduce", shape=(1,), site="main")
-signal.signal(signal.SIGALRM, look)
+signal.signal(signal.SIGALRM, check)
 signal.setitimer(signal.ITIMER_REAL, 2e-5)
 until = time.monotonic() + 1.0
 count = 1

@@ -501,7 +501,7 @@ def test_workers_that_are_started_anew_after_a_divergence(job: Job) -> None:
     assert job.poll().status == "diverged"
     for tracer in job.tracers.values():
         tracer.close()
-    assert job.poll(1.5).status == "diverged"  # what it was stays said
+    assert job.poll(1.5).status == "diverged"  # the verdict stays
 
     time.sleep(0.002)  # names of rings distinguish milliseconds
     job.start()

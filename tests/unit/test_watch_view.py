@@ -1,4 +1,4 @@
-"""What the live view makes of polls: entries, events, last calls, the end of a job."""
+"""What the live view shows of polls: entries, events, last calls, the end of a job."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def test_numbers_mean_the_same_on_all_ranks(cluster: Cluster, tmp_path: Path) ->
     off: dict[str, set[int]] = {}
     for rank in run.ranks:
         for key, log in rank.logs.items():
-            lane = f"{log.communicator.label} of node {rank.rank // 4}"
-            name = "dp:0" if lane.startswith("dp") else lane
+            label = f"{log.communicator.label} of node {rank.rank // 4}"
+            name = "dp:0" if label.startswith("dp") else label
             off.setdefault(name, set()).add(whole.by_rank[rank.rank].logs[key].calls - log.calls)
     assert {name: len(found) for name, found in off.items()} == {
         "dp:0": 1,

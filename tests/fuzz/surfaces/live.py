@@ -92,7 +92,7 @@ def _place(path: Path, rank: int) -> RecordedComm:
 
 
 def running(one: BaseInput) -> BaseInput:
-    """Return the rings of processes that have not said that they end."""
+    """Return the rings of processes that have not recorded their end."""
     files = {}
     for name, data in one.files.items():
         place = layout.HEADER_EXITED

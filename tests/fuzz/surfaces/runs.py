@@ -172,7 +172,7 @@ def _below(folder: str, files: Files) -> Files:
 
 
 def _collected(files: Files) -> Files:
-    """Return two nodes' folders, each with what the node said of its rings."""
+    """Return two nodes' folders, each with the node's description of its rings."""
     found: dict[str, bytes] = {}
     for node, names in (("a", ["rank-0.ring", "rank-1.ring"]), ("b", ["rank-2.ring"])):
         about = {f"files/{name}": {"alive": False, "beats": False} for name in names}

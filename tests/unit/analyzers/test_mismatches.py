@@ -112,7 +112,7 @@ def test_a_pair_is_decided_by_the_other_pairs(cluster_of: ClusterOf) -> None:
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (4,)
     assert verdict.cause.confidence == "likely"
-    assert verdict.cause.inferred  # said to be a conclusion, not a record
+    assert verdict.cause.inferred  # marked as a conclusion, not a record
 
 
 def test_a_pair_is_not_decided_by_pairs_at_another_place_of_the_program(

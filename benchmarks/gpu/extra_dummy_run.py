@@ -1,7 +1,7 @@
 """vLLM pull request 44601 on GPUs: ``python -m benchmarks.gpu.extra_dummy_run [--runs N]``.
 
-Two replicas of one rank that share their experts; all requests go to the first. A hang is looked
-at while it lasts, and again after SIGKILL. On CPUs examples/case_43547 does the same, and more.
+Two replicas of one rank that share their experts; all requests go to the first. A hang is examined
+while it lasts, and again after SIGKILL. On CPUs examples/case_43547 does the same, and more.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "wrong_dtype": _wrong_dtype,
     "wrong_redop": _wrong_redop,
     "wrong_root": _wrong_root,
-    "circle": _cycle,
+    "cycle": _cycle,
     "sizes": _sizes,
     "transfers": _transfers,
     "captured": _captured,

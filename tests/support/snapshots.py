@@ -1,4 +1,4 @@
-"""Captures as tests want them: stacks in a few words, or as they were recorded."""
+"""Process snapshots as tests want them: stacks in a few words, or as they were recorded."""
 
 from __future__ import annotations
 

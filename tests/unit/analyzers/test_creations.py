@@ -1,4 +1,4 @@
-"""Groups created in another order, or not by all: who is odd, and who only waits for it."""
+"""Groups created in another order, or not by all: who diverges, and who only waits for it."""
 
 from __future__ import annotations
 

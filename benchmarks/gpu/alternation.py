@@ -44,12 +44,12 @@ STRETCH = 3.0
 """Seconds of load that asks, or does not."""
 START_SECONDS = 420.0
 PARTS = 20
-"""Into which the steps are cut to see how much the result varies."""
+"""Number of parts of the steps, which show how much the result varies."""
 
 TRACED = ("tracing", "progress", "between", "beside")
-"""What takes a server under ``ncclscope run``."""
+"""Experiments that run a server under ``ncclscope run``."""
 LONG = ("counted", "notes")
-"""What is kept and not printed."""
+"""Fields that are kept and not printed."""
 
 Step = tuple[int, int, int]
 """Whether it was on, tokens, nanoseconds."""

@@ -46,7 +46,7 @@ VARIANTS = {
     "own": {},
 }
 ASKED = {"vllm_xargs": {"return_routed_experts": True, "routed_experts_encoding": "compact"}}
-"""What requests say in the variant ``routed``; in ``offered`` nobody asks."""
+"""Options of requests in the variant ``routed``; in ``offered`` no request asks."""
 OWN = ["--enable-return-routed-experts"]
 """vLLM's own way in the variant ``own``: every answer has its routing, whoever asked."""
 ROUTED = ("routed", "own")
@@ -85,7 +85,7 @@ class Variant:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What its requests say besides."""
+        """Additional options of its requests."""
         return ASKED if self.name == "routed" else {}
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
@@ -210,7 +210,7 @@ def measure(
 
 
 def report(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Return what is to be kept, and print it."""
+    """Return the figures to keep, and print them."""
     base = variants[0]
     rows = []
     for variant in variants:
@@ -253,7 +253,7 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def counted(document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return what the GPUs counted of each communicator, by rank."""
+    """Return the GPUs' counts of each communicator, by rank."""
     found: dict[str, dict[str, str]] = {}
     for row in document["table"]:
         for label, comm in row["comms"].items():

@@ -1,4 +1,4 @@
-"""What a probe costs where the program has used the caches for something else.
+"""What a probe costs with cold caches.
 
 In a hot loop everything that a probe touches is in the processor's nearest cache. In a program
 that computes between its calls nothing is, and each object that is read comes from far

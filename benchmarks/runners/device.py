@@ -1,4 +1,4 @@
-"""What our own code takes of the host to have a call counted on the device, without the driver.
+"""Host time of ncclscope's own code to count a call on the device, without the driver.
 
 A function that does nothing replaces the driver's launch: what it costs to cross
 into the driver is measured on a GPU host, by tests/gpu/test_device_progress.py.

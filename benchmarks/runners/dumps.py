@@ -99,7 +99,7 @@ def write_job(directory: Path, ranks: int, entries: int, wrong: int | None = Non
 
 
 def job_dump(rank: int, ranks: int, entries: int, wrong: int | None) -> dict[str, Any]:
-    """Return what one rank of such a job has in its dump; see :func:`write_job`."""
+    """Return the dump of one rank of such a job; see :func:`write_job`."""
     groups = {
         "0": ("default_pg", list(range(ranks))),
         str(1 + rank // SIZE): ("tp", [rank // SIZE * SIZE + n for n in range(SIZE)]),

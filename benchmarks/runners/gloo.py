@@ -69,7 +69,7 @@ def measure(directory: Path, *, rounds: int) -> Taken:
 
 
 def turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:
-    """Let each variant run what is ordered, in turns."""
+    """Run the ordered number of calls in each variant, in turns."""
     for ranks in variants.values():
         _turn(ranks, order)
     taken: dict[str, list[float]] = {name: [] for name in variants}

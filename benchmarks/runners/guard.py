@@ -1,4 +1,4 @@
-"""What it costs to hold each call against those of peers, before it is posted."""
+"""What it costs to compare each call with those of peers before it is posted."""
 
 from __future__ import annotations
 

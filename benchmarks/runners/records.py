@@ -1,4 +1,4 @@
-"""What it costs to record one call: in this process, without anything that is sent."""
+"""What it costs to record one call: in this process, without any transfer."""
 
 from __future__ import annotations
 

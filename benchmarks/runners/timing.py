@@ -34,11 +34,11 @@ class Rounds:
     taken: Sequence[float]
 
     def sample(self) -> Sample:
-        """Return what it takes."""
+        """Return the least and the median."""
         return Sample(min(self.taken), statistics.median(self.taken))
 
     def over(self, base: Rounds) -> Sample:
-        """Return how much longer it takes than something else that was measured in turns."""
+        """Return the additional time over another measurement that was made in turns."""
         pairs = zip(self.taken, base.taken, strict=True)
         median = statistics.median(mine - other for mine, other in pairs)
         return Sample(min(self.taken) - min(base.taken), median)

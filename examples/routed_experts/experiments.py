@@ -55,7 +55,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a row.
+    """Outcome of a row.
 
     Attributes:
         row: The row.

@@ -235,7 +235,7 @@ def _exchange(connection: http.client.HTTPConnection, asked: Ask) -> Reply:
 
 @dataclass
 class Judged:
-    """What answers are worth.
+    """Score of the answers.
 
     Attributes:
         answered: Requests with an answer.

@@ -135,7 +135,7 @@ class Model:
                 self._entry.add("wrong_rows", int(wrong.sum()))
 
     def _experts(self, sent: Dispatched) -> torch.Tensor:
-        """Return what this worker's experts make of the rows they are given."""
+        """Return the output of this worker's experts for some rows."""
         owned = self._dispatcher.owned
         here = (sent.ids >= owned.start) & (sent.ids < owned.stop)
         factors = (sent.ids % _FACTORS + 1) * sent.weights * here

@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def shape(self) -> RoutingShape:
-        """What a token's routing is made of, as it is captured and sent."""
+        """Layers, experts per token and number of experts of the routing."""
         wide = self.wide or self.way == "old"
         return RoutingShape(self.layers, self.top_k, _FOUR_BYTES if wide else self.experts)
 
@@ -112,7 +112,7 @@ class Plan:
         return Path(self.workplace) / f"routing-{replica}"
 
     def wire_log(self, replica: int) -> Path:
-        """Return what a scheduler has received of its workers, step by step."""
+        """Return the file of what a scheduler has received from its workers, step by step."""
         return Path(self.workplace) / f"wire-{replica}.json"
 
     def meeting(self, name: str) -> str:

@@ -33,7 +33,7 @@ def load_table(rows: Sequence[Measured]) -> list[str]:
 
 
 def answer_table(rows: Sequence[Measured]) -> list[str]:
-    """Return what the answers were worth, and whether the ranks agree."""
+    """Return the score of the answers, and whether the ranks agree."""
     lines = [
         f"{'':22}{'':9}{'rows of routing':^28}{'collectives':>13}",
         f"{'':22}{'answers':>9}{'right':>10}{'missing':>9}{'wrong':>9}{'recorded':>13}"

@@ -273,7 +273,7 @@ def _statuses(directory: Path) -> list[str]:
 
 
 def _warnings(traced: TracedServer) -> list[str]:
-    """Return what ncclscope wrote into the server's log besides where the rings are."""
+    """Return ncclscope's lines in the server's log, without the place of the rings."""
     log = traced.server.log_path.read_text(errors="replace").splitlines()
     return [line for line in log if "ncclscope" in line and "rings go to" not in line]
 

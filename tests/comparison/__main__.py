@@ -104,7 +104,7 @@ def gloo_programs(directory: Path) -> Iterable[str]:
 
 
 def both_orders(directory: Path, *, incomplete: bool) -> list[fr_trace.Task]:
-    """Return what the analyzer answers, which takes the first file listed for what is right."""
+    """Return the analyzer's answer; it takes the first file listed as the reference."""
     return [fr_trace.Task(directory, order, incomplete) for order in fr_trace.ORDERS]
 
 
@@ -121,7 +121,7 @@ def scores(answer: Answer | Sequence[Answer], truth: Truth | None) -> list[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """Return what counts where the order decides."""
+    """Return the worse answer where the order of files decides."""
     return max(words, key=["right", "partly", "silent", "refuses", "wrong"].index)
 
 
@@ -133,7 +133,7 @@ def cell(words: Sequence[str], answer: Answer | Sequence[Answer]) -> str:
 
 
 def total(count: Counter[str]) -> str:
-    """Return how often each word was given."""
+    """Return the number of answers by word."""
     return ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
 
 

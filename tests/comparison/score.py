@@ -85,7 +85,7 @@ def score(answer: Answer, truth: Truth | None) -> str:
 
 
 def of_verdict(verdict: Verdict) -> Answer:
-    """Return what ncclscope says; what is latent counts where nothing hangs or differs."""
+    """Return ncclscope's answer; latent findings count where nothing hangs or differs."""
     roles = ("cause",) if verdict.cause is not None else ("latent",)
     found = [finding for finding in verdict.findings if finding.role in roles]
     return Answer(

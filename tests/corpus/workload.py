@@ -70,7 +70,7 @@ class Posted:
 
 @dataclass
 class History:
-    """What came of a job.
+    """Outcome of a job.
 
     Attributes:
         posted: Calls of each rank, in order.
@@ -254,7 +254,7 @@ class _Execution:
         return True
 
     def _queue(self, rank: int, call: Post) -> tuple[Any, ...]:
-        """Return what a call is paired with: its place in a row of calls of that key."""
+        """Return the key by which a call is paired: its number among the calls of that key."""
         if call.op not in SENDS:
             return call.group, rank
         own = self._work.groups[call.group].index(rank)
@@ -344,7 +344,7 @@ def _fit(same: Sequence[Posted]) -> bool:
 
 
 def _agreed(call: Post) -> tuple[Any, ...]:
-    """Return what members must have in common."""
+    """Return the parameters that members must have in common."""
     size: Any = prod(call.shape)
     if call.op in ("all_gatherv", "reduce_scatterv"):
         size = call.more["sizes"]

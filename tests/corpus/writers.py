@@ -113,7 +113,7 @@ class _Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let rings be written with this clock, by the writer in Python: the core has its own."""
+        """Write rings with this clock, by the writer in Python: the core has its own."""
         with (
             patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
             patch.object(ring_writer, "_time_ns", lambda: self.now),

@@ -24,7 +24,7 @@ ALARMS = frozenset({"diverged", "hung"})
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of a program that has ended.
+    """Observations of a program that has ended.
 
     Attributes:
         status: Its exit status.

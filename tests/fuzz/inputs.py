@@ -87,7 +87,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an input.
+    """Outcome of an input.
 
     Attributes:
         kind: One of :data:`FAILURES`, ``refused``, or what the answer was, such as a status.

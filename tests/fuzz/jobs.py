@@ -151,7 +151,7 @@ def _settled(data: bytes) -> bytes:
 
 
 def export(files: Files, format: str, name: str = "") -> Files:
-    """Return what ``ncclscope export`` makes of rings.
+    """Return the output of ``ncclscope export`` for rings.
 
     Args:
         files: The rings.

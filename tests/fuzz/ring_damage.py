@@ -25,7 +25,7 @@ def geometry_of(data: bytes | bytearray) -> layout.Geometry:
 
 
 def used_parts(data: bytes) -> dict[str, range]:
-    """Return where a ring holds anything, by the name of the part."""
+    """Return the used ranges of a ring, by the name of the part."""
     geometry = geometry_of(data)
     ends = {
         "header": (0, layout.PAGE),

@@ -65,7 +65,7 @@ SHAPE: Shape = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
 
 
 def parse_shape(text: str) -> Shape:
-    """Return what ``TPxDP`` says.
+    """Return the sizes in ``TPxDP``.
 
     Raises:
         ValueError: It says something else.

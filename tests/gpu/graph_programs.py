@@ -94,7 +94,7 @@ def agree(rank: int, pieces: list[int], replays: int) -> tuple[float, float]:
 
 
 def differ(rank: int, fault: str) -> None:
-    """Do on one rank something else than on the others."""
+    """Make one rank differ from the others."""
     post(LAYERS, tensors_of(8))
     good, other = Captured(LAYERS, 8), Captured(LAYERS, 16)
     odd = rank == DIVERGING

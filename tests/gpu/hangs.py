@@ -28,7 +28,7 @@ __all__ = ["TOOLS", "Hang", "evidence", "examine", "watching"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
-"""What `watch` is given."""
+"""Options of `watch`."""
 TOOLS = ("watch", "attach", "diagnose")
 _GPUS = "index,utilization.gpu,utilization.memory,power.draw"
 
@@ -137,7 +137,7 @@ def examine(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
 
 
 def answer_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what counts of a verdict."""
+    """Return the compared fields of a verdict."""
     verdict = document.get("verdict") or {}
     ranks = verdict.get("diverging_ranks") or []
     return {
@@ -152,7 +152,7 @@ def answer_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_ras(address: str) -> str:
-    """Return what `ncclras -v` prints; why not, where nothing answers."""
+    """Return the output of `ncclras -v`, or the reason why there is none."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=20) as connection:

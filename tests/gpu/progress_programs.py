@@ -31,7 +31,7 @@ def _calls(count: int) -> None:
 
 
 def asleep(rank: int) -> None:
-    """Do not post, on one rank, what the others wait in."""
+    """Leave out, on one rank, the call in which the others wait."""
     _calls(BEFORE)
     torch.cuda.synchronize()
     if rank == DIVERGING:

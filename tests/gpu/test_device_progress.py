@@ -140,7 +140,7 @@ def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _progress(verdict: Verdict, rank: int) -> DeviceProgress:
-    """Return where a rank is on the communicator of all, the one that is counted."""
+    """Return the position of a rank on the communicator of all ranks, which is counted."""
     found = verdict.run.by_rank[rank]
     (pending,) = [pending for pending in found.device.values() if pending.posted]
     return pending

@@ -48,7 +48,7 @@ PATIENCE = 32.0
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Let the job's RAS and Flight Recorder be asked."""
+    """Set the job up for RAS and Flight Recorder dumps."""
     directory = tmp_path / "dumps"
     directory.mkdir()
     found = evidence(directory)

@@ -109,7 +109,7 @@ class Rank:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Return what the recorder has."""
+    """Return the recorder's entries."""
     take = torch._C._distributed_c10d._dump_fr_trace_json
     return list(json.loads(take(includeCollectives=True, onlyActive=False)).get("entries", ()))
 

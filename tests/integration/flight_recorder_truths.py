@@ -29,7 +29,7 @@ HEALTHY = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What a scenario did.
+    """Outcome of a scenario.
 
     Attributes:
         kind: What its verdict should be.

@@ -107,7 +107,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return what GitHub makes of a document's headings."""
+    """Return the anchors that GitHub gives a document's headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}

@@ -60,7 +60,7 @@ class Started:
         return found
 
     def files(self) -> list[Path]:
-        """Return what it has in memory."""
+        """Return its files in shared memory."""
         return list(Path("/dev/shm").glob(f"routed-experts-{self.program.pid}-*"))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:

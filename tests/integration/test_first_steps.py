@@ -1,4 +1,4 @@
-"""What somebody meets who uses the command line for the first time."""
+"""First steps of a new user on the command line."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def report(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedP
 
 
 class Page(html.parser.HTMLParser):
-    """What is in a page: elements, what they refer to, and the texts."""
+    """Content of a page: elements, their references, and the texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

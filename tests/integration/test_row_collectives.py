@@ -19,7 +19,7 @@ EVEN = [2, 2, 2]
 
 
 class Coordinator:
-    """What vLLM's group coordinator is to a dispatcher, on a torch group."""
+    """vLLM's group coordinator as a dispatcher uses it, on a torch group."""
 
     unique_name = "ep:0"
 
@@ -57,7 +57,7 @@ class Coordinator:
 
 
 class Stock:
-    """What is asked of the dispatcher that is replaced: who the peers are and their rows."""
+    """What the replaced dispatcher must provide: its peers and their rows."""
 
     def __init__(self, group: Coordinator, sizes: Sequence[int]) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""What a job says of itself reaches a terminal as text, and never as a command to it."""
+"""Texts of a job reach a terminal as text, and never as a command to it."""
 
 from __future__ import annotations
 

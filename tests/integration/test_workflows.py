@@ -33,7 +33,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Build:
-    """What a build server has done.
+    """Steps that a build server has done.
 
     Attributes:
         session: Where it works.
@@ -51,7 +51,7 @@ class Build:
 
 
 def serve(folder: Path, dispatcher: str) -> Build:
-    """Do as GitHub does, in an environment where everything has been installed.
+    """Run a workflow as GitHub does, in an environment where everything has been installed.
 
     Args:
         folder: Empty.

@@ -53,7 +53,7 @@ class TracedServer:
         )
 
     def plant(self, fault: str) -> None:
-        """Let one worker do it to its next collective; the switch appears at once and whole."""
+        """Make one worker apply the fault to its next collective; the switch file appears whole."""
         draft = self.switch.with_suffix(".draft")
         draft.write_text(fault)
         draft.rename(self.switch)

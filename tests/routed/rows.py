@@ -34,7 +34,7 @@ def delta(**own: Ids) -> StepDelta:
 
 
 def forward(capture: CaptureBuffer, first: int, count: int) -> None:
-    """Do what a model's layers do with a batch of tokens that are numbered from one on."""
+    """Act as a model's layers on a batch of tokens that are numbered from one on."""
     ids = torch.from_numpy(rows(first, count, capture.shape).astype(np.int64))
     for number in range(capture.shape.layers):
         capture.layer(number)(ids[:, number].to(capture.device))

@@ -23,7 +23,7 @@ TOKENS = 16
 
 
 def captured(buffer: CaptureBuffer, count: int) -> StepDelta:
-    """Return what a worker hands out of a step that has been written."""
+    """Return a worker's output for a step that has been written."""
     worker = RoutedExpertsWorker(buffer)
     worker._rows = (RequestRows("a", 0, count),)
     flight = worker.end_step()

@@ -56,7 +56,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def routing(replica: int, layer: int, tokens: int) -> torch.Tensor:
-    """Return what a layer's router chooses for the tokens of a replica, ``[tokens, top_k]``."""
+    """Return the experts that a layer's router chooses for a replica, ``[tokens, top_k]``."""
     first = torch.arange(tokens).reshape(-1, 1) * 10 + layer + 1000 * replica
     return torch.cat([first, first + 5000], dim=1)
 

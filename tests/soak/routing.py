@@ -20,7 +20,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The program of a soak.
 
     Attributes:
         program: Ranks, layers, experts, width and seed, as the laboratory has them.
@@ -42,7 +42,7 @@ class Plan:
         return ExpertPlacement(self.program.experts, self.program.world_size)
 
     def step(self, number: int) -> Step:
-        """Return what is to be done in one step."""
+        """Return the work of one step."""
         dice = random.Random(f"{self.program.seed}/{number}")
         harmful = dice.random() < self.hazard
         kinds = [dice.choice(KINDS) if harmful else HARMLESS for _ in range(self.program.layers)]

@@ -14,7 +14,7 @@ from tests.soak.routing import Plan
 STALL_SECONDS = 3.0
 PATIENCE = 4 * 3600.0
 HAZARD = 1 / 32
-"""Of the steps in which the buggy reference is caught: some go well before one does not."""
+"""Chance that a step of the buggy reference diverges: some succeed before one fails."""
 
 
 def make_plan(

@@ -65,7 +65,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did.
+    """Outcome of a command.
 
     Attributes:
         command: The command.
@@ -217,7 +217,7 @@ def _outcomes(commands: Sequence[Command], log: str, place: str) -> list[Outcome
 
 
 def words(text: str) -> list[str]:
-    """Return what of a text has to be the same in each run, word by word."""
+    """Return the words of a text that must be the same in each run."""
     for pattern, instead in _VARIES:
         text = pattern.sub(instead, text)
     return _FRAME.sub(" ", text).split()

@@ -107,7 +107,7 @@ class Emulator:
 
     @property
     def screen(self) -> str:
-        """What it shows, a line each."""
+        """Lines of the screen."""
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def line(self, wanted: str) -> str:
@@ -115,7 +115,7 @@ class Emulator:
         return next(line for line in self.screen.splitlines() if wanted in line)
 
     def style(self, wanted: str) -> Any:
-        """Return how the first letter of a text is shown: a character of pyte's."""
+        """Return the first character of a text with its style, as pyte has it."""
         for number, line in enumerate(self._screen.display):
             if wanted in line:
                 return self._screen.buffer[number][line.index(wanted)]

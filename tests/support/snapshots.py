@@ -78,7 +78,7 @@ def gpus(*busy: int) -> tuple[tuple[GpuSample, ...], ...]:
 
 
 def snapshot(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Snapshot:
-    """Return what was seen of some workers."""
+    """Return a process snapshot of some workers."""
     sources = fields.pop("sources", (Source("stacks", True, "read"), Source("proc", True, "read")))
     return Snapshot("host", 1, gap, tuple(workers), sources=sources, **fields)
 

@@ -38,7 +38,7 @@ class HostDevice(DeviceMarks):
         self.refuses = 0
         self.attaches_nothing = False
         self.tails: list[Tail | None] = []
-        """What each marker of a graph was put behind, besides its call."""
+        """Dependencies of each marker of a graph, besides its call."""
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
         self.ordinal = max(self.ordinal, 0)

@@ -1,4 +1,4 @@
-"""What stacks alone say, and what they must not say."""
+"""Verdicts from stacks alone, and their limits."""
 
 from __future__ import annotations
 

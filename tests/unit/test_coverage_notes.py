@@ -1,4 +1,4 @@
-"""What a ring says of its probes and of what they do not see."""
+"""A ring's notes on its probes and on what they do not see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver to run a marker, of a driver that is played."""
+"""Calls to the CUDA driver that run a marker, on a fake driver."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Library:
 
 
 def _values(parameters: int) -> list[int]:
-    """Return what a kernel is given, by the address of its arguments."""
+    """Return the arguments of a kernel, by their address."""
     places = (ctypes.c_void_p * 3).from_address(parameters)
     return [ctypes.c_uint64.from_address(place or 0).value for place in places]
 

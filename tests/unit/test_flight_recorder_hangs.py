@@ -18,7 +18,7 @@ from tests.support.dumps import Job, history
 WORLD = [0, 1, 2, 3]
 MINUTE_NS = 60 * 10**9
 TIMEOUT_NS = 10 * MINUTE_NS
-"""What the entries have as their timeout."""
+"""Timeout of the entries."""
 
 
 def cause_of(verdict: Verdict) -> Finding:

@@ -1,4 +1,4 @@
-"""What the guard raises passes through the barrier around the probes; nothing is posted then."""
+"""Errors of the guard pass through the barrier around the probes; nothing is posted then."""
 
 from __future__ import annotations
 

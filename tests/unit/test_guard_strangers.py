@@ -38,7 +38,7 @@ def beside(tracer: Tracer) -> Path:
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """Return how a fork ended that does something: its exit status, or minus a signal."""
+    """Run a function in a fork; return its exit status, or minus a signal."""
     child = os.fork()
     if not child:
         signal.alarm(30)

@@ -32,7 +32,7 @@ def deep_list() -> list[Any]:
 
 
 def shared_list() -> list[Any]:
-    """Return what has 2 ** 60 members, in a few dozen lists."""
+    """Return a value with 2 ** 60 members, in a few dozen lists."""
     found: list[Any] = ["x"]
     for _ in range(60):
         found = [found, found]

@@ -35,7 +35,7 @@ class Program:
 
 
 def newest(name: str = "thing") -> Activity | None:
-    """Return what the ring of this process says that it does."""
+    """Return the activity in the ring of this process."""
     tracer = session.opened()
     return None if tracer is None else open_run(tracer.path).ranks[0].activities.get(name)
 

@@ -1,4 +1,4 @@
-"""What other programs import: nothing more than they asked for, and all that was promised."""
+"""Imports of other programs: no more than they asked for, and all that is promised."""
 
 from __future__ import annotations
 

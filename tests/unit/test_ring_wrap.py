@@ -17,7 +17,7 @@ EVERY = layout.table_every(SMALL)
 
 @pytest.fixture(params=[False, True], ids=["running", "ended"])
 def ended(request: pytest.FixtureRequest) -> bool:
-    """Of a process that still runs all is copied at once, of one that has ended what is needed."""
+    """Read both ways: a running process's ring is copied at once, an ended one's in parts."""
     return bool(request.param)
 
 

@@ -73,7 +73,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
 
 
 def parts(geometry: layout.Geometry) -> dict[str, tuple[int, int]]:
-    """Return where the bytes are that mean something: offset and size."""
+    """Return the used bytes: offset and size."""
     return {
         "header": (0, 152),
         "about": (geometry.about, 2 * geometry.about_size),

@@ -1,4 +1,4 @@
-"""What vLLM's processes are asked for by variables of their own, and what they refuse."""
+"""Options of vLLM's processes in variables of their own, and refused values."""
 
 from __future__ import annotations
 

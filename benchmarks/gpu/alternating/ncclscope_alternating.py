@@ -37,14 +37,14 @@ PERIOD = 25
 SETTLING = 2
 """Steps after a switch that are not counted."""
 PAUSE_NS = 200_000_000
-"""A step that long has waited for a request."""
+"""Nanoseconds of a step that has waited for a request."""
 WRITE_EVERY = 8 * PERIOD
 COUNTED = ("progress", "between", "beside")
 """Tracing with the calls counted by the GPU."""
 
 
 Kept = tuple[Any, str, dict[Any, Any]]
-"""Of what, under which name, which captured graphs."""
+"""Owner and attribute of captured graphs, and the graphs."""
 
 
 class Alternation:
@@ -177,7 +177,7 @@ def register() -> None:
 
 
 def _capture_twice(alternation: Alternation) -> None:
-    """Let both of vLLM's model runners capture all graphs twice."""
+    """Make both of vLLM's model runners capture all graphs twice."""
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu import model_runner
 
@@ -216,7 +216,7 @@ def _set_aside(runner: Any) -> list[Kept]:
 
 
 def _offer_both(alternation: Alternation) -> None:
-    """Let each dispatcher do as vLLM's own does while it is off."""
+    """Make each dispatcher behave as vLLM's own while it is off."""
     from vllm.distributed.device_communicators import all2all
 
     padded = all2all.AgRsAll2AllManager

@@ -123,7 +123,7 @@ class Job:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks that live, in their order."""
+        """Process ids of the living ranks, in their order."""
         ranks = sorted(self.find_ranks().items())
         return [process.pid for _, process in ranks if _lives(process)]
 

@@ -46,7 +46,7 @@ def error_of(post: Callable[[], object]) -> str:
 
 
 def test_a_call_that_no_peer_will_join_is_an_error_in_its_place(rings: Path) -> None:
-    run = run_ranks(__file__, "part_ways", rings, environment={"NCCLSCOPE_GUARD": "raise"})
+    run = run_ranks(__file__, "diverge", rings, environment={"NCCLSCOPE_GUARD": "raise"})
 
     message = json.loads((rings / "message.json").read_text())
     assert "the sequences on world diverge at call " in message

@@ -14,7 +14,7 @@ __all__ = ["reference_routing"]
 
 
 def reference_routing(model: Path, token_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Returns ``[tokens, layers, top_k]``, best expert first, of one forward pass over all tokens.
+    """Return ``[tokens, layers, top_k]``, best expert first, of one forward pass over all tokens.
 
     Args:
         model: Directory of a checkpoint of Qwen3-MoE, in float32.

@@ -34,15 +34,15 @@ def version_of(patch: Path) -> str:
 
 
 def target_of(version: str, cache: Path) -> Path:
-    """Returns a version's dispatcher, or skips the test."""
+    """Return a version's dispatcher, or skip the test."""
     elsewhere = os.environ.get("NCCLSCOPE_VLLM_SOURCES")
     if elsewhere and (Path(elsewhere) / version / TARGET).exists():
         return Path(elsewhere) / version / TARGET
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
-        said = (package / "_version.py").read_text()
-        if f"'{version}" in said or f'"{version}' in said:
+        text = (package / "_version.py").read_text()
+        if f"'{version}" in text or f'"{version}' in text:
             return package.parent / TARGET
     try:
         return fetch(version, str(TARGET), cache / version)
@@ -62,7 +62,7 @@ def apply(patch: Path, tree: Path, *options: str) -> None:
 
 
 def load_patched() -> Any:
-    """Returns the patched dispatcher as a class of its own, beside vLLM's."""
+    """Return the patched dispatcher as a class of its own, beside vLLM's."""
     import vllm.distributed.device_communicators.all2all as stock
 
     spec = importlib.util.spec_from_file_location(stock.__name__, os.environ["PATCHED"])

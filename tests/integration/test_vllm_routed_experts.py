@@ -48,14 +48,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
-    """Returns a prompt that shares no block with another seed's."""
+    """Return a prompt that shares no block with another seed's."""
     return np.random.default_rng(seed).integers(3, 500, tokens).tolist()
 
 
 def assert_true(
     server: VllmServer, prompt: Sequence[int], generated: Sequence[int], found: RoutedExperts
 ) -> None:
-    """Checks each token that is not missing, and that what is missing says nothing."""
+    """Check each token that is not missing, and that what is missing says nothing."""
     truth = reference_routing(server.model, [*prompt, *generated])[:-1]
     assert (found.first, found.prompt_tokens) == (0, len(prompt))
     assert (found.ids.shape, found.ids.dtype) == (truth.shape, truth.dtype)
@@ -206,7 +206,7 @@ def test_words_that_mean_nothing_are_refused(server: VllmServer) -> None:
         list(server.stream([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"}))
 
 
-def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmServer) -> None:
+def test_a_deployment_that_cannot_return_experts_is_refused_at_startup(server: VllmServer) -> None:
     program = (
         "import sys; from vllm.engine.arg_utils import EngineArgs\n"
         "EngineArgs(model=sys.argv[1], dtype='float32', pipeline_parallel_size=2,"
@@ -221,5 +221,5 @@ def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmSe
     )
 
     assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()[-1:]
-    assert "routed experts cannot be returned: with 2 pipeline stages" in said
+    (line,) = done.stderr.strip().splitlines()[-1:]
+    assert "routed experts cannot be returned: with 2 pipeline stages" in line

@@ -24,7 +24,7 @@ SCALE = 0.25
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) -> None:
-    """Writes ``config.json`` and ``model.safetensors`` into an existing directory."""
+    """Write ``config.json`` and ``model.safetensors`` into an existing directory."""
     from safetensors.numpy import save_file  # vLLM requires it; other tests do without
 
     (directory / "config.json").write_text(json.dumps(dict(config), indent=2))
@@ -36,7 +36,7 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) 
 
 
 def write_tokenizer(directory: Path, words: int) -> None:
-    """Writes a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
+    """Write a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -199,7 +199,7 @@ class Engine:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def finish(self) -> None:
-        """Goes on until all requests have ended."""
+        """Go on until all requests have ended."""
         for _ in range(5000):
             if not self.scheduler.has_unfinished_requests() and not self.flying:
                 self.launch()  # which is when the collector hears of the last ones
@@ -229,7 +229,7 @@ class Engine:
             self.ended.add(name)
 
     def check(self, name: str) -> RoutedExperts:
-        """Checks all that is not missing of a request that has ended."""
+        """Check all that is not missing of a request that has ended."""
         found = self.found[name]
         assert found is not None
         tokens = self.prompts[name] + self.answers[name]
@@ -239,7 +239,7 @@ class Engine:
         return found
 
     def complete(self) -> Iterator[str]:
-        """Yields the requests that opted in and were answered."""
+        """Yield the requests that opted in and were answered."""
         for name in self.prompts:
             if self.found[name] is not None:
                 yield name

@@ -1,4 +1,4 @@
-"""What is said of jobs whose processes have ended by themselves."""
+"""Verdicts on jobs whose processes have ended by themselves."""
 
 from __future__ import annotations
 

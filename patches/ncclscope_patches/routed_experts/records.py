@@ -21,6 +21,13 @@ class Ticket:
         request: Id of the request.
         position: Position in the request of the first row.
         count: Number of scheduled rows.
+
+    Args:
+        request: Id of the request.
+        pages: Its pages of the KV cache, one a block; the list grows with the request.
+        block_size: Rows of a block.
+        position: Position in the request of the first row.
+        count: Number of scheduled rows.
     """
 
     __slots__ = ("_block_size", "_pages", "count", "position", "request")

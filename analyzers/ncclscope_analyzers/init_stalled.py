@@ -39,7 +39,11 @@ class InitStalled:
             (STORE_WAIT, self._at_store),
             (COMM_INIT, self._connecting),
         ):
-            waiting = {r.rank: one for r in case.run.ranks if (one := lasting(r, name)) is not None}
+            waiting = {
+                rank.rank: one
+                for rank in case.run.ranks
+                if (one := lasting(rank, name)) is not None and case.how_it_ended(rank) is None
+            }
             if waiting:
                 if all(_is_long(case, number, one) for number, one in waiting.items()):
                     yield from judge(case, waiting)

@@ -25,6 +25,7 @@ from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.jobs import Rings, current
+from ncclscope.watch.startup import StartupWatch
 from ncclscope.watch.transfers import TransferWatch
 
 __all__ = ["Poll", "Watcher"]
@@ -99,6 +100,7 @@ class Watcher:
         self.directories = directories
         self.stall = stall
         self._transfers = TransferWatch(stall)
+        self._startup = StartupWatch(stall)
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
@@ -213,7 +215,8 @@ class Watcher:
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
-        due = self._transfers.is_due(living, past, now, self._wall_ns(now)) or due
+        for other in (self._transfers, self._startup):
+            due = other.is_due(living, past, now, self._wall_ns(now)) or due
         self._examined = who
         unknown = self._verdict is not None and self._verdict.status == "unknown"
         if self._trouble is not None or (unknown and moved and not stuck):
@@ -343,7 +346,8 @@ class Watcher:
     # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
-        ranks = self._read([*living, *self._transfers.partners], now)
+        ended = [*self._transfers.partners, *self._startup.partners]
+        ranks = self._read([*living, *ended], now)
         if not ranks:
             return
         verdict = self._diagnose(ranks)

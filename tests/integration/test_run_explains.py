@@ -51,6 +51,16 @@ sys.exit(5 if any(statuses) else 0)
 """
 
 
+ABSENT = """
+import os, signal
+import ncclscope
+
+tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=0, world_size=2)
+tracer.activity("init_process_group").begin("gloo at train.py:3", 300)
+signal.pause()
+"""
+
+
 @pytest.fixture
 def command(rings: Path, tmp_path: Path) -> list[str]:
     """`run` with a directory for bundles, up to its options."""
@@ -78,6 +88,19 @@ def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -
     assert f"ncclscope: bundle: {bundle}\n" in done.stderr
     assert json.loads((bundle / "verdict.json").read_text())["verdict"]["diverging_ranks"] == [1]
     assert "ncclscope: killed: " in done.stderr
+
+
+def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "--kill-after", "1", "--", sys.executable, "-c", ABSENT],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stderr.count("HUNG · init stalled · rank 1") == 1
+    assert "has not come to init_process_group (gloo at train.py:3)" in done.stderr
 
 
 def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:

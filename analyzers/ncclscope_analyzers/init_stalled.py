@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.noted import (
     Noted,
     key_of,
@@ -58,6 +59,28 @@ class InitStalled:
         waiting = tuple(inside)
         where = f"{one.text}, in which {ranks_text(waiting)} {verb(waiting, 'wait')}"
         seconds = min(each.seconds for each in inside.values())
+        for found in disagreements(case.run.ranks):
+            all_wait = f"{ranks_text(waiting)} {verb(waiting, 'wait')}"
+            yield self._finding(
+                case, inside, found.few,
+                f"{sentence(found.text)}: {all_wait} in {one.text} for {seconds:.0f} s.",
+                blames=not found.is_tie,
+            )  # fmt: skip
+            return
+        if doubles := {r.rank: r for r in case.run.ranks if r.details.get("doubles")}:
+            texts = [
+                f"{1 + len(r.details['doubles'])} processes have rank {n} "
+                f"(pids {' '.join(map(str, (r.pid, *r.details['doubles'])))})"
+                for n, r in doubles.items()
+            ]
+            missing = f", and none has {ranks_text(absent)}" if absent else ""
+            yield self._finding(
+                case, inside, tuple(doubles),
+                f"{'; '.join(texts)}{missing}: {ranks_text(waiting)} {verb(waiting, 'wait')} in "
+                f"{one.text} for {seconds:.0f} s.",
+                blames=True,
+            )  # fmt: skip
+            return
         if absent:
             who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
             have = "has" if len(absent) == 1 else "have"

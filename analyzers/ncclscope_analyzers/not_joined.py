@@ -7,8 +7,17 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
-from ncclscope.analysis.waits.noted import doing, note_lines, raised, timeout_lines
+from ncclscope.analysis.waits.noted import (
+    doing,
+    doing_in_common,
+    key_of,
+    last_key_line,
+    note_lines,
+    raised,
+    timeout_lines,
+)
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
@@ -128,15 +137,21 @@ class NotJoined:
                 evidence.append(f"no record of rank {number} was found")
                 continue
             evidence += self._whereabouts(case, rank, pending)
+            evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
                 evidence.append(f"rank {number}: {how}")
+        why = "most ranks do not make this call here"
+        if (wait := doing_in_common(case.run, many)) is not None:
+            why = f"{'it' if len(many) == 1 else 'they'} {verb(many, 'wait')} {wait.text} for "
+            why += f"{wait.seconds:.0f} s"
+            evidence += [line for n in few for line in last_key_line(case.run.by_rank[n])]
         return Finding(
             kind="extra_call",
             summary=(
                 f"{sentence(who)} {verb(few, 'wait')} in call {pending.call.seq} on "
                 f"{comm_text(pending.comm)}, {call_text(pending.call)}"
                 f"{site_text(pending.call)}, which "
-                f"{ranks_text(many)} never posted: most ranks do not make this call here."
+                f"{ranks_text(many)} never posted: {why}."
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -145,6 +160,7 @@ class NotJoined:
             confidence="likely",
             analyzer=self.name,
             evidence=tuple(evidence),
+            awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
                 describe_sides(sides),
                 f"{ranks_text(many)} {'is' if len(many) == 1 else 'are'} not merely late: activity "
@@ -197,6 +213,7 @@ class NotJoined:
                 )
                 inferred.append(f"rank {rank.rank} {what}")
             evidence += note_lines(case, rank)
+            evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")

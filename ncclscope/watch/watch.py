@@ -99,8 +99,7 @@ class Watcher:
     ) -> None:
         self.directories = directories
         self.stall = stall
-        self._transfers = TransferWatch(stall)
-        self._startup = StartupWatch(stall)
+        self._beyond = (TransferWatch(stall), StartupWatch(stall))
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
@@ -215,7 +214,7 @@ class Watcher:
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
-        for other in (self._transfers, self._startup):
+        for other in self._beyond:
             due = other.is_due(living, past, now, self._wall_ns(now)) or due
         self._examined = who
         unknown = self._verdict is not None and self._verdict.status == "unknown"
@@ -346,8 +345,7 @@ class Watcher:
     # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
-        ended = [*self._transfers.partners, *self._startup.partners]
-        ranks = self._read([*living, *ended], now)
+        ranks = self._read([*living, *(c for other in self._beyond for c in other.partners)], now)
         if not ranks:
             return
         verdict = self._diagnose(ranks)

@@ -5,13 +5,13 @@ A note is recorded, unlike a stack: it says since when, and outlives the process
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.records import Records
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text, plural
-from ncclscope.model import Activity, Rank
+from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.activities import (
     COMM_INIT,
     COMPILE,
@@ -26,7 +26,9 @@ from ncclscope.untrusted import printable
 __all__ = [
     "Noted",
     "doing",
+    "doing_in_common",
     "key_of",
+    "last_key_line",
     "lasting",
     "note_lines",
     "raised",
@@ -95,6 +97,22 @@ def doing(rank: Rank) -> Noted | None:
     return max(found, key=lambda one: (one.is_work, one.activity.since_ns), default=None)
 
 
+def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
+    """Return what some ranks all wait for besides their calls; the shortest wait."""
+    found = [doing(rank) for number in numbers if (rank := run.by_rank.get(number)) is not None]
+    waits = [one for one in found if one is not None and not one.is_work]
+    if len(waits) < len(numbers) or len({one.text for one in waits}) != 1:
+        return None
+    return min(waits, key=lambda one: one.seconds)
+
+
+def last_key_line(rank: Rank) -> Iterator[str]:
+    """Yield the last key that a process set at a store, if it set one."""
+    own = rank.activities.get(STORE_SET)
+    if own is not None and own.detail:
+        yield f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
+
+
 def spelled(activity: Activity) -> str:
     """Return what an activity is, in words."""
     detail = printable(activity.detail or "")[:_SHOWN]
@@ -159,9 +177,8 @@ def note_lines(records: Records, rank: Rank) -> Iterator[str]:
         yield raised_line(records, rank)
     if (now := doing(rank)) is not None:
         yield f"rank {number} {now.clause}"
-        own = rank.activities.get(STORE_SET)
-        if now.name == STORE_WAIT and own is not None and own.detail:
-            yield f"the last key that rank {number} set is '{printable(own.detail)[:_SHOWN]}'"
+        if now.name == STORE_WAIT:
+            yield from last_key_line(rank)
 
 
 def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:

@@ -45,15 +45,15 @@ class StartupWatch:
             now: Seconds by the watcher's clock.
             wall_ns: Nanoseconds since 1970 at the same moment.
         """
+        here = [cursor for cursor in living if not cursor.over]
+        self._partners = [cursor for cursor in past if _is_of(cursor, here)]
         if now - self._polled_at < POLL_SECONDS:
             return False
         self._polled_at = now
-        here = [cursor for cursor in living if not cursor.over]
         old = wall_ns - int(self._stall * 1e9)
         moves = any(cursor.head and now - cursor.moved_at < self._stall for cursor in here)
         waiting = [] if moves else [c for c in here if self._waits(c, old)]
-        self._partners = [cursor for cursor in past if waiting and _is_of(cursor, here)]
-        signature = frozenset({*waiting, *self._partners})
+        signature = frozenset({*waiting, *self._partners} if waiting else ())
         due = signature != self._settled
         self._settled = signature
         return due

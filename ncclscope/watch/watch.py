@@ -383,7 +383,7 @@ class Watcher:
         ranks = []
         for cursor in living:
             rank = cursor.read()
-            if rank is not None and rank.alive:
+            if rank is not None and rank.alive and not rank.exited:
                 more: dict[str, object] = {"still_seconds": max(0.0, now - cursor.moved_at)}
                 if self._spins:
                     more["gpu_spins"] = True

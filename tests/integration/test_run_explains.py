@@ -61,6 +61,26 @@ signal.pause()
 """
 
 
+GIVES_UP = """
+import os, signal, time
+import ncclscope
+
+for rank in range(3):
+    if not os.fork():
+        tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=3)
+        world = tracer.communicator("world", "world", [0, 1, 2], "gloo")
+        tracer.complete(tracer.record(world, "all_reduce", shape=(4,), dtype="float32"))
+        if rank != 1:
+            tracer.record(world, "all_reduce", shape=(4,), dtype="float32")
+            time.sleep(5)  # as a timeout of gloo
+            tracer.close()
+            time.sleep(3)  # as an interpreter that is being shut down
+            os._exit(1)
+        signal.pause()
+signal.pause()
+"""
+
+
 @pytest.fixture
 def command(rings: Path, tmp_path: Path) -> list[str]:
     """`run` with a directory for bundles, up to its options."""
@@ -101,6 +121,25 @@ def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]
     )
     assert done.stderr.count("HUNG · init stalled · rank 1") == 1
     assert "has not come to init_process_group (gloo at train.py:3)" in done.stderr
+
+
+def test_a_rank_that_outlives_those_that_gave_it_up_is_explained(command: list[str]) -> None:
+    command = [*command, "--stall", "40", "--kill-after", "0", "--", sys.executable, "-c", GIVES_UP]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stderr is not None
+        try:
+            began = time.monotonic()
+            said = ""
+            for line in job.stderr:
+                said += line
+                if "Rank 1 (" in line:
+                    break
+            assert time.monotonic() - began < 35, said
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert "HUNG · not joined · rank 1" in said
 
 
 def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:

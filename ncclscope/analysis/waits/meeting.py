@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclscope.analysis.waits.noted import lasting
+from ncclscope.analysis.waits.noted import Noted, given_up, lasting
 from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Rank
 from ncclscope.model.activities import INIT, STORE_PLACE
@@ -34,7 +34,7 @@ class Disagreement:
 
 def disagreements(ranks: Sequence[Rank]) -> Iterator[Disagreement]:
     """Yield the settings that differ among ranks some of which are in ``init_process_group``."""
-    if not any(lasting(rank, INIT) for rank in ranks):
+    if not any(_inside(rank) for rank in ranks):
         return
     places = {rank.rank: place for rank in ranks if (place := _place(rank))}
     # A host has several names, a port is the same for all.
@@ -62,9 +62,13 @@ def _compare(
     yield Disagreement(few, ", ".join(clauses), is_tie)
 
 
+def _inside(rank: Rank) -> Noted | None:
+    return lasting(rank, INIT) or given_up(rank, INIT)
+
+
 def _place(rank: Rank) -> str:
     """Return the address of the store at which a rank meets its peers; empty if unknown."""
-    inside, place = lasting(rank, INIT), rank.activities.get(STORE_PLACE)
+    inside, place = _inside(rank), rank.activities.get(STORE_PLACE)
     if inside is None or place is None or place.since_ns < inside.activity.since_ns:
         return ""
     return printable(place.detail or "")

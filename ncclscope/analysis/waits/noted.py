@@ -27,6 +27,7 @@ __all__ = [
     "Noted",
     "doing",
     "doing_in_common",
+    "given_up",
     "key_of",
     "last_key_line",
     "lasting",
@@ -43,6 +44,7 @@ __all__ = [
 _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
 _SHOWN = 160
+_AT_ONCE_NS = 1_000_000_000
 _PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
 
 
@@ -70,7 +72,10 @@ class Noted:
     @property
     def clause(self) -> str:
         """The activity and its duration: ``has been in torch.compile of step ... for 84 s``."""
+        is_over = self.activity.until_ns is not None
         verb = "has waited" if self.name == STORE_WAIT else "has been in"
+        if is_over:
+            verb = "waited" if self.name == STORE_WAIT else "was in"
         return f"{verb} {self.text} for {self.seconds:.0f} s"
 
 
@@ -81,6 +86,20 @@ def lasting(rank: Rank, name: str) -> Noted | None:
         return None
     last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
     seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
+    return Noted(name, spelled(activity), seconds, activity)
+
+
+def given_up(rank: Rank, name: str) -> Noted | None:
+    """Return a wait that an exception ended, and with it the process; else None."""
+    activity, error = rank.activities.get(name), rank.activities.get(RAISED)
+    if activity is None or activity.until_ns is None or error is None:
+        return None
+    after = error.since_ns - activity.until_ns
+    if not rank.details.get("ended_with") or not abs(after) < _AT_ONCE_NS:
+        return None
+    if name == INIT and rank.logs:
+        return None  # it has come through
+    seconds = (activity.until_ns - activity.since_ns) / 1e9
     return Noted(name, spelled(activity), seconds, activity)
 
 
@@ -195,10 +214,12 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
-    """Return when a wait ends by itself; empty where its timeout is not known."""
+    """Return when a wait ends or ended by itself; empty where its timeout is not known."""
     limit = noted.activity.number
     if noted.name not in (INIT, STORE_WAIT) or not limit:
         return ""
+    if noted.activity.until_ns is not None:
+        return f"rank {rank.rank}: its timeout of {limit} s ended the wait"
     left = limit - noted.seconds
     when = f"in {left:.0f} s" if left > 0 else "now"
     return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"

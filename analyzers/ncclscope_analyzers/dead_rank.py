@@ -239,14 +239,14 @@ class DeadRank:
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
             f"{call_text(pending.call)}, and rank {number} did not"
         ]
-        last, lost = None, False
+        last, at_once = None, False
         if rank is None:
             evidence.append(f"no record of rank {number} was found")
             if how != NO_RECORD:
                 evidence.append("a live process may have written no dump either")
         else:
             evidence.append(f"rank {number}: {how}")
-            if lost := case.lost_by_peers(rank):
+            if at_once := case.lost_by_peers(rank):
                 ends = ((n, case.run.by_rank[n].details.get("ended_with")) for n in waiting)
                 evidence += [f"rank {n} ended with {error}" for n, error in ends if error][:_SHOWN]
             last = rank.last_call()
@@ -264,7 +264,7 @@ class DeadRank:
         if not alone:
             what = "dumps" if undumped else "record"
             who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
-        likely = rank is None or HEARTBEAT_ENDS in how or lost
+        likely = rank is None or HEARTBEAT_ENDS in how or at_once
         return Finding(
             kind=self.name,
             summary=(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
@@ -227,6 +228,8 @@ class NotJoined:
             was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
         elif one and (now := doing(ranks[0])) is not None:
             was = f"; it {now.clause}"
+        elif one and (seen := _seen_at(case, numbers[0])):
+            was = f"; it is {seen}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
@@ -419,3 +422,12 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[
                 f"which rank {pending.rank} posted after this one"
             )
     return ""
+
+
+def _seen_at(case: Case, number: int) -> str:
+    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
+    snapshot = case.run.snapshot
+    motion = None if snapshot is None else read_motions(snapshot).get(number)
+    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
+        return ""
+    return f"{'in' if motion.work else 'at'} {motion.text}"

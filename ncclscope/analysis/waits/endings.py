@@ -18,7 +18,7 @@ _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
 _AT_ONCE_NS = 2_000_000_000
 _LOST = re.compile(
-    r"closed by (?:remote )?peer|reset by (?:remote )?peer|ncclRemoteError|remote process exited",
+    r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited",
     re.IGNORECASE,
 )
 """How gloo and NCCL report that the process on the other side is gone."""

@@ -18,13 +18,15 @@ from ncclscope import diagnose
 from ncclscope_patches.vllm import prepare_finalize
 from tests.integration.c10d_ranks import calls, fields, join, main, run_ranks
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]
 pytest.importorskip("torch")
 
 RANKS, DIVERGING = 3, 2
 EXPERTS, HIDDEN, LAYERS = 8, 16, 2
 FIELDS = ("op", "shape", "dtype")
 PLACE = "vllm.model_executor.layers.fused_moe.prepare_finalize"
+IMPORTED = ("vllm.distributed.parallel_state", f"{PLACE}.flashinfer_nvlink_one_sided")
+"""Imported once, which takes 20 s of a processor, and not by each rank."""
 
 
 class Exchange:
@@ -111,7 +113,7 @@ def leave_out_a_dispatch(rank: int) -> None:
 
 
 def test_layers_share_a_sequence_beside_the_group_s(rings: Path) -> None:
-    run = run_ranks(__file__, "exchange", rings, size=RANKS, timeout=200, interpreters=True)
+    run = run_ranks(__file__, "exchange", rings, size=RANKS, timeout=400, preload=IMPORTED)
 
     verdict = diagnose(run)
     assert verdict.status == "ok", verdict.summary
@@ -123,7 +125,7 @@ def test_layers_share_a_sequence_beside_the_group_s(rings: Path) -> None:
 
 def test_rank_that_leaves_out_a_dispatch_is_named(rings: Path) -> None:
     run = run_ranks(
-        __file__, "leave_out_a_dispatch", rings, size=RANKS, timeout=200, interpreters=True
+        __file__, "leave_out_a_dispatch", rings, size=RANKS, timeout=400, preload=IMPORTED
     )
 
     cause = diagnose(run).cause

@@ -1,4 +1,4 @@
-"""Install verl and the vLLM that it names, for the CPU, into the environment that runs this file.
+"""Install verl and vLLM, for the CPU, into the environment that runs this file.
 
     python3.11 -m venv .venv-rl && .venv-rl/bin/python examples/rl_rollout/environment.py
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 
-VLLM, VERL = "0.24.0", "0.9.1"
+VLLM, VERL = "0.32.0", "0.9.1"
 ELSEWHERE = {"torch", "torchaudio", "torchvision", "transformers"}
 """Of vLLM's requirements: in requirements.txt, or without a build for the CPU."""
 HERE = Path(__file__).resolve().parent

@@ -70,10 +70,10 @@ class Rollout:
         pending = [
             self._server.generate.remote(
                 prompt_ids=list(prompt),
-                sampling_params={"temperature": temperature, "ignore_eos": True, "seed": number},
+                sampling_params={"temperature": temperature, "ignore_eos": True},
                 request_id=f"request-{os.urandom(4).hex()}",
             )
-            for number, prompt in enumerate(prompts)
+            for prompt in prompts
         ]
         return list(ray.get(pending))
 

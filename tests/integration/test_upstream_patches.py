@@ -150,6 +150,7 @@ def test_patch_applies_and_comes_off(tmp_path: Path, patch: Path, cache: Path) -
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(300)  # imports vLLM in a process of its own
 @pytest.mark.parametrize("patched", [True, False])
 def test_routing_goes_to_the_requests_that_ask(tmp_path: Path, cache: Path, patched: bool) -> None:
     pytest.importorskip("vllm")

@@ -61,8 +61,8 @@ def without_lost_hits(manager: Any, group: int | None, is_lost: Any) -> None:
     def unusable(hits: Iterable[Any]) -> bool:
         return any(is_lost(block.block_id) for block in hits)
 
-    def get_computed_blocks(usual: Any, request: Any) -> Any:
-        blocks, computed, *more = found = usual(request)
+    def get_computed_blocks(usual: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks, computed, *more = found = usual(*args, **kwargs)
         if computed and attempt(_KEPT, lambda: group is None or unusable(blocks.blocks[group])):
             return (manager.empty_kv_cache_blocks, 0, *(0 for _ in more))
         return found

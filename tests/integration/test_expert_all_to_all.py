@@ -85,6 +85,7 @@ def test_healthy_ranks_agree_and_each_call_is_recorded(rings: Path) -> None:
     assert (verdict.status, verdict.findings) == ("ok", ())
     step = [("dispatch", (EXPERTS, HIDDEN), "float32"), ("combine", (HIDDEN,), "float32")]
     for rank in run.ranks:
+        assert rank.details["launches"] == {"deep_ep": {"sms": 20, "of": 0}}  # there is no GPU
         recorded = calls(rank, "world/deep_ep")
         assert [fields(one, *FIELDS) for one in recorded] == step * STEPS
         assert [one.site for one in recorded[:2]] == [

@@ -7,6 +7,7 @@ asked in test_vllm_moe.py.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -196,6 +197,44 @@ def test_chat_answers_have_it_too(server: VllmServer, streamed: bool) -> None:
     assert found is not None
     assert len(prompt) >= 30
     assert len(generated) == TOKENS
+    assert_true(server, prompt, generated, found)
+
+
+def generate(server: VllmServer, prompt: list[int], **more: Any) -> Iterator[dict[str, Any]]:
+    """Asks for tokens with tokens; yields the choices of the answer, or of its chunks."""
+    parameters = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+    body = {
+        "model": "tiny-moe",
+        "token_ids": prompt,
+        "sampling_params": {**parameters, "extra_args": ASKED},
+        **more,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/inference/v1/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        if not more.get("stream"):
+            yield from json.load(response)["choices"]
+            return
+        for line in response:
+            if line.startswith(b"data: {"):
+                yield from json.loads(line[len(b"data: ") :])["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_in_tokens_have_it_too(server: VllmServer, stream: bool) -> None:
+    prompt = prompt_of(20 + stream, 40)
+    reader, generated = StreamReader(), list[int]()
+
+    for choice in generate(server, prompt, stream=stream):
+        reader.add(choice)
+        generated += choice["token_ids"] or []
+
+    found = reader.result()
+    assert found is not None
+    assert found.missing_count == 0
     assert_true(server, prompt, generated, found)
 
 

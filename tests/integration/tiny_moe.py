@@ -75,6 +75,12 @@ def _weights(
         yield f"{attention}.o_proj.weight", matrix(hidden, queries)
         yield f"{attention}.q_norm.weight", ones(head)
         yield f"{attention}.k_norm.weight", ones(head)
+        if number in config["mlp_only_layers"]:
+            dense = config["intermediate_size"]
+            yield f"{layer}.mlp.gate_proj.weight", matrix(dense, hidden)
+            yield f"{layer}.mlp.up_proj.weight", matrix(dense, hidden)
+            yield f"{layer}.mlp.down_proj.weight", matrix(hidden, dense)
+            continue
         yield f"{layer}.mlp.gate.weight", matrix(config["num_experts"], hidden)
         for expert in range(config["num_experts"]):
             place = f"{layer}.mlp.experts.{expert}"

@@ -91,7 +91,7 @@ def stream(*events: Any) -> list[str]:
                 pending.note([event])
 
     async def collect() -> list[str]:
-        return [text async for text in http_answers._with_fields(chunks(), pending, lambda: "npy")]
+        return [text async for text in http_answers.with_fields(chunks(), pending, lambda: "npy")]
 
     return asyncio.run(collect())
 

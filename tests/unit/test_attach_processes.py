@@ -259,6 +259,29 @@ def test_no_worker_at_all() -> None:
         choose_job([Candidate(10, python=True)])
 
 
+TORCHRUN = (
+    "python",
+    "-m",
+    "torch.distributed.run",
+    "--nnodes",
+    "2",
+    "--rdzv-endpoint=node-1:29400",
+)
+
+
+def test_torchrun_without_a_worker_is_said_to_wait_for_nodes() -> None:
+    with pytest.raises(UsageError) as raised:
+        choose_job([Candidate(10, words=TORCHRUN, python=True), Candidate(11, python=True)])
+    assert "torchrun (pid 10) has started none" in str(raised.value)
+    assert "nnodes=2 rdzv-endpoint=node-1:29400" in str(raised.value)
+
+    with pytest.raises(UsageError) as raised:
+        choose_job(
+            [Candidate(10, words=TORCHRUN, python=True), Candidate(11, parent=10, python=True)]
+        )
+    assert "torchrun" not in str(raised.value)
+
+
 STARTS_ONE_THAT_SHOWS_NOTHING = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={})

@@ -42,6 +42,13 @@ class Ticket:
         self._pages = pages
         self._block_size = block_size
 
+    def lose(self) -> None:
+        """Note that the routing of its tokens will not come."""
+        size = self._block_size
+        end = -(-(self.position + self.count) // size)
+        for page in self._pages[self.position // size : end]:
+            page.lost = True
+
     def write(self, position: int, ids: Ids, missing: Mask | None) -> None:
         """Store rows from a position of the request on.
 

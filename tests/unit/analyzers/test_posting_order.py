@@ -134,6 +134,31 @@ def test_replicas_that_go_on_do_not_hide_it(cluster_of: ClusterOf) -> None:
     assert (cause.kind, cause.diverging_ranks) == ("order_cycle", (3,))
 
 
+@pytest.mark.parametrize("odd", [(3,), (1, 3)])
+def test_cooperative_launch_that_waits_for_sms_is_likely(
+    cluster_of: ClusterOf, odd: tuple[int, ...]
+) -> None:
+    cluster = cluster_of(4)
+    for tracer in cluster.tracers:
+        tracer.describe(launches={"deep_ep": {"sms": 20, "of": 132}})
+    libraries = [("world", "nccl", "all_gather"), ("world/deep_ep", "deep_ep", "dispatch")]
+    for step in range(3):
+        for rank in cluster.everybody:
+            swapped = step == 2 and rank in odd
+            for label, backend, op in libraries[:: -1 if swapped else 1]:
+                cluster.post([rank], label, op, done=False, backend=backend, shape=(8, 16))
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("order_cycle", odd if len(odd) == 1 else ())
+    assert "deep_ep launches its kernels cooperatively, with 20 SMs of the GPU's 132 each" in (
+        cause.evidence
+    )
+    assert cause.inferred[0].startswith("likely: all_gather on world of ranks 0-3 holds SMs for")
+    assert "on one stream" not in f"{cause.summary} {cause.inferred}"
+
+
 # --- what looks like it ------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ test: lint $(VENV)/.core ## Lint, then run the tests for each change, in minutes
 .PHONY: test-all
 test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
 	NCCLSCOPE_TESTS=all $(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) \
-	    -m "not vllm and not gpu and not foreign" $(ARGS)
+	    -m "not vllm and not gpu and not foreign and not ray" $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
@@ -71,8 +71,8 @@ mutation: $(VENV)/.core ## Change one line at a time and print which changes the
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 .PHONY: test-ray
-test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
-	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
+test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on a cluster of two nodes on this machine (Ray is 250 MB)
+	$(VENV)/bin/python -m pytest -m "ray" $(SLOWEST) tests/integration/test_ray.py $(ARGS)
 
 .PHONY: test-foreign
 test-foreign: $(VENV)/.foreign $(VENV)/.core ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
@@ -158,6 +158,10 @@ $(VENV)/.foreign: $(VENV)/.installed
 
 $(VENV)/.engines: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(VENV)/bin/python $(INSTALL) --editable '.[engines]'
+	touch $@
+
+$(VENV)/.collector: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[collector]'
 	touch $@
 
 $(VENV)/.sglang: tests/environments/sglang.txt $(VENV)/.installed

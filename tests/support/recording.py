@@ -1,7 +1,8 @@
-"""Makes the recording that ``ncclscope demo`` shows where torch is not installed.
+"""Makes recordings that ship: of the demonstration, and of a notebook's program.
 
-Run with ``python -m tests.support.recording``. It takes a run of the demonstration, real processes
-over gloo, and leaves out what is this machine's: host name and folders.
+``python -m tests.support.recording`` runs the demonstration, real processes over gloo, for
+``ncclscope demo`` where torch is not installed. ``python -m tests.support.recording RINGS TARGET``
+takes rings that are there. Host names and folders are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tests.support.programs import ROOT
 
-__all__ = ["main"]
+__all__ = ["main", "store"]
 
 TARGET = ROOT / "ncclscope" / "lab" / "recording"
 
@@ -23,15 +24,24 @@ TARGET = ROOT / "ncclscope" / "lab" / "recording"
 def main() -> None:
     """Write one trace for each rank."""
     with tempfile.TemporaryDirectory() as folder:
-        rings, traces = Path(folder, "rings"), Path(folder, "traces")
-        _run("demo", "--dir", rings)
+        if sys.argv[1:]:
+            store(Path(sys.argv[1]), Path(sys.argv[2]))
+        else:
+            _run("demo", "--dir", Path(folder, "rings"))
+            store(Path(folder, "rings"), TARGET)
+
+
+def store(rings: Path, target: Path) -> None:
+    """Write the traces of some rings without host names and folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        traces = Path(folder, "traces")
         _run("export", rings, "--format", "jsonl", "-o", traces)
-        TARGET.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
         for trace in sorted(traces.iterdir()):
             lines = [_public(json.loads(line)) for line in trace.read_text("utf-8").splitlines()]
             text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
             packed = gzip.compress(text.encode(), 9, mtime=0)
-            (TARGET / f"{trace.name}.gz").write_bytes(packed)
+            (target / f"{trace.name}.gz").write_bytes(packed)
 
 
 def _run(*arguments: object) -> None:

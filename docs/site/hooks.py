@@ -1,0 +1,32 @@
+"""Hooks of mkdocs: links as they are written for a checkout lead to pages of the site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["github_slug", "on_page_markdown"]
+
+_LINK = re.compile(r"\[([^]\n]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def github_slug(text: str, separator: str) -> str:
+    """Return the anchor that GitHub gives a heading, so that a link holds in both places."""
+    plain = re.sub(r"[^\w\- ]", "", text.lower()).strip()
+    return plain.replace(" ", separator)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Lead links to folders to their README; make links to sources, which are no pages, text."""
+    root = Path(config["docs_dir"])
+    folder = (root / page.file.src_uri).parent
+
+    def led(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], link[2], link[3] or ""
+        found = folder / target
+        if found.is_dir() and (found / "README.md").is_file():
+            return f"[{text}]({target.rstrip('/')}/README.md{anchor})"
+        return link[0] if found.is_file() else text
+
+    return _LINK.sub(led, markdown)

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+_FENCE = re.compile(r"^```(\w+)(?: [^\n`]+)?$", re.MULTILINE)
+"""Beginning of a block; tests read what follows the language."""
+
 __all__ = ["github_slug", "on_page_markdown"]
 
 _LINK = re.compile(r"\[([^]\n]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -18,7 +21,10 @@ def github_slug(text: str, separator: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Lead links to folders to their README; make links to sources, which are no pages, text."""
+    """Return a page whose links and blocks the site understands.
+
+    Links to folders lead to their README; those to sources, which are no pages, become text.
+    """
     root = Path(config["docs_dir"])
     folder = (root / page.file.src_uri).parent
 
@@ -29,4 +35,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             return f"[{text}]({target.rstrip('/')}/README.md{anchor})"
         return link[0] if found.is_file() else text
 
-    return _LINK.sub(led, markdown)
+    return _FENCE.sub(_block, _LINK.sub(led, markdown))
+
+
+def _block(fence: re.Match[str]) -> str:
+    # A highlighter takes "#172" in the output of a command for a prompt.
+    return f"```{'text' if fence[1] == 'console' else fence[1]}"

@@ -31,6 +31,14 @@ def test_links_to_folders_lead_to_their_readme_and_those_to_sources_are_text(
     )
 
 
+def test_marks_for_tests_do_not_hide_that_a_block_is_one(tmp_path: Path) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
+    text = "```console elsewhere\n$ ncclscope\n```\n\n```yaml a/b.yml\n- x\n```\n"
+    assert on_page_markdown(text, page, {"docs_dir": str(tmp_path)}) == (
+        "```text\n$ ncclscope\n```\n\n```yaml\n- x\n```\n"
+    )
+
+
 def test_anchors_are_those_of_a_checkout() -> None:
     assert github_slug("The live view: `ncclscope watch`", "-") == "the-live-view-ncclscope-watch"
 

@@ -95,7 +95,7 @@ wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install
 	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.docs ## Build the site into build/site; a broken link fails
+docs: $(VENV)/.installed ## Build the site into build/site; a broken link fails
 	$(VENV)/bin/python docs/site/build.py
 
 .PHONY: man
@@ -158,10 +158,6 @@ $(VENV)/.ray: $(VENV)/.installed
 
 $(VENV)/.wheels: $(VENV)/.installed
 	$(VENV)/bin/python $(INSTALL) --editable '.[wheels]'
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.installed
-	$(VENV)/bin/python $(INSTALL) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.native: $(VENV)/.installed

@@ -28,6 +28,8 @@ def main() -> int:
     for folder in ("docs", "examples"):
         shutil.copytree(ROOT / folder, SOURCES / folder, ignore=_LEFT_OUT)
     shutil.copy(Path(__file__).with_name("api.md"), SOURCES / "docs")
+    (SOURCES / "assets").mkdir()
+    shutil.copy(Path(__file__).with_name("worker.js"), SOURCES / "assets")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
     settings = Path(__file__).with_name("mkdocs.yml")
     # The configuration names a function of hooks.py, which lies beside it.

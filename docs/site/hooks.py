@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+_SHIM = "https://unpkg.com/iframe-worker/shim"
 _FENCE = re.compile(r"^```(\w+)(?: [^\n`]+)?$", re.MULTILINE)
 """Beginning of a block; tests read what follows the language."""
 
-__all__ = ["github_slug", "on_page_markdown"]
+__all__ = ["github_slug", "on_page_markdown", "on_post_page", "on_post_template"]
 
 _LINK = re.compile(r"\[([^]\n]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -36,6 +37,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         return link[0] if found.is_file() else text
 
     return _FENCE.sub(_block, _LINK.sub(led, markdown))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Run the search of pages on a disk by a script of ours, not by one from another server."""
+    return output.replace(_SHIM, "../" * page.file.dest_uri.count("/") + "assets/worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for pages that are no documents, which a server shows."""
+    return output_content.replace(_SHIM, "/assets/worker.js")
 
 
 def _block(fence: re.Match[str]) -> str:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
-
-import pytest
 
 from docs.site.hooks import github_slug, on_page_markdown
 from tests.support.programs import ROOT
@@ -60,16 +56,3 @@ def test_the_pictures_are_there_for_light_and_dark_pages() -> None:
             assert "DIVERGED" in text
             assert "all_gatherv [14,256] int32" in text
             assert picture.stat().st_size < 200_000
-
-
-@pytest.mark.slow
-def test_the_site_is_built_and_searched_without_a_network(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    subprocess.run([sys.executable, ROOT / "docs" / "site" / "build.py"], check=True, cwd=ROOT)
-    site = ROOT / "build" / "site"
-    for page in site.rglob("*.html"):
-        links = re.findall(r'(?:src|href)="(https?://[^"]+)"', page.read_text("utf-8"))
-        loaded = [one for one in links if re.search(r"\.(?:js|css|woff2?)$", one)]
-        assert not loaded, page
-    assert "diagnose" in (site / "docs" / "api.html").read_text("utf-8")
-    assert (site / "search" / "search_index.js").is_file()

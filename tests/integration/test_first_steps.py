@@ -1,4 +1,4 @@
-"""What somebody meets who uses the command line for the first time."""
+"""First steps of a new user on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ else:
 COMMAND = (sys.executable, "-m", "ncclscope")
 
 
-def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=ROOT,
@@ -86,7 +86,7 @@ def test_one_that_fits_is_not(skipped: Path) -> None:
 
 @pytest.mark.parametrize("language", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_shows_the_verdict(skipped: Path, language: str) -> None:
-    done = said("diagnose", skipped, PYTHONIOENCODING=language)
+    done = run("diagnose", skipped, PYTHONIOENCODING=language)
     assert done.returncode == 1, done.stderr
     assert done.stdout.isascii()
     assert "DIVERGED - missing call - rank 1" in done.stdout
@@ -100,7 +100,7 @@ def test_a_verdict_prints_as_a_sentence(skipped: Path) -> None:
 
 
 def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> None:
-    first, second = (said("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
+    first, second = (run("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
     assert "replaces a report" not in first.stderr
     assert "replaces a report" in second.stderr
 
@@ -109,33 +109,33 @@ def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> No
     ("mistyped", "meant"),
     [(["diagnos", "x"], "diagnose"), (["diagnose", "x", "--jsno"], "--json")],
 )
-def test_what_was_probably_meant_is_said(mistyped: list[str], meant: str) -> None:
-    done = said(*mistyped)
+def test_a_mistyped_command_gets_a_suggestion(mistyped: list[str], meant: str) -> None:
+    done = run(*mistyped)
     assert done.returncode == 2
     assert f"; did you mean {meant}?; see " in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_directory_is_not_for_attach(skipped: Path) -> None:
-    done = said("attach", skipped)
+    done = run("attach", skipped)
     assert done.returncode == 2
     assert f"ncclscope diagnose {skipped} reads one" in done.stderr
 
 
 def test_an_empty_directory_points_to_attach(tmp_path: Path) -> None:
-    done = said("diagnose", tmp_path)
+    done = run("diagnose", tmp_path)
     assert done.returncode == 2
     assert "for a job that runs now: ncclscope attach" in done.stderr
 
 
 def test_run_refuses_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
-    done = said("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
+    done = run("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rings cannot be written to /proc/rings: " in done.stderr
 
 
 def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path) -> None:
-    done = said("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
+    done = run("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
     assert done.returncode == 2
     assert not (rings / "new").exists()
 
@@ -143,7 +143,7 @@ def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path)
 def test_the_help_explains_each_fault() -> None:
     from ncclscope.lab.faults import FAULTS
 
-    shown = said("demo", "--help", COLUMNS="80").stdout
+    shown = run("demo", "--help", COLUMNS="80").stdout
     listed = shown.partition("faults:\n")[2]
     explained = dict(re.findall(r"^  (\w+) +(\S.*)$", listed, re.MULTILINE))
     assert explained.keys() >= FAULTS.keys()
@@ -152,7 +152,7 @@ def test_the_help_explains_each_fault() -> None:
 
 def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
     script = tmp_path / "ncclscope.bash"
-    script.write_text(said("--print-completion", "bash").stdout)
+    script.write_text(run("--print-completion", "bash").stdout)
     (tmp_path / "rings").mkdir()
     program = """
         source ncclscope.bash
@@ -173,20 +173,20 @@ def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
 def test_a_truncated_ring_is_called_truncated(skipped: Path) -> None:
     ring = min(skipped.iterdir())
     os.truncate(ring, 20_000)
-    done = said("diagnose", ring)
+    done = run("diagnose", ring)
     assert done.returncode == 2
     assert f"{ring} is truncated: its header names " in done.stderr
     assert "20000" in done.stderr
 
 
 def test_watching_an_empty_directory_points_to_attach(tmp_path: Path) -> None:
-    done = said("watch", "--once", tmp_path)
+    done = run("watch", "--once", tmp_path)
     assert done.returncode == 2
     assert "ncclscope attach" in done.stderr
 
 
 def test_a_fault_that_was_probably_meant_is_said() -> None:
-    done = said("demo", "--fault", "skiped_call")
+    done = run("demo", "--fault", "skiped_call")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean skipped_call?" in done.stderr
 
@@ -194,7 +194,7 @@ def test_a_fault_that_was_probably_meant_is_said() -> None:
 def test_the_help_explains_the_marks_of_the_live_view() -> None:
     from ncclscope.render.tui.marks import MARKS
 
-    shown = said("watch", "--help", COLUMNS="80").stdout
+    shown = run("watch", "--help", COLUMNS="80").stdout
     for mark, (meaning, _) in MARKS.items():
         assert not mark or f"  {mark}  {meaning}\n" in shown
 
@@ -217,7 +217,7 @@ def test_each_document_says_version_and_time(skipped: Path, tmp_path: Path, comm
         word.replace("RINGS", str(skipped)).replace("NEW", str(tmp_path))
         for word in DOCUMENTS[command]
     ]
-    document = json.loads(said(*words, NCCL_RAS_ADDR="127.0.0.1:1").stdout)
+    document = json.loads(run(*words, NCCL_RAS_ADDR="127.0.0.1:1").stdout)
     assert document["version"] == ncclscope.__version__
     assert before <= document["time_ns"] <= time.time_ns()
 

@@ -94,6 +94,18 @@ soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, token
 wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install them in every Python found here
 	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
 
+.PHONY: docs
+docs: $(VENV)/.installed ## Build the site into build/site; a broken link fails
+	$(VENV)/bin/python docs/site/build.py
+
+.PHONY: man
+man: $(VENV)/.installed ## Write the manual pages into build/man
+	$(VENV)/bin/python docs/site/manual.py build/man
+
+.PHONY: pictures
+pictures: $(VENV)/.installed ## Draw the pictures in docs/pictures anew, from real runs
+	$(VENV)/bin/python -m tests.support.pictures
+
 .PHONY: sanitize
 sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer
 	@export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \

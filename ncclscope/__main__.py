@@ -156,6 +156,17 @@ def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
     return status
 
 
+def command_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of its commands by name."""
+    parser, _ = _parser(list(_COMMANDS))
+    return parser, {
+        name: command
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for name, command in action.choices.items()
+    }
+
+
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
     """Print a script that completes commands, options and names of files."""
     try:

@@ -120,7 +120,7 @@ def write_parquet(run: Run, directory: Path) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             "Parquet files are written by pyarrow, which is not installed",
-            "pip install 'ncclscope[export]', or --format csv",
+            "pip install pyarrow, or --format csv",
         )
     import pyarrow
     import pyarrow.parquet

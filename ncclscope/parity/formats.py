@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from pathlib import Path
 
+from ncclscope.model.sites import frame_of
 from ncclscope.parity.report import Mismatch, Report
 
 __all__ = ["github", "junit"]
@@ -52,23 +55,48 @@ def _case(
 
 
 def github(report: Report) -> str:
-    """Return GitHub's workflow commands, one line per failure; empty without failures."""
+    """Return GitHub's workflow commands, one line per failure; empty without failures.
+
+    Each annotates the line of the program that posts the call, if that is in the repository, and
+    otherwise the line of the baseline.
+    """
     lines = []
     if not report.agree:
         cause = report.verdict.cause
         title = f"ncclscope: {cause.kind.replace('_', ' ') if cause else report.verdict.status}"
-        lines.append(f"::error title={_property(title)}::{_data(_headline(report))}")
+        call = cause.odd if cause is not None else None
+        site = None if call is None else call.user_site or call.full_site
+        place = ",".join(filter(None, (_place(site), f"title={_property(title)}")))
+        lines.append(f"::error {place}::{_data(_headline(report))}")
     for mismatch in report.mismatches if report.outcome == "differs" else ():
-        place = f"file={_property(str(report.baseline))}"
+        lock = f"file={_property(str(report.baseline))}"
         if mismatch.line is not None:
-            place += f",line={mismatch.line}"
+            lock += f",line={mismatch.line}"
+        place = _place(mismatch.site)
         ranks = mismatch.run.ranks if mismatch.run is not None else ()
         text = _baseline_line(report)
         if ranks:
             text += f" on {len(ranks)} of {len(report.verdict.run.ranks)} ranks"
         text += _first_change(mismatch, report.texts)
-        lines.append(f"::error {place},title=ncclscope%3A baseline::{_data(text)}")
+        if place and mismatch.line is not None:
+            text += f" (line {mismatch.line} of {report.baseline})"
+        lines.append(f"::error {place or lock},title=ncclscope%3A baseline::{_data(text)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _place(site: str | None) -> str:
+    """Return the properties of a line of the program; empty for files of other repositories."""
+    frame = frame_of(site)
+    if frame is None:
+        return ""
+    try:
+        root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()
+        file = Path(frame["file"]).resolve().relative_to(root)
+        if not (root / file).is_file():
+            return ""
+    except (OSError, ValueError):  # not in the repository, or no longer there
+        return ""
+    return f"file={_property(str(file))},line={frame['line']}"
 
 
 def _headline(report: Report) -> str:

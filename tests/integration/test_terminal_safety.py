@@ -66,3 +66,23 @@ def test_refusals_have_no_commands(tmp_path: Path) -> None:
     damaged.write_text("{nothing\n")
     assert_safe(said("diagnose", damaged, status=2))
     assert_safe(said("diagnose", tmp_path / f"none{EVIL}", status=2))
+
+
+@pytest.mark.parametrize(
+    "command", [["watch", "--once"], ["check"], ["report", "-o", "x"], ["run"]]
+)
+def test_refused_names_are_one_line(command: list[str], tmp_path: Path) -> None:
+    name = tmp_path / f"{EVIL}\nline.ring"
+    name.write_bytes(b"no ring")
+
+    text = said(*command, name, status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1
+
+
+def test_a_comparison_with_a_refused_name_is_one_line(job: Path) -> None:
+    text = said("diff", f"{job}#0", f"{job}#7{EVIL}\n", status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator

@@ -56,6 +56,11 @@ def test_verdicts_have_no_commands(command: str, job: Path) -> None:
     assert_safe(said(command, job, status=1))
 
 
+@pytest.mark.parametrize("form", ["junit", "github"])
+def test_formats_for_build_servers_have_no_commands(form: str, job: Path) -> None:
+    assert_safe(said("check", job, "--format", form, status=1))
+
+
 def test_differences_have_no_commands(job: Path) -> None:
     first, second = sorted(job.iterdir())
     assert_safe(said("diff", first, second, status=1))

@@ -72,9 +72,9 @@ static PyObject *on_cpu(PyObject *args)
                 break;
             item = is_list ? PyList_GetItem(item, 0) : PyTuple_GetItem(item, 0);
         }
-        PyObject *said = PyObject_GetAttr(item, cpu_name);
-        if (said || !PyErr_ExceptionMatches(PyExc_AttributeError))
-            return said;
+        PyObject *answer = PyObject_GetAttr(item, cpu_name);
+        if (answer || !PyErr_ExceptionMatches(PyExc_AttributeError))
+            return answer;
         PyErr_Clear();
     }
     Py_INCREF(Py_False);

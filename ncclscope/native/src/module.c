@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kept.h"
 #include "module.h"
 #include "place.h"
 
@@ -602,7 +603,7 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
-        || !ns_posting_ready() || !ns_replaced_ready())
+        || !ns_posting_ready() || !ns_kept_ready() || !ns_replaced_ready())
         Py_CLEAR(made);
     return made;
 }

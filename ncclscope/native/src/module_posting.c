@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "addresses.h"
 #include "module.h"
 #include "place.h"
 #include "posting.h"
@@ -85,7 +86,7 @@ static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs,
     if (!method->op || (kwargs && PyDict_Size(kwargs)) || count <= method->tensor_at)
         return false;
     PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
-    if (PyList_Check(tensor)) {
+    if (Py_TYPE(tensor) == &PyList_Type) {
         if (PyList_Size(tensor) != 1)
             return false;
         tensor = PyList_GetItem(tensor, 0);
@@ -257,10 +258,8 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
     PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
     call->position = -1;
     if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->folding)) {
-        PyObject *number = PyLong_FromVoidPtr(thing);
-        Post *post = number ? (Post *)PyDict_GetItemWithError(method->known, number) : NULL;
-        Py_XDECREF(number);
-        if (post) {
+        Post *post = (Post *)ns_addresses_find(method->known, thing);
+        if (post && Py_TYPE(post) == post_type) {
             Py_INCREF(post);
             call->position = record_by(method, post, args, kwargs);
             call->handle = post->handle;
@@ -271,17 +270,23 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
             Py_DECREF(post);
         }
     }
+    if (call->position >= 0)
+        return true;
     PyErr_Clear();
-    return call->position >= 0;
+    return false;
 }
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *known, *read, *groups, *folding, *plan, *op = NULL;
     Py_ssize_t tensor_at = 0, redop_at = 0;
-    if (!PyArg_ParseTuple(args, "O!OO!O!O", &PyDict_Type, &known, &read, &PyDict_Type, &groups,
-                          &PyDict_Type, &folding, &plan))
+    if (!PyArg_ParseTuple(args, "OOO!O!O", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
+                          &folding, &plan))
         return NULL;
+    if (!ns_is_addresses(known)) {
+        PyErr_SetString(PyExc_TypeError, "not a dict by id");
+        return NULL;
+    }
     if (plan != Py_None && !PyArg_ParseTuple(plan, "Unn", &op, &tensor_at, &redop_at))
         return NULL;
     Method *made = PyObject_New(Method, method_type);

@@ -5,6 +5,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include "addresses.h"
 #include "kept.h"
 #include "module.h"
 #include "posting.h"
@@ -17,7 +18,7 @@ typedef struct Replaced {
     PyObject *function; /* the method itself */
     PyObject *patch;
     PyObject *state;     /* its __dict__ */
-    PyObject *pending;   /* works.pending */
+    PyObject *pending;   /* works.pending, of addresses.h */
     PyObject *slow;      /* records in Python; NULL for Work.wait() */
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
@@ -93,16 +94,14 @@ static int on_cpu(PyObject *args)
 /* Keep a work until the program waits for it; 1 if it is kept, 0 if Python must, -1 for an error. */
 static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *work)
 {
-    if (work == Py_None || PyDict_Size(self->pending) >= self->most)
+    if (work == Py_None || ns_addresses_count(self->pending) >= self->most)
         return 0;
     int waits = call->waits < 0 ? on_cpu(args) : call->waits;
     if (waits < 0)
         return -1;
-    PyObject *number = PyLong_FromVoidPtr(work);
     PyObject *entry =
-        number ? ns_kept_new(work, call->handle, call->channel->ring, call->position, waits) : NULL;
-    int kept = entry && PyDict_SetItem(self->pending, number, entry) == 0 ? 1 : -1;
-    Py_XDECREF(number);
+        ns_kept_new(work, call->handle, call->channel->ring, call->position, waits);
+    int kept = entry && ns_addresses_put(self->pending, work, entry) ? 1 : -1;
     Py_XDECREF(entry);
     return kept;
 }
@@ -129,9 +128,10 @@ static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keyword
     ns_recorded call;
     bool is_recorded = is_active(self) && is_on(self, args)
                        && ns_record_call(self->method, args, keywords, &call);
-    PyErr_Clear();
-    if (!is_recorded)
+    if (!is_recorded) {
+        PyErr_Clear();
         return PyObject_Call(self->slow, args, keywords);
+    }
     if (PySet_Size(self->listeners) > 0) {
         ns_announce(call.channel);
         result = PyObject_Call(self->function, args, keywords);
@@ -148,20 +148,18 @@ static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keyword
 /* Record that a call has completed, if the return of wait() means that; false for an error. */
 static bool completed(const Replaced *self, PyObject *work)
 {
-    PyObject *number = PyLong_FromVoidPtr(work), *ring = NULL, *done = NULL, *state = NULL;
-    PyObject *entry = number ? PyDict_GetItemWithError(self->pending, number) : NULL;
-    bool is_well = number && (entry || !PyErr_Occurred());
+    PyObject *ring = NULL, *done = NULL, *state = NULL;
+    PyObject *entry = ns_addresses_find(self->pending, work);
+    bool is_well = true;
     if (entry && ns_is_kept(entry)) {
-        /* Another thread may have waited for it, too. */
-        if (ns_kept_completed(entry, work) && PyDict_DelItem(self->pending, number) < 0)
-            PyErr_Clear();
+        if (ns_kept_completed(entry, work))
+            ns_addresses_remove(self->pending, work);
     } else if (entry) {
         Py_INCREF(entry);
         PyObject *posted = PyTuple_Check(entry) ? PyTuple_GetItem(entry, 1) : NULL;
         if (!posted || !PyTuple_Check(posted) || PyTuple_Size(posted) != 3) {
             PyErr_SetString(PyExc_TypeError, "not a posted call");
             Py_DECREF(entry);
-            Py_DECREF(number);
             return false;
         }
         int waits = PyObject_IsTrue(PyTuple_GetItem(posted, 2));
@@ -174,15 +172,14 @@ static bool completed(const Replaced *self, PyObject *work)
                                                               PyTuple_GetItem(posted, 1), state, NULL)
                                  : NULL;
             is_well = done != NULL;
-            if (done && PyDict_DelItem(self->pending, number) < 0)
-                PyErr_Clear(); /* another thread waited for it, too */
+            if (done)
+                ns_addresses_remove(self->pending, work);
         }
         Py_XDECREF(ring);
         Py_XDECREF(state);
         Py_XDECREF(done);
         Py_DECREF(entry);
     }
-    Py_XDECREF(number);
     return is_well;
 }
 
@@ -210,6 +207,10 @@ static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(ty
 
 static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 {
+    if (!ns_is_addresses(pending)) {
+        PyErr_SetString(PyExc_TypeError, "not a dict by id");
+        return NULL;
+    }
     PyObject *state = PyObject_GenericGetDict(patch, NULL);
     Replaced *self = state ? PyObject_GC_New(Replaced, replaced_type) : NULL;
     if (!self) {
@@ -234,8 +235,8 @@ PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *function, *patch, *pending, *slow, *method, *after, *listeners;
     Py_ssize_t most;
     int can_be_off;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOnp", &function, &patch, &PyDict_Type, &pending, &slow,
-                          &method, &after, &listeners, &most, &can_be_off))
+    if (!PyArg_ParseTuple(args, "OOOOOOOnp", &function, &patch, &pending, &slow, &method, &after,
+                          &listeners, &most, &can_be_off))
         return NULL;
     if (!ns_is_method(method)) {
         PyErr_SetString(PyExc_TypeError, "not a method's recorder");
@@ -261,7 +262,7 @@ PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
 PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *patch, *pending;
-    if (!PyArg_ParseTuple(args, "OOO!", &function, &patch, &PyDict_Type, &pending))
+    if (!PyArg_ParseTuple(args, "OOO", &function, &patch, &pending))
         return NULL;
     Replaced *self = made(function, patch, pending);
     if (self)

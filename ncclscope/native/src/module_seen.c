@@ -32,12 +32,12 @@ static bool make_key(const ns_planned *call, const PyObject *place, Key *to)
     Py_ssize_t count = PyTuple_Check(call->shape) ? PyTuple_Size(call->shape) : MOST_DIMS + 1;
     if (count > MOST_DIMS)
         return false;
-    memset(to, 0, sizeof *to);
+    memset(to->dims, 0, sizeof to->dims);
     for (Py_ssize_t at = 0; at < count; at++) {
         PyObject *dim = PyTuple_GetItem(call->shape, at);
-        if (!PyLong_Check(dim)) /* the size of a symbolic shape would ask Python */
-            return false;
         int overflow;
+        if (Py_TYPE(dim) != &PyLong_Type) /* the size of a symbolic shape would ask Python */
+            return false;
         to->dims[at] = PyLong_AsLongLongAndOverflow(dim, &overflow);
         if (overflow)
             return false;

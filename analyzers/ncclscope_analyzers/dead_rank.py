@@ -22,6 +22,7 @@ from ncclscope.model import Call, Communicator, Finding, Rank
 __all__ = ["DeadRank"]
 
 NO_RECORD = "it left no record"
+_SHOWN = 4
 
 
 def _was_in_difference(case: Case, rank: Rank) -> bool:
@@ -70,7 +71,7 @@ class DeadRank:
                     unknown = True
                 continue
             how = case.how_it_ended(rank)
-            if how is None or not (case.stalled or rank.exited):
+            if how is None or not (case.stalled or rank.exited or case.lost_by_peers(rank)):
                 continue
             led = number in diverging or _was_in_difference(case, rank)
             finding = self._finding(case, number, waiting, how, consequence=led)
@@ -238,13 +239,16 @@ class DeadRank:
             f"{ranks_text(waiting)} posted call {pending.call.seq} on {comm_text(pending.comm)}, "
             f"{call_text(pending.call)}, and rank {number} did not"
         ]
-        last = None
+        last, at_once = None, False
         if rank is None:
             evidence.append(f"no record of rank {number} was found")
             if how != NO_RECORD:
                 evidence.append("a live process may have written no dump either")
         else:
             evidence.append(f"rank {number}: {how}")
+            if at_once := case.lost_by_peers(rank):
+                ends = ((n, case.run.by_rank[n].details.get("ended_with")) for n in waiting)
+                evidence += [f"rank {n} ended with {error}" for n, error in ends if error][:_SHOWN]
             last = rank.last_call()
             if last is not None:
                 evidence.append(
@@ -260,7 +264,7 @@ class DeadRank:
         if not alone:
             what = "dumps" if undumped else "record"
             who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
-        likely = rank is None or HEARTBEAT_ENDS in how
+        likely = rank is None or HEARTBEAT_ENDS in how or at_once
         return Finding(
             kind=self.name,
             summary=(

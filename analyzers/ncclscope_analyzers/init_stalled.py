@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.noted import (
     Noted,
+    given_up,
     key_of,
     lasting,
     note_lines,
@@ -39,7 +41,11 @@ class InitStalled:
             (STORE_WAIT, self._at_store),
             (COMM_INIT, self._connecting),
         ):
-            waiting = {r.rank: one for r in case.run.ranks if (one := lasting(r, name)) is not None}
+            waiting = {
+                rank.rank: one
+                for rank in case.run.ranks
+                if (one := _wait(case, rank, name)) is not None
+            }
             if waiting:
                 if all(_is_long(case, number, one) for number, one in waiting.items()):
                     yield from judge(case, waiting)
@@ -52,8 +58,31 @@ class InitStalled:
         past = tuple(n for n in expected if n not in inside and n not in absent)
         one = inside[min(inside)]
         waiting = tuple(inside)
-        where = f"{one.text}, in which {ranks_text(waiting)} {verb(waiting, 'wait')}"
+        where = f"{one.text}, in which {ranks_text(waiting)} {_waits(inside)}"
         seconds = min(each.seconds for each in inside.values())
+        for found in disagreements(case.run.ranks):
+            all_wait = f"{ranks_text(waiting)} {_waits(inside)}"
+            gone = "".join(f"; {_doing(case, n)}" for n in found.few if n not in inside)
+            yield self._finding(
+                case, inside, found.few,
+                f"{sentence(found.text)}: {all_wait} in {one.text} for {seconds:.0f} s{gone}.",
+                blames=not found.is_tie,
+            )  # fmt: skip
+            return
+        if doubles := {r.rank: r for r in case.run.ranks if r.details.get("doubles")}:
+            texts = [
+                f"{1 + len(r.details['doubles'])} processes have rank {n} "
+                f"(pids {' '.join(map(str, (r.pid, *r.details['doubles'])))})"
+                for n, r in doubles.items()
+            ]
+            missing = f", and none has {ranks_text(absent)}" if absent else ""
+            yield self._finding(
+                case, inside, tuple(doubles),
+                f"{'; '.join(texts)}{missing}: {ranks_text(waiting)} {_waits(inside)} in "
+                f"{one.text} for {seconds:.0f} s.",
+                blames=True,
+            )  # fmt: skip
+            return
         if absent:
             who = rank_text(case.run, absent[0]) if len(absent) == 1 else ranks_text(absent)
             have = "has" if len(absent) == 1 else "have"
@@ -67,7 +96,7 @@ class InitStalled:
         all_of = "All ranks" if not past else ranks_text(waiting)
         rest = f"; {ranks_text(past)} went on" if past else ""
         summary = (
-            f"{sentence(all_of)} {verb(waiting, 'wait')} in {one.text} for {seconds:.0f} s"
+            f"{sentence(all_of)} {_waits(inside)} in {one.text} for {seconds:.0f} s"
             f"{rest}, and no record shows for whom."
         )
         yield self._finding(case, inside, (), summary, blames=False)
@@ -81,10 +110,10 @@ class InitStalled:
         others = tuple(n for n in range(case.run.expected) if n not in waiting)
         seconds = min(one.seconds for one in first.values())
         who = ranks_text(first)
-        start = f"{sentence(who)} {verb(tuple(first), 'wait')} {text} for {seconds:.0f} s"
+        start = f"{sentence(who)} {_waits(first)} {text} for {seconds:.0f} s"
         if not others:
             more = "".join(
-                f"; {ranks_text(group)} {verb(tuple(group), 'wait')} {other}"
+                f"; {ranks_text(group)} {_waits(group)} {other}"
                 for other, group in groups.items()
                 if other != text
             )
@@ -112,8 +141,7 @@ class InitStalled:
         is_all = one.activity.number == case.run.expected
         seconds = min(each.seconds for each in waiting.values())
         start = (
-            f"{sentence(ranks_text(waiting))} {verb(tuple(waiting), 'wait')} in {one.text} for "
-            f"{seconds:.0f} s"
+            f"{sentence(ranks_text(waiting))} {_waits(waiting)} in {one.text} for {seconds:.0f} s"
         )
         if others and is_all:
             doing = "; ".join(_doing(case, n) for n in others[:_SHOWN])
@@ -130,7 +158,11 @@ class InitStalled:
         """Return a finding; `blames` says whether the records single out the absent ranks."""
         run = case.run
         first = min(waiting)
-        evidence = [f"rank {number} {one.clause}" for number, one in [*waiting.items()][:_SHOWN]]
+        evidence = []
+        for number, one in [*waiting.items()][:_SHOWN]:
+            evidence.append(f"rank {number} {one.clause}")
+            if (how := case.how_it_ended(run.by_rank[number])) is not None:
+                evidence.append(f"rank {number}: {how}")
         for number in absent[:_SHOWN]:
             rank = run.by_rank.get(number)
             if rank is None:
@@ -151,7 +183,9 @@ class InitStalled:
         ended = [
             number
             for number in absent
-            if (rank := run.by_rank.get(number)) is not None and case.how_it_ended(rank) is not None
+            if number not in waiting
+            and (rank := run.by_rank.get(number)) is not None
+            and case.how_it_ended(rank) is not None
         ]
         return Finding(
             kind="dead_rank" if blames and len(ended) == len(absent) else self.name,
@@ -164,6 +198,20 @@ class InitStalled:
             inferred=tuple(inferred),
             awaited=key_of(asked.activity) if asked is not None else "",
         )
+
+
+def _wait(case: Case, rank: Rank, name: str) -> Noted | None:
+    """Return a wait that a process is in, or that ended it with an exception."""
+    if case.how_it_ended(rank) is None:
+        return lasting(rank, name)
+    return given_up(rank, name)
+
+
+def _waits(waiting: _Waiting) -> str:
+    """Return ``wait``, ``waits`` or, where all have given up, ``waited``."""
+    if all(one.activity.until_ns is not None for one in waiting.values()):
+        return "waited"
+    return verb(tuple(waiting), "wait")
 
 
 def _is_quiet(case: Case) -> bool:
@@ -180,6 +228,8 @@ def _is_quiet(case: Case) -> bool:
 
 def _is_long(case: Case, number: int, noted: Noted) -> bool:
     rank = case.run.by_rank[number]
+    if noted.activity.until_ns is not None:
+        return True  # too long for the program, which gave up
     return noted.seconds >= (case.live_stall_seconds if rank.alive else case.stall_seconds)
 
 

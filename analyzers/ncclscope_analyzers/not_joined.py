@@ -6,9 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
+from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
-from ncclscope.analysis.waits.noted import doing, note_lines, raised, timeout_lines
+from ncclscope.analysis.waits.noted import (
+    doing,
+    doing_in_common,
+    key_of,
+    last_key_line,
+    note_lines,
+    raised,
+    timeout_lines,
+)
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
@@ -128,15 +138,21 @@ class NotJoined:
                 evidence.append(f"no record of rank {number} was found")
                 continue
             evidence += self._whereabouts(case, rank, pending)
+            evidence += note_lines(case, rank)
             if (how := case.how_it_ended(rank)) is not None:
                 evidence.append(f"rank {number}: {how}")
+        why = "most ranks do not make this call here"
+        if (wait := doing_in_common(case.run, many)) is not None:
+            why = f"{'it' if len(many) == 1 else 'they'} {verb(many, 'wait')} {wait.text} for "
+            why += f"{wait.seconds:.0f} s"
+            evidence += [line for n in few for line in last_key_line(case.run.by_rank[n])]
         return Finding(
             kind="extra_call",
             summary=(
                 f"{sentence(who)} {verb(few, 'wait')} in call {pending.call.seq} on "
                 f"{comm_text(pending.comm)}, {call_text(pending.call)}"
                 f"{site_text(pending.call)}, which "
-                f"{ranks_text(many)} never posted: most ranks do not make this call here."
+                f"{ranks_text(many)} never posted: {why}."
             ),
             comm=pending.comm,
             seq=pending.call.seq,
@@ -145,6 +161,7 @@ class NotJoined:
             confidence="likely",
             analyzer=self.name,
             evidence=tuple(evidence),
+            awaited=key_of(wait.activity) if wait is not None else "",
             inferred=(
                 describe_sides(sides),
                 f"{ranks_text(many)} {'is' if len(many) == 1 else 'are'} not merely late: activity "
@@ -197,6 +214,7 @@ class NotJoined:
                 )
                 inferred.append(f"rank {rank.rank} {what}")
             evidence += note_lines(case, rank)
+            evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")
@@ -210,6 +228,8 @@ class NotJoined:
             was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
         elif one and (now := doing(ranks[0])) is not None:
             was = f"; it {now.clause}"
+        elif one and (seen := _seen_at(case, numbers[0])):
+            was = f"; it is {seen}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
             was = f"; its last call, {call_text(last)} on {label}, is {last.state.word}"
@@ -402,3 +422,12 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[
                 f"which rank {pending.rank} posted after this one"
             )
     return ""
+
+
+def _seen_at(case: Case, number: int) -> str:
+    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
+    snapshot = case.run.snapshot
+    motion = None if snapshot is None else read_motions(snapshot).get(number)
+    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
+        return ""
+    return f"{'in' if motion.work else 'at'} {motion.text}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.waits.engine_steps import counterpart
+from ncclscope.analysis.waits.launches import contention
 from ncclscope.analysis.waits.minority import waiting_in
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall
@@ -64,6 +65,7 @@ class OrderCycle:
             f"call {here.call.seq}, {call_text(here.call)}",
             f"call {there.call.seq}, {call_text(there.call)}",
         )
+        launches, held = contention(case.run, here, there) if posted else ((), "")
         if diverging is None:
             summary = (
                 f"{sentence(ranks_text(cycle))} wait for each other in a cycle: some "
@@ -74,8 +76,8 @@ class OrderCycle:
             summary = (
                 f"{sentence(rank_text(case.run, diverging))} posted {calls[0]} on "
                 f"{comm_text(here.comm)} before {calls[1]} on {comm_text(there.comm)}, its peers "
-                f"in the opposite order: on one stream neither completes, since each waits for the "
-                f"other."
+                f"in the opposite order: {'' if held else 'on one stream '}neither completes, "
+                f"since each waits for the other."
             )
         else:
             summary = (
@@ -107,11 +109,11 @@ class OrderCycle:
                 else "certain"
             ),
             analyzer=self.name,
-            evidence=(*against, *_sites(case, here, there))
+            evidence=(*against, *_sites(case, here, there), *launches)
             if posted
             else (*self._chain(cycle, pending_calls), *against),
             inferred=(
-                *((_ON_ONE_STREAM, *self._chain(cycle, pending_calls)) if posted else ()),
+                *((held or _ON_ONE_STREAM, *self._chain(cycle, pending_calls)) if posted else ()),
                 *((_NEW_ORDER,) if diverging is not None and new and not creates else ()),
                 *((same_part(part),) if diverging is not None and part is not None else ()),
             ),

@@ -34,7 +34,7 @@ _ITEMS = 12
 _DEPTH = 8
 
 _AFTER = {
-    "ok": "The records prove agreement as far as they go; ask again if the job stands still.",
+    "ok": "The records prove agreement as far as they go; ask again if the job makes no progress.",
     "unknown": "Call attach while the job hangs: stacks and NCCL's state may decide it.",
     "incomplete": "Some input was not readable: see data.notes; give the missing rings.",
 }

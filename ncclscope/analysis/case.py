@@ -21,7 +21,7 @@ from ncclscope.analysis.sequences.skips import find_skips, trace_back
 from ncclscope.analysis.sequences.survived import Survived, after_survived, find_survived
 from ncclscope.analysis.sequences.swaps import Swap, find_swaps
 from ncclscope.analysis.sequences.tie_breaks import majority_of_kind, suspect_of_pair
-from ncclscope.analysis.waits.endings import interrupted_after
+from ncclscope.analysis.waits.endings import interrupted_after, lost_by_peers
 from ncclscope.analysis.waits.order import Moment, Order
 from ncclscope.analysis.waits.posting_order import PostingOrder
 from ncclscope.analysis.waits.waits import PendingCall, Waits
@@ -255,7 +255,7 @@ class Case(Records):
         gone = self._awaits_only_the_gone
         for rank in waiting:
             quiet = self.still_seconds(rank)
-            may_be_busy = rank.alive and not gone
+            may_be_busy = rank.alive and not rank.exited and not gone
             limit = self.live_stall_seconds if may_be_busy else self.stall_seconds
             if quiet is None or quiet < limit:
                 return False
@@ -285,6 +285,10 @@ class Case(Records):
         ]
         return min((seconds for seconds in known if seconds is not None), default=None)
 
+    def lost_by_peers(self, rank: Rank) -> bool:
+        """Return whether peers failed because a process was gone; see :mod:`.waits.endings`."""
+        return lost_by_peers(self, self.waits, rank)
+
     def how_it_ended(self, rank: Rank) -> str | None:
         """Say how a process ended before its peers; None where it is not known to have ended."""
         if interrupted_after(self, rank) is not None:
@@ -296,6 +300,8 @@ class Case(Records):
             return "it exited normally"
         if rank.alive is False and any(other.alive for other in self.run.ranks):
             return "its process is gone"
+        if self.lost_by_peers(rank):
+            return "its process is gone, and recorded no end"
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
         quiet = self.quiet_seconds(rank)

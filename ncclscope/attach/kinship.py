@@ -21,7 +21,7 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.readers.ring.transfers import engine_transfers
 from ncclscope.ring.image import RingImage
 
-__all__ = ["group_jobs", "is_launcher", "meeting_points", "without_relatives"]
+__all__ = ["group_jobs", "idle_launchers", "is_launcher", "meeting_points", "without_relatives"]
 
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 _NUMBERS = re.compile(r"\d+")
@@ -48,6 +48,18 @@ def is_launcher(words: Sequence[str]) -> bool:
         any(word.rpartition("/")[2] in _LAUNCHERS for word in words[:3])
         or bool(_LAUNCHING_MODULES & set(words[:4]))
         or any(map(_HELPERS.search, words[:4]))
+    )
+
+
+def idle_launchers(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return processes of torchrun that have no Python process below them."""
+    above = {pid for one in found for pid in (one.parent, *one.ancestors)}
+    return [one for one in found if _is_torchrun(one.words) and one.pid not in above]
+
+
+def _is_torchrun(words: Sequence[str]) -> bool:
+    return "torch.distributed.run" in words[:4] or any(
+        word.rpartition("/")[2] == "torchrun" for word in words[:2]
     )
 
 

@@ -19,7 +19,13 @@ from pathlib import Path
 import psutil
 
 from ncclscope.attach.candidate import Candidate
-from ncclscope.attach.kinship import group_jobs, is_launcher, meeting_points, without_relatives
+from ncclscope.attach.kinship import (
+    group_jobs,
+    idle_launchers,
+    is_launcher,
+    meeting_points,
+    without_relatives,
+)
 from ncclscope.attach.proc_sample import state_of
 from ncclscope.attach.titles import is_worker_title, parse_title, ranks_from_labels
 from ncclscope.errors import UsageError
@@ -129,6 +135,13 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
     found = list(found)
     workers = _without_engines(without_relatives([one for one in found if _is_worker(one)]))
     if not workers:
+        if idle := idle_launchers(found):
+            one = idle[0]
+            raise UsageError(
+                f"no worker was found: torchrun (pid {one.pid}) has started none",
+                "it may wait for other nodes at its rendezvous; see that all of them run torchrun "
+                f"with the same options ({_shared_options(one.words)})",
+            )
         raise UsageError(
             "no worker was found: no process has a ring, RANK in its environment or a title "
             "such as VLLM::Worker_TP0",
@@ -144,6 +157,16 @@ def choose_job(found: Iterable[Candidate]) -> list[Candidate]:
             f"workers of {len(jobs)} jobs run here", f"name the pids of one job: {listed}"
         )
     return [*workers, *_parents_of_all(workers, found)]
+
+
+def _shared_options(words: Sequence[str]) -> str:
+    """Return the options of a torchrun that must be the same on all nodes."""
+    options = [word.partition("=") for word in words]
+    nodes = ""
+    for (name, _, value), following in zip(options, [*words[1:], ""], strict=True):
+        if name == "--nnodes":
+            nodes = f"nnodes={value or following}"
+    return " ".join(filter(None, (nodes, meeting_points(words)))) or "its default"
 
 
 def give_ranks(workers: Sequence[Candidate], ring_ranks: Mapping[int, int]) -> list[Placed]:

@@ -26,7 +26,7 @@ from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import lost_peers, socket_source
 from ncclscope.attach.processes import Placed, find_workers, give_ranks
 from ncclscope.attach.ras import ask_ras, parse_address
-from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
+from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -119,7 +119,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
     say(f"{_processes(len(pids))}, sampled for {options.gap:g} s")
-    reader = Reader(pids)
+    reader = ProcessReader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)

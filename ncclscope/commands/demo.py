@@ -32,20 +32,28 @@ class DemoCommand:
             "--fault",
             metavar="NAME",
             default="divergent_dispatch",
-            help="Fault to inject; see below (default: divergent_dispatch)",
+            help="Inject fault NAME; see below (default: divergent_dispatch)",
         )
         parser.add_argument(
-            "--tp", type=int, default=4, help="Tensor-parallel ranks per replica (default: 4)"
+            "--tp",
+            type=int,
+            default=4,
+            help="Run TP tensor-parallel ranks per replica (default: 4)",
         )
-        parser.add_argument("--dp", type=int, default=2, help="Data-parallel replicas (default: 2)")
+        parser.add_argument(
+            "--dp", type=int, default=2, help="Run DP data-parallel replicas (default: 2)"
+        )
         parser.add_argument(
             "--seed",
             type=int,
             default=0,
-            help="Seed of batch sizes, faulty rank and faulty step (default: 0)",
+            help="Draw batch sizes, faulty rank and faulty step from SEED (default: 0)",
         )
         parser.add_argument(
-            "--backend", choices=BACKENDS, default="gloo", help="Collective backend (default: gloo)"
+            "--backend",
+            choices=BACKENDS,
+            default="gloo",
+            help="Run collectives on this backend (default: gloo)",
         )
         parser.add_argument(
             "--dir", type=Path, help="Keep the rings in DIR, for `ncclscope diagnose`"
@@ -104,8 +112,8 @@ def _faults() -> str:
     width = max(map(len, names)) + 4
     entries = []
     for name in names:
-        said = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
-        text = " ".join((said or "").partition("\n\n")[0].split())
+        document = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
+        text = " ".join((document or "").partition("\n\n")[0].split())
         start = f"  {name:{width - 2}}"
         entries.append(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * width))
     return "\n".join(entry or f"  {name}" for entry, name in zip(entries, names, strict=True))

@@ -44,7 +44,7 @@ class DiagnoseCommand:
         parser.add_argument(
             "--kernel-log",
             metavar="FILE",
-            help="Kernel log of this host: a file with the output of `dmesg` (default: /dev/kmsg)",
+            help="Read this host's kernel log from FILE, output of `dmesg` (default: /dev/kmsg)",
         )
         add_json_option(parser, "verdict")
         add_stall_options(parser)

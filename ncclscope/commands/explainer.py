@@ -14,6 +14,8 @@ from pathlib import Path
 __all__ = ["Explainer"]
 
 _END_SECONDS = 5.0
+_DIAGNOSE_SECONDS = 30.0
+"""Seconds that the verdict on a failed program may take: its shell waits for it."""
 _INTERVAL = 0.5
 
 
@@ -70,8 +72,10 @@ class Explainer:
         if not self._is_first():
             return
         command = [sys.executable, "-m", "ncclscope", "diagnose", str(self._directory)]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, timeout=_END_SECONDS, check=False)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command, capture_output=True, timeout=_DIAGNOSE_SECONDS, check=False
+            )
             if done.returncode == 1:
                 sys.stderr.buffer.write(done.stdout)
                 sys.stderr.flush()

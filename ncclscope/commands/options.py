@@ -65,7 +65,7 @@ def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
         "--ray-address",
         default="auto",
         metavar="ADDRESS",
-        help="Address of the Ray cluster (default: auto)",
+        help="Connect to the Ray cluster at ADDRESS (default: auto)",
     )
 
 

@@ -30,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
 _LOOK_SECONDS = 1.0
-"""Seconds between two looks for rings, until there are some."""
+"""Seconds between two polls for rings, until there are some."""
 
 
 class RunCommand:
@@ -42,13 +42,13 @@ class RunCommand:
         parser.add_argument(
             "--dir",
             metavar="DIR",
-            help="Directory for the rings (default: a new directory in /dev/shm)",
+            help="Write the rings to DIR (default: a new directory in /dev/shm)",
         )
         parser.add_argument(
             "--no-explain",
             action="store_true",
-            help="Do not watch the program; by default a divergence or hang is explained on stderr "
-            "once, and the program left alone",
+            help="Do not watch the program; by default a first divergence or hang is explained "
+            "on stderr, and the program goes on",
         )
         parser.add_argument(
             "--stall",

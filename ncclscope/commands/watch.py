@@ -60,8 +60,8 @@ class WatchCommand:
         parser.add_argument(
             "--until-divergence",
             action="store_true",
-            help="Exit with status 1 at the first divergence or hang, or --stall seconds after all "
-            "processes have ended, with the status of their records",
+            help="Exit with status 1 at the first divergence or hang, else --stall seconds after "
+            "all processes have ended, with the status of their records",
         )
         parser.add_argument(
             "--plain",
@@ -171,7 +171,7 @@ def _watch(
 def _act(actions: Actions, poll: Poll, output: Output) -> None:
     # The command of --on-hang may print: give it the terminal.
     with output.away() if actions.command else contextlib.nullcontext():
-        messages = actions.act(poll).said
+        messages = actions.act(poll).messages
     for line in messages:
         output.say(line)
 

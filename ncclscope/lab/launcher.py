@@ -24,7 +24,7 @@ from ncclscope.errors import LaboratoryError
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress, ProgressBoard
-from ncclscope.launch.fork_server import Order, start
+from ncclscope.launch.fork_server import ForkOrder, start
 from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["Laboratory", "Outcome"]
@@ -219,9 +219,9 @@ class Laboratory:
         return LaboratoryError(f"{what}: {reason}" if reason else what)
 
 
-def _order(assignment: Assignment) -> Order:
+def _order(assignment: Assignment) -> ForkOrder:
     places = [assignment.program.place(rank) for rank in range(assignment.program.world_size)]
-    return Order(
+    return ForkOrder(
         function="ncclscope.lab.rank:run_rank",
         argument=assignment.to_json(),
         names=[f"lab_DP{dp_rank}_TP{tp_rank}" for dp_rank, tp_rank in places],

@@ -8,6 +8,7 @@ __all__ = [
     "INIT",
     "LOAD",
     "RAISED",
+    "STORE_PLACE",
     "STORE_SET",
     "STORE_WAIT",
 ]
@@ -18,6 +19,8 @@ COMM_INIT = "comm_init"
 """``ncclCommInitRank``; the number is the size of the communicator."""
 STORE_WAIT = "store_wait"
 """A blocking call on a store; the detail is the method and the key, the number the timeout."""
+STORE_PLACE = "store_place"
+"""The store that the process served or connected to last, as ``HOST:PORT``; it ends at once."""
 STORE_SET = "store_set"
 """The newest key that the process has set, as the detail."""
 COMPILE = "compile"

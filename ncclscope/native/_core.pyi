@@ -76,7 +76,7 @@ def posting(
     known: dict[int, Post],
     read: Callable[..., tuple[Any, ...]],
     groups: dict[int, list[int]],
-    folding: dict[int, int],
+    suppressing: dict[int, int],
     plan: tuple[str, int, int] | None,
     /,
 ) -> Method: ...

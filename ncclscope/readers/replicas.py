@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclscope.model import Rank
+from ncclscope.model.activities import INIT, STORE_PLACE
 from ncclscope.model.memory import Relabelled
 from ncclscope.model.text import plural
 
@@ -36,6 +37,7 @@ def separate_replicas(ranks: Sequence[Rank], notes: list[str]) -> list[Rank]:
     if len(living) < len(ranks):
         older = len(ranks) - len(living)
         notes.append(f"{plural(older, 'ring')} of earlier processes with the same rank left out")
+    living = _without_doubles(living)
     if len(living) == len(by_rank):
         return living
     size = max(by_rank) + 1
@@ -54,6 +56,30 @@ def _living(same: Sequence[Rank]) -> list[Rank]:
         if all(_overlap(rank, other) for other in living):
             living.append(rank)
     return living
+
+
+def _without_doubles(living: Sequence[Rank]) -> list[Rank]:
+    """Return the processes without those that meet at a store with the rank of another one."""
+    first: dict[tuple[int, str], int] = {}
+    kept: list[Rank] = []
+    for rank in sorted(living, key=lambda rank: (rank.started_ns or 0, rank.pid)):
+        place = _meeting_place(rank)
+        known = first.get((rank.rank, place)) if place else None
+        if known is None:
+            first[rank.rank, place] = len(kept)
+            kept.append(rank)
+            continue
+        doubles = [*kept[known].details.get("doubles", ()), rank.pid]
+        kept[known] = replace(kept[known], details={**kept[known].details, "doubles": doubles})
+    return kept
+
+
+def _meeting_place(rank: Rank) -> str:
+    """Return the address at which a process waits for its peers; empty if it has a group."""
+    inside, place = rank.activities.get(INIT), rank.activities.get(STORE_PLACE)
+    if rank.logs or inside is None or inside.until_ns is not None or place is None:
+        return ""
+    return place.detail or ""
 
 
 def _overlap(older: Rank, newer: Rank) -> bool:

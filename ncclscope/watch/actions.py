@@ -47,7 +47,7 @@ class Done:
 
     bundle: Path | None
     killed: tuple[int, ...]
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ class Actions:
 
     def act(self, poll: Poll) -> Done:
         """Take all actions; one that fails is reported and does not stop the others."""
-        said: list[str] = []
+        messages: list[str] = []
         bundle = None
         assert poll.verdict is not None
         if self.bundles is not None:
             try:
                 bundle = keep_bundle(self.bundles, poll.ranks, poll.verdict, self.screen)
-                said.append(f"bundle: {bundle}")
+                messages.append(f"bundle: {bundle}")
             except (OSError, InputError) as error:
-                said.append(f"the bundle could not be written: {error}")
+                messages.append(f"the bundle could not be written: {error}")
         if self.command:
-            said += self._run(poll.verdict, bundle)
+            messages += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
         if self.kill:
             killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
-            said.append(f"killed: {pids}" if killed else "no worker was left to kill")
-        return Done(bundle, killed, tuple(said))
+            messages.append(f"killed: {pids}" if killed else "no worker was left to kill")
+        return Done(bundle, killed, tuple(messages))
 
     def _run(self, verdict: Verdict, bundle: Path | None) -> list[str]:
         cause = verdict.cause

@@ -25,6 +25,7 @@ from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.jobs import Rings, current
+from ncclscope.watch.startup import StartupWatch
 from ncclscope.watch.transfers import TransferWatch
 
 __all__ = ["Poll", "Watcher"]
@@ -98,7 +99,7 @@ class Watcher:
     ) -> None:
         self.directories = directories
         self.stall = stall
-        self._transfers = TransferWatch(stall)
+        self._beyond = (TransferWatch(stall), StartupWatch(stall))
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
@@ -213,7 +214,8 @@ class Watcher:
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
-        due = self._transfers.is_due(living, past, now, self._wall_ns(now)) or due
+        for other in self._beyond:
+            due = other.is_due(living, past, now, self._wall_ns(now)) or due
         self._examined = who
         unknown = self._verdict is not None and self._verdict.status == "unknown"
         if self._trouble is not None or (unknown and moved and not stuck):
@@ -343,7 +345,7 @@ class Watcher:
     # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
-        ranks = self._read([*living, *self._transfers.partners], now)
+        ranks = self._read([*living, *(c for other in self._beyond for c in other.partners)], now)
         if not ranks:
             return
         verdict = self._diagnose(ranks)
@@ -381,7 +383,7 @@ class Watcher:
         ranks = []
         for cursor in living:
             rank = cursor.read()
-            if rank is not None and rank.alive:
+            if rank is not None and rank.alive and not rank.exited:
                 more: dict[str, object] = {"still_seconds": max(0.0, now - cursor.moved_at)}
                 if self._spins:
                     more["gpu_spins"] = True

@@ -44,6 +44,7 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     timeout: float = 100.0,
     interpreters: bool = False,
+    preload: Sequence[str] | None = None,
 ) -> Run:
     """Run a function of a test module on all ranks at once, and read what they recorded.
 
@@ -55,6 +56,7 @@ def run_ranks(
         environment: Variables on top of the test's own.
         timeout: Seconds for each rank.
         interpreters: Whether each rank is a new interpreter, in which the probes wait for torch.
+        preload: Modules that the ranks have imported before; None for torch.
 
     Raises:
         AssertionError: A rank failed; the message is what it wrote.
@@ -72,18 +74,19 @@ def run_ranks(
                 **(environment or {}),
             },
             interpreter=interpreters,
+            preload=preload,
         )
         for rank in range(size)
     ]
     try:
-        said = [process.communicate(timeout=timeout)[0] for process in processes]
+        output = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
             if process.stdout is not None:  # what it wrote was not read if a rank hung
                 process.stdout.close()
-    for process, text in zip(processes, said, strict=True):
+    for process, text in zip(processes, output, strict=True):
         assert process.returncode == 0, text
     return open_run(rings)
 

@@ -42,7 +42,7 @@ def test_memory(job: Path, tmp_path: Path) -> None:
     for path in job.iterdir():
         memory.pipe_file(f"/bucket/rings/{path.name}", path.read_bytes())
     stream = io.BytesIO()
-    assert write_node(stream, Wanted(("memory://bucket/rings",), look=False)) == 3
+    assert write_node(stream, Wanted(("memory://bucket/rings",), stacks=False)) == 3
     target = tmp_path / "out"
     target.mkdir()
     unpack(io.BytesIO(stream.getvalue()).read, target, UnpackedArchive())
@@ -83,15 +83,15 @@ def test_a_hostile_archive_writes_nowhere_else(job: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("file:///nowhere/at/all", "no file found"),
         ("nosuchkind://x", "cannot be opened"),
         ("zip://::file:///nowhere.zip", "cannot be opened"),
     ],
 )
-def test_what_cannot_be_read_says_so(tmp_path: Path, url: str, said: str) -> None:
+def test_what_cannot_be_read_says_so(tmp_path: Path, url: str, message: str) -> None:
     done = ncclscope("collect", url, "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert said in done.stdout
+    assert message in done.stdout
     assert "Traceback" not in done.stderr

@@ -162,7 +162,7 @@ def test_the_command_line_needs_no_torch(rings: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["diagnose"], ["diagnose", "--frob", "x"], ["frob"], ["check", "x", "--baseline"]]
 )
-def test_a_usage_error_is_one_line_that_says_where_to_look(words: list[str]) -> None:
+def test_a_usage_error_is_one_line_that_names_the_help(words: list[str]) -> None:
     done = subprocess.run([*NCCLSCOPE, *words], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (2, "")

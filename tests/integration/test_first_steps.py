@@ -1,4 +1,4 @@
-"""What somebody meets who uses the command line for the first time."""
+"""First steps of a new user on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.programs import ROOT
 COMMAND = (sys.executable, "-m", "ncclscope")
 
 
-def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=ROOT,
@@ -77,7 +77,7 @@ def test_one_that_fits_is_not(skipped: Path) -> None:
 
 @pytest.mark.parametrize("language", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_shows_the_verdict(skipped: Path, language: str) -> None:
-    done = said("diagnose", skipped, PYTHONIOENCODING=language)
+    done = run("diagnose", skipped, PYTHONIOENCODING=language)
     assert done.returncode == 1, done.stderr
     assert done.stdout.isascii()
     assert "DIVERGED - missing call - rank 1" in done.stdout
@@ -91,7 +91,7 @@ def test_a_verdict_prints_as_a_sentence(skipped: Path) -> None:
 
 
 def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> None:
-    first, second = (said("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
+    first, second = (run("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
     assert "replaces a report" not in first.stderr
     assert "replaces a report" in second.stderr
 
@@ -100,33 +100,33 @@ def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> No
     ("mistyped", "meant"),
     [(["diagnos", "x"], "diagnose"), (["diagnose", "x", "--jsno"], "--json")],
 )
-def test_what_was_probably_meant_is_said(mistyped: list[str], meant: str) -> None:
-    done = said(*mistyped)
+def test_a_mistyped_command_gets_a_suggestion(mistyped: list[str], meant: str) -> None:
+    done = run(*mistyped)
     assert done.returncode == 2
     assert f"; did you mean {meant}?; see " in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_directory_is_not_for_attach(skipped: Path) -> None:
-    done = said("attach", skipped)
+    done = run("attach", skipped)
     assert done.returncode == 2
     assert f"ncclscope diagnose {skipped} reads one" in done.stderr
 
 
 def test_an_empty_directory_points_to_attach(tmp_path: Path) -> None:
-    done = said("diagnose", tmp_path)
+    done = run("diagnose", tmp_path)
     assert done.returncode == 2
     assert "for a job that runs now: ncclscope attach" in done.stderr
 
 
 def test_run_refuses_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
-    done = said("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
+    done = run("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rings cannot be written to /proc/rings: " in done.stderr
 
 
 def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path) -> None:
-    done = said("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
+    done = run("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
     assert done.returncode == 2
     assert not (rings / "new").exists()
 
@@ -134,7 +134,7 @@ def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path)
 def test_the_help_explains_each_fault() -> None:
     from ncclscope.lab.faults import FAULTS
 
-    shown = said("demo", "--help", COLUMNS="80").stdout
+    shown = run("demo", "--help", COLUMNS="80").stdout
     listed = shown.partition("faults:\n")[2]
     explained = dict(re.findall(r"^  (\w+) +(\S.*)$", listed, re.MULTILINE))
     assert explained.keys() >= FAULTS.keys()
@@ -143,7 +143,7 @@ def test_the_help_explains_each_fault() -> None:
 
 def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
     script = tmp_path / "ncclscope.bash"
-    script.write_text(said("--print-completion", "bash").stdout)
+    script.write_text(run("--print-completion", "bash").stdout)
     (tmp_path / "rings").mkdir()
     program = """
         source ncclscope.bash

@@ -23,13 +23,13 @@ pytestmark = [
 ]
 
 NAMES = ("node-a", "node-b", "node-c")
-ODD = 3
+DIVERGING = 3
 
 
 def record(tracer: Tracer, rank: int, steps: int = 40) -> None:
     comm = tracer.communicator(key="K", label="tp:0", ranks=range(6), backend="nccl")
     for step in range(steps):
-        op = "all_gather" if rank == ODD and step == 30 else "all_reduce"
+        op = "all_gather" if rank == DIVERGING and step == 30 else "all_reduce"
         tracer.record(comm, op, shape=(step + 1, 8), dtype="float32", redop="sum")
 
 
@@ -71,7 +71,7 @@ def test_each_node_delivers(ray_cluster: Any, tmp_path: Path) -> None:
     assert all(node["unpacked_bytes"] > 14_000_000 for node in document["nodes"])
     assert all(node["received_bytes"] < 300_000 for node in document["nodes"])
     verdict = json.loads(ncclscope("diagnose", target, "--json").stdout)
-    assert verdict["verdict"]["diverging_ranks"] == [ODD]
+    assert verdict["verdict"]["diverging_ranks"] == [DIVERGING]
     assert verdict["ranks"] == {"expected": 6, "read": 6, "missing": []}
 
 
@@ -114,7 +114,7 @@ def test_nodes_examine_their_own_rings(
     document = json.loads(done.stdout)
     local = json.loads(ncclscope("diagnose", *directories.values(), "--json").stdout)
     assert document == local
-    assert document["verdict"]["diverging_ranks"] == [ODD]
+    assert document["verdict"]["diverging_ranks"] == [DIVERGING]
     assert document["ranks"]["read"] == 6
     nothing = ray(ray_cluster.address, "diagnose", "/nowhere")
     assert nothing.returncode == 2
@@ -141,7 +141,7 @@ def test_a_node_that_is_lost_costs_only_its_own_delivery(ray_cluster: Any, tmp_p
     assert nodes["node-c"]["reason"]
     verdict = json.loads(ncclscope("diagnose", target, "--json").stdout)
     assert verdict["ranks"] == {"expected": 6, "read": 4, "missing": [4, 5]}
-    assert verdict["verdict"]["diverging_ranks"] == [ODD]
+    assert verdict["verdict"]["diverging_ranks"] == [DIVERGING]
     there = json.loads(ray(ray_cluster.address, "diagnose", "--json").stdout)
     assert there["ranks"] == verdict["ranks"]
     assert there["verdict"] == verdict["verdict"]

@@ -65,7 +65,7 @@ def test_a_divergence_between_nodes_ends_the_watch(tmp_path: Path) -> None:
         assert last["status"] == "diverged"
         assert last["verdict"]["diverging_ranks"] == [3]
         assert last["verdict"]["seq"] == 151
-        print(f"said after {seconds:.2f} s")
+        print(f"reported after {seconds:.2f} s")
         # A second is what is promised; this machine may have other things to do.
         assert seconds < 20
     for tracer in tracers:
@@ -73,11 +73,11 @@ def test_a_divergence_between_nodes_ends_the_watch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [("--once", "ncclscope diagnose --ray"), ("--kill", "ncclscope collect --ray")],
 )
-def test_what_cannot_be_done_elsewhere(option: str, said: str) -> None:
+def test_what_cannot_be_done_elsewhere(option: str, message: str) -> None:
     done = ncclscope("watch", "--ray", option)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert os.linesep in done.stderr

@@ -51,6 +51,37 @@ sys.exit(5 if any(statuses) else 0)
 """
 
 
+ABSENT = """
+import os, signal
+import ncclscope
+
+tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=0, world_size=2)
+tracer.activity("init_process_group").begin("gloo at train.py:3", 300)
+signal.pause()
+"""
+
+
+GIVES_UP = """
+import os, signal, time
+import ncclscope
+
+for rank in range(3):
+    if not os.fork():
+        tracer = ncclscope.Tracer(os.environ["NCCLSCOPE_DIR"], rank=rank, world_size=3)
+        world = tracer.communicator("world", "world", [0, 1, 2], "gloo")
+        tracer.complete(tracer.record(world, "all_reduce", shape=(4,), dtype="float32"))
+        if rank != 1:
+            tracer.record(world, "all_reduce", shape=(4,), dtype="float32")
+            time.sleep(5)  # as a timeout of gloo
+            tracer.close()
+            time.sleep(3)  # as an interpreter that is being shut down
+            os._exit(1)
+        signal.pause()
+for _ in range(3):
+    os.wait()
+"""
+
+
 @pytest.fixture
 def command(rings: Path, tmp_path: Path) -> list[str]:
     """`run` with a directory for bundles, up to its options."""
@@ -78,6 +109,42 @@ def test_a_hang_is_explained_once_and_kept(command: list[str], tmp_path: Path) -
     assert f"ncclscope: bundle: {bundle}\n" in done.stderr
     assert json.loads((bundle / "verdict.json").read_text())["verdict"]["diverging_ranks"] == [1]
     assert "ncclscope: killed: " in done.stderr
+
+
+def test_a_job_that_never_gets_to_its_first_call_is_explained(command: list[str]) -> None:
+    done = subprocess.run(
+        [*command, "--kill-after", "1", "--", sys.executable, "-c", ABSENT],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stderr.count("HUNG · init stalled · rank 1") == 1
+    assert "has not come to init_process_group (gloo at train.py:3)" in done.stderr
+
+
+def test_a_rank_that_outlives_those_that_gave_it_up_is_explained(command: list[str]) -> None:
+    command = [
+        *command,
+        "--stall",
+        "300",
+        "--kill-after",
+        "0",
+        "--",
+        sys.executable,
+        "-c",
+        GIVES_UP,
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        try:
+            said = job.communicate(timeout=60)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    assert "HUNG · not joined · rank 1" in said
 
 
 def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
@@ -112,7 +179,7 @@ def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--no-explain"]])
-def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
+def test_nothing_is_printed_for_a_healthy_job_or_with_no_explain(
     command: list[str], tmp_path: Path, options: list[str]
 ) -> None:
     fault = "skip" if options else "none"
@@ -123,14 +190,14 @@ def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
     assert not (tmp_path / "kept").exists() or not [*(tmp_path / "kept").iterdir()]
 
 
-def test_a_rank_that_was_only_late_is_said_to_have_come(command: list[str]) -> None:
+def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) -> None:
     done = ended(command, "late", "exit")
     assert done.returncode == 0
     assert done.stderr.count("HUNG") == 1
     assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
 
 
-def test_a_job_that_failed_before_anybody_looked_is_explained_at_its_end(
+def test_a_job_that_failed_before_the_first_poll_is_explained_at_its_end(
     command: list[str],
 ) -> None:
     done = ended(command, "skip", "fail")
@@ -153,13 +220,13 @@ def test_one_of_several_runs_in_a_directory_explains(command: list[str]) -> None
         for program in programs
     ]
     try:
-        said = runs[0].communicate(timeout=60)[1]
+        output = runs[0].communicate(timeout=60)[1]
     finally:
         for run in runs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGTERM)
-    said += runs[1].communicate(timeout=30)[1]
-    assert said.count("DIVERGED") == 1, said
+    output += runs[1].communicate(timeout=30)[1]
+    assert output.count("DIVERGED") == 1, output
 
 
 @pytest.mark.parametrize("option", ["--stall", "--kill-after"])

@@ -34,7 +34,7 @@ Ranks = dict[int, Any]
 
 
 def block() -> None:
-    """Waits until the process is killed."""
+    """Wait until the process is killed."""
     with open(os.environ["MEETING_POINT"] + ".pipe") as pipe:
         pipe.read()
 
@@ -68,6 +68,56 @@ def starts_alone(rank: int) -> None:
     if rank != 0:
         block()
     meet()
+
+
+def meets_elsewhere(rank: int) -> None:
+    if rank == ABSENT:
+        os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]
+    meet()
+
+
+def expects_another(rank: int) -> None:
+    if rank == 0:
+        os.environ["WORLD_SIZE"] = str(SIZE + 1)
+    meet()
+
+
+def is_there_twice(rank: int) -> None:
+    if rank == ABSENT:
+        os.environ["RANK"] = "2"
+    meet()
+
+
+def sets_another_key(rank: int) -> None:
+    dist = meet()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("weight", "1")
+        reduce(dist)
+    store.get("weights")
+
+
+def gives_up(rank: int) -> None:
+    import torch.distributed as dist
+
+    if rank == ABSENT:
+        block()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+
+
+def gives_up_elsewhere(rank: int) -> None:
+    import torch.distributed as dist
+
+    if rank == ABSENT:
+        os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]
+    dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+
+
+def gives_up_a_key(rank: int) -> None:
+    store = meet().distributed_c10d._get_default_store()
+    if rank == ABSENT:
+        block()
+    store.wait(["weights"], timedelta(seconds=5))
 
 
 def sets_no_key(rank: int) -> None:
@@ -231,14 +281,14 @@ class Job:
             return None
 
     def wait_until(self, come: Callable[[Ranks], bool]) -> None:
-        """Waits until the ranks' records are as asked for."""
+        """Wait until the ranks' records are as asked for."""
         deadline = time.monotonic() + DEADLINE
         while (run := self.run()) is None or not come(run.by_rank):
             assert time.monotonic() < deadline, "the ranks do not come to where they wait"
             time.sleep(0.05)
 
     def verdict(self) -> Verdict:
-        """Returns the verdict once it is a hang."""
+        """Return the verdict once it is a hang."""
         deadline = time.monotonic() + DEADLINE
         while True:
             run = self.run()
@@ -341,6 +391,81 @@ def test_stack_of_the_missing_rank_is_in_the_verdict(rings: Path) -> None:
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
     assert "rank 3 is at test_startup.py:" in cause.summary
     assert " block" in cause.summary
+
+
+def test_rank_that_meets_at_another_address_is_named(rings: Path) -> None:
+    with Job("meets_elsewhere", rings, OTHER_PORT=(other := str(free_port()))) as job:
+        job.wait_until(lasts("init_process_group", 0, 1, 2, 3))
+        job.wait_until(lambda found: all("store_place" in found[n].activities for n in found))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
+    assert f"Rank 3 has the store's address 127.0.0.1:{other}, ranks 0-2 have " in cause.summary
+
+
+def test_rank_with_another_world_size_is_named_and_no_rank_is_missed(rings: Path) -> None:
+    with Job("expects_another", rings) as job:
+        job.wait_until(lasts("init_process_group", 0, 1, 2, 3))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (0,))
+    assert "Rank 0 has world size 5, ranks 1-3 have 4" in cause.summary
+
+
+def test_rank_that_was_started_twice_is_named(rings: Path) -> None:
+    with Job("is_there_twice", rings) as job:
+
+        def come(_found: Ranks) -> bool:
+            return len([*rings.glob("*.ring")]) == SIZE and all(
+                lasts("init_process_group", n)(_found) for n in range(ABSENT)
+            )
+
+        job.wait_until(come)
+        cause = cause_of(job.verdict())
+        pids = sorted(job.pids[2:])
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (2,))
+    assert "2 processes have rank 2 (pids " in cause.summary
+    assert all(str(pid) in cause.summary for pid in pids)
+    assert "and none has rank 3: ranks 0-2 wait in init_process_group" in cause.summary
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("gives_up", "rank 3 has not come to init_process_group"),
+        ("gives_up_elsewhere", "rank 3 has the store's address 127.0.0.1:"),
+        ("gives_up_a_key", "at the store for key 'weights' (wait) for 5 s, and rank 3"),
+    ],
+)
+def test_rank_is_named_after_the_others_have_given_up(
+    rings: Path, function: str, words: str
+) -> None:
+    with Job(function, rings, OTHER_PORT=str(free_port())) as job:
+        for process in job.processes[:ABSENT]:
+            process.wait(DEADLINE)
+        if function == "gives_up_elsewhere":
+            job.processes[ABSENT].wait(DEADLINE)
+        run = job.run()
+        assert run is not None
+        cause = cause_of(diagnose(run))
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
+    assert words in f"{cause.summary[0].lower()}{cause.summary[1:]}"
+    assert "waited" in cause.summary
+    assert any("its timeout of 5 s ended the wait" in line for line in cause.evidence)
+    assert any("ended with DistStoreError: " in line for line in cause.evidence)
+
+
+def test_key_that_waiting_ranks_lack_is_named_beside_the_rank_that_went_on(rings: Path) -> None:
+    with Job("sets_another_key", rings) as job:
+        job.wait_until(lasts("store_wait", 1, 2, 3))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("extra_call", (0,))
+    assert "they wait at the store for key 'weights' (get) for" in cause.summary
+    assert "the last key that rank 0 set is 'weight'" in cause.evidence
+    assert cause.awaited == "weights"
 
 
 def test_key_that_one_rank_has_not_set_is_named(rings: Path) -> None:

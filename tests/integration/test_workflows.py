@@ -33,7 +33,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Build:
-    """What a build server has done.
+    """Steps that a build server has done.
 
     Attributes:
         session: Where it works.
@@ -51,7 +51,7 @@ class Build:
 
 
 def serve(folder: Path, dispatcher: str) -> Build:
-    """Does as GitHub does, in an environment where everything has been installed.
+    """Run a workflow as GitHub does, in an environment where everything has been installed.
 
     Args:
         folder: Empty.
@@ -78,7 +78,7 @@ def test_a_healthy_program_passes(short_path: Path) -> None:
     build = serve(short_path, "fixed")
 
     assert [outcome.status for outcome in build.done] == [0, 0, 0], build.done
-    assert "the same calls" in build.done[-1].said
+    assert "the same calls" in build.done[-1].output
     assert build.kept == set()
 
     # The same run fails where other calls are stored.
@@ -87,7 +87,7 @@ def test_a_healthy_program_passes(short_path: Path) -> None:
     check = steps(WORKFLOW)[-3]["run"]
     (outcome,) = build.session.run([Command(f"cd {build.place}\n{check}", "")], 60)
     assert outcome.status == 1
-    assert "::error file=program.lock" in outcome.said
+    assert "::error file=program.lock" in outcome.output
 
 
 def test_a_hang_fails_with_the_verdict_and_leaves_a_page(short_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_a_hang_fails_with_the_verdict_and_leaves_a_page(short_path: Path) -> No
 
     tests, pages = build.done
     assert (tests.status, pages.status) == (1, 0), build.done
-    assert "1 failed, 1 passed" in tests.said
-    assert "DIVERGED · op mismatch · rank 0" in tests.said
-    assert "RoutingPattern(name='no token to a rank'" in tests.said
+    assert "1 failed, 1 passed" in tests.output
+    assert "DIVERGED · op mismatch · rank 0" in tests.output
+    assert "RoutingPattern(name='no token to a rank'" in tests.output
     assert {"rings", "report.xml"} <= build.kept
     (page,) = build.place.glob("rings/*.html")
     assert "op mismatch" in page.read_text("utf-8")

@@ -88,7 +88,7 @@ def copy(root: Path) -> Path:
 
 
 def first_failure(root: Path, mutant: Mutant, options: argparse.Namespace) -> str | None:
-    """Return what notices the mutant, or None."""
+    """Return the test that notices the mutant, or None."""
     if not mutant.apply(root):
         return "GONE: the line has changed; choose another"
     try:

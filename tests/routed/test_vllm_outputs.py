@@ -72,7 +72,7 @@ def test_deltas_that_are_merged_keep_all_parts() -> None:
     assert np.array_equal(found[1].ids, rows(0, 7))
 
 
-def test_outputs_that_stand_for_all_replace_each_other() -> None:
+def test_cumulative_outputs_replace_each_other() -> None:
     earlier = request(output(0, [1], part(0, PROMPT)))
     earlier.add(request(output(0, [1, 2], part(0, PROMPT + 1))), aggregate=False)
 
@@ -80,7 +80,7 @@ def test_outputs_that_stand_for_all_replace_each_other() -> None:
 
 
 def stream(*events: Any) -> list[str]:
-    """Plays a server's stream: outputs come in, chunks go out."""
+    """Play a server's stream: outputs come in, chunks go out."""
     pending = http_answers.Pending()
 
     async def chunks() -> AsyncIterator[str]:
@@ -91,7 +91,7 @@ def stream(*events: Any) -> list[str]:
                 pending.note([event])
 
     async def collect() -> list[str]:
-        return [text async for text in http_answers._with_fields(chunks(), pending, lambda: "npy")]
+        return [text async for text in http_answers.with_fields(chunks(), pending, lambda: "npy")]
 
     return asyncio.run(collect())
 

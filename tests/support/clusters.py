@@ -13,7 +13,7 @@ OBJECT_STORE = 80 << 20
 
 @contextlib.contextmanager
 def cluster(directories: Mapping[str, Path]) -> Iterator[Any]:
-    """Runs a cluster whose nodes have these names, and these directories in NCCLSCOPE_DIR."""
+    """Run a cluster whose nodes have these names, and these directories in NCCLSCOPE_DIR."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 

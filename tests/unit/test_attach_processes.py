@@ -88,7 +88,7 @@ def test_a_local_rank_is_better_than_nothing() -> None:
     ]
 
 
-def test_without_any_witness_pids_are_numbered() -> None:
+def test_without_any_evidence_pids_are_numbered() -> None:
     assert ranks(worker(12), worker(10)) == [(10, 0, "pid"), (12, 1, "pid")]
     assert ranks(worker(12, RANK="0"), worker(10, RANK="0")) == [(10, 0, "pid"), (12, 1, "pid")]
 
@@ -259,6 +259,29 @@ def test_no_worker_at_all() -> None:
         choose_job([Candidate(10, python=True)])
 
 
+TORCHRUN = (
+    "python",
+    "-m",
+    "torch.distributed.run",
+    "--nnodes",
+    "2",
+    "--rdzv-endpoint=node-1:29400",
+)
+
+
+def test_torchrun_without_a_worker_is_said_to_wait_for_nodes() -> None:
+    with pytest.raises(UsageError) as raised:
+        choose_job([Candidate(10, words=TORCHRUN, python=True), Candidate(11, python=True)])
+    assert "torchrun (pid 10) has started none" in str(raised.value)
+    assert "nnodes=2 rdzv-endpoint=node-1:29400" in str(raised.value)
+
+    with pytest.raises(UsageError) as raised:
+        choose_job(
+            [Candidate(10, words=TORCHRUN, python=True), Candidate(11, parent=10, python=True)]
+        )
+    assert "torchrun" not in str(raised.value)
+
+
 STARTS_ONE_THAT_SHOWS_NOTHING = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={})
@@ -290,7 +313,7 @@ def test_what_a_title_has_wiped_out_is_taken_from_the_parents() -> None:
 
 
 def engine_ring(directory: Path, engine: str, peer: str = "") -> Path:
-    """The ring of an engine's only worker, with one transfer."""
+    """Return the ring of an engine's only worker, with one transfer."""
     tracer = Tracer(directory, rank=0, world_size=1)
     table = TransferTable(tracer.ring.path, tracer.ring.geometry)
     table.put(

@@ -1,4 +1,4 @@
-"""What is said of jobs whose processes have ended by themselves."""
+"""Verdicts on jobs whose processes have ended by themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Verdict, diagnose
+from ncclscope.model import Activity
 from tests.support.cluster import Cluster
 
 SIZE = 4
@@ -100,3 +101,69 @@ def test_a_call_that_keeps_the_heartbeat_waits_as_well(tmp_path: Path) -> None:
 def test_a_job_that_was_killed_at_once_did_not_hang(tmp_path: Path) -> None:
     assert killed(tmp_path, dict.fromkeys(range(SIZE), 0.1)).status == "ok"
     assert killed(tmp_path, dict.fromkeys(range(SIZE), -0.5)).status == "ok"
+
+
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:42933"
+
+
+def lost(directory: Path, size: int, error: str, *, after: float, failing: int) -> Verdict:
+    """Return the verdict where the last rank recorded no end, and others failed in a call.
+
+    Args:
+        directory: Where the rings go.
+        size: Number of ranks.
+        error: With what the first ranks ended.
+        after: Seconds from the call to their exceptions.
+        failing: How many ended so; the others but the last recorded no end either.
+    """
+    cluster = Cluster(directory, size)
+    cluster.history("world", 3)
+    cluster.post(range(failing), "world", done=False)
+    run = cluster.run(quiet=after)
+    ranks = []
+    for rank in run.ranks:
+        if rank.rank < failing:
+            last = rank.last_call()
+            assert last is not None
+            assert last.time_ns is not None
+            moment = last.time_ns + int(after * 1e9)
+            raised = Activity("raised", "RuntimeError at train.py:3", 1, 1, moment, moment)
+            rank = replace(
+                rank,
+                exited=True,
+                activities={"raised": raised},
+                details={**rank.details, "ended_with": error},
+            )
+        ranks.append(rank)
+    return diagnose(replace(run, ranks=tuple(ranks)))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_rank_whose_peers_lost_it_at_once_is_named(tmp_path: Path, size: int) -> None:
+    verdict = lost(tmp_path, size, LOST, after=0.1, failing=size - 1)
+
+    cause = verdict.cause
+    assert cause is not None, verdict.summary
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == (
+        *("hung", "dead_rank", (size - 1,)),
+    )
+    assert cause.confidence == "likely"
+    assert "its process is gone, and recorded no end" in cause.summary
+    assert f"rank 0 ended with {LOST}" in cause.evidence
+
+
+def test_ranks_that_were_ended_for_one_that_failed_in_a_call_are_not_blamed(
+    tmp_path: Path,
+) -> None:
+    verdict = lost(tmp_path, SIZE, "ValueError: no such split", after=0.1, failing=1)
+
+    assert verdict.cause is None or not {1, 2, 3} & {*verdict.cause.diverging_ranks}
+
+
+def test_rank_that_was_killed_after_its_peers_gave_up_is_not_said_to_have_died_before(
+    tmp_path: Path,
+) -> None:
+    verdict = lost(tmp_path, SIZE, "RuntimeError: Timed out", after=8.0, failing=SIZE - 1)
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (SIZE - 1,))

@@ -154,7 +154,7 @@ def test_text_in_csv_is_no_formula(tmp_path: Path, begin: str) -> None:
     for name in ("calls", "communicators", "members"):
         with open(tmp_path / "csv" / f"{name}.csv", encoding="utf-8", newline="") as file:
             assert f"'{label}" in {row["label"] for row in csv.DictReader(file)}
-        # Types tell texts and numbers apart there, and nothing is carried out.
+        # Types distinguish texts and numbers there, and nothing is carried out.
         assert label in set(pd.read_parquet(tmp_path / "parquet" / f"{name}.parquet")["label"])
 
 

@@ -1,4 +1,4 @@
-"""Packed traces that stand for a thousand times their size, among sound files."""
+"""Packed traces that expand to a thousand times their size, among sound files."""
 
 from __future__ import annotations
 

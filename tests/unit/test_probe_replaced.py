@@ -1,4 +1,4 @@
-"""What replaces a method behaves as a function does, in C as in Python."""
+"""The replacement of a method behaves as a function does, in C as in Python."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def test_everything_else_stays(words: list[str]) -> None:
 
 
 def test_a_line_of_a_whole_command(tmp_path: Path) -> None:
-    said = redact_text("server --api-key hunter2 --token=hunter3 --port 80 HF_TOKEN=hunter4")
+    output = redact_text("server --api-key hunter2 --token=hunter3 --port 80 HF_TOKEN=hunter4")
 
-    assert said == "server --api-key *** --token=*** --port 80 HF_TOKEN=***"
+    assert output == "server --api-key *** --token=*** --port 80 HF_TOKEN=***"
 
 
 @pytest.mark.parametrize("letter", ["a", "a-", "://", "=", "k:", "key=", "Bearer ", "--key "])

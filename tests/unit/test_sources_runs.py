@@ -27,7 +27,7 @@ def ring(
     calls: int = 3,
     **details: Any,
 ) -> None:
-    """Leaves a ring of a process that lived from one second to another."""
+    """Leave a ring of a process that lived from one second to another."""
     labels = details.pop("labels", {})
     details = {"host": "h", "started_ns": NOW + int(began * SECOND), **details}
     tracer = tracer_in(directory, rank=rank, world_size=len(ranks), labels=labels, details=details)
@@ -156,7 +156,7 @@ def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: 
     assert run.ranks[2].logs["k1"].call(2).seq == 2
 
 
-def test_replicas_are_told_apart_by_their_communicators(tmp_path: Path) -> None:
+def test_replicas_are_distinguished_by_their_communicators(tmp_path: Path) -> None:
     # The order of pids is another for each rank, as it is when workers are started at once.
     for key, pids in (("ka", (10, 40)), ("kb", (20, 30))):
         for rank in range(2):
@@ -185,7 +185,7 @@ def test_a_replica_of_which_a_rank_is_missing(tmp_path: Path) -> None:
     assert run.missing == (2,)
 
 
-def test_replicas_whose_keys_are_all_alike_are_told_apart_by_their_order(tmp_path: Path) -> None:
+def test_replicas_whose_keys_are_all_alike_are_distinguished_by_their_order(tmp_path: Path) -> None:
     for replica in range(2):
         for rank in range(2):
             ring(tmp_path, rank, "tp:0", pid=10 * replica + rank, labels={"dp": str(replica)})

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ncclscope.model import Rank
+from ncclscope.model.activities import RAISED
 
 if TYPE_CHECKING:
     from ncclscope.analysis.records import Records
+    from ncclscope.analysis.waits.waits import Waits
 
-__all__ = ["interrupted_after"]
+__all__ = ["interrupted_after", "lost_by_peers"]
 
 _INTERRUPTS = ("KeyboardInterrupt", "SignalException")
 """The exceptions that end a process when a signal is sent to the whole job."""
+_AT_ONCE_NS = 2_000_000_000
+_LOST = re.compile(
+    r"closed by (?:remote )?peer|reset by peer|broken pipe|ncclRemoteError|remote process exited",
+    re.IGNORECASE,
+)
+"""How gloo and NCCL report that the process on the other side is gone."""
 
 
 def interrupted_after(records: Records, rank: Rank) -> float | None:
@@ -34,3 +43,29 @@ def interrupted_after(records: Records, rank: Rank) -> float | None:
         return None
     quiet = records.quiet_seconds(rank)
     return quiet if quiet is not None and quiet >= records.stall_seconds else None
+
+
+def lost_by_peers(records: Records, waits: Waits, rank: Rank) -> bool:
+    """Return whether peers failed at once in a call that a process had not posted when it died.
+
+    The kernel closes the connections of a process that is killed, so that its peers fail within
+    milliseconds. Heartbeats are too far apart to show that it ended before them.
+
+    Args:
+        records: The records.
+        waits: Which rank waits for which.
+        rank: A process that recorded no end.
+    """
+    if rank.exited or rank.alive or rank.details.get("beating"):
+        return False
+    errors, absent = [], {rank.rank}
+    for number, pending in waits.pending_calls.items():
+        peer = records.run.by_rank[number]
+        error, raised = peer.details.get("ended_with"), peer.activities.get(RAISED)
+        if rank.rank not in pending.absent or not error or raised is None:
+            continue
+        if 0 <= raised.since_ns - (pending.call.time_ns or 0) < _AT_ONCE_NS:
+            errors.append(str(error))
+            absent.update(pending.absent)
+    # A call fails at once for other reasons, too: of one rank, and its peers are killed for it.
+    return len(errors) > len(absent) or any(map(_LOST.search, errors))

@@ -5,13 +5,13 @@ A note is recorded, unlike a stack: it says since when, and outlives the process
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ncclscope.analysis.records import Records
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text, plural
-from ncclscope.model import Activity, Rank
+from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.activities import (
     COMM_INIT,
     COMPILE,
@@ -26,7 +26,10 @@ from ncclscope.untrusted import printable
 __all__ = [
     "Noted",
     "doing",
+    "doing_in_common",
+    "given_up",
     "key_of",
+    "last_key_line",
     "lasting",
     "note_lines",
     "raised",
@@ -41,6 +44,7 @@ __all__ = [
 _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
 _SHOWN = 160
+_AT_ONCE_NS = 1_000_000_000
 _PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
 
 
@@ -68,7 +72,10 @@ class Noted:
     @property
     def clause(self) -> str:
         """The activity and its duration: ``has been in torch.compile of step ... for 84 s``."""
+        is_over = self.activity.until_ns is not None
         verb = "has waited" if self.name == STORE_WAIT else "has been in"
+        if is_over:
+            verb = "waited" if self.name == STORE_WAIT else "was in"
         return f"{verb} {self.text} for {self.seconds:.0f} s"
 
 
@@ -79,6 +86,20 @@ def lasting(rank: Rank, name: str) -> Noted | None:
         return None
     last_seen = rank.last_seen_ns or 0  # there is no heartbeat in the first second
     seconds = max(0.0, (last_seen - activity.since_ns) / 1e9)
+    return Noted(name, spelled(activity), seconds, activity)
+
+
+def given_up(rank: Rank, name: str) -> Noted | None:
+    """Return a wait that an exception ended, and with it the process; else None."""
+    activity, error = rank.activities.get(name), rank.activities.get(RAISED)
+    if activity is None or activity.until_ns is None or error is None:
+        return None
+    after = error.since_ns - activity.until_ns
+    if not rank.details.get("ended_with") or not abs(after) < _AT_ONCE_NS:
+        return None
+    if name == INIT and rank.logs:
+        return None  # it has come through
+    seconds = (activity.until_ns - activity.since_ns) / 1e9
     return Noted(name, spelled(activity), seconds, activity)
 
 
@@ -93,6 +114,22 @@ def doing(rank: Rank) -> Noted | None:
     found = [one for name in (*_AT_WORK, *_WAITING) if (one := lasting(rank, name)) is not None]
     # The one that began last; a wait at the store that was repeated counts from its first time.
     return max(found, key=lambda one: (one.is_work, one.activity.since_ns), default=None)
+
+
+def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
+    """Return what some ranks all wait for besides their calls; the shortest wait."""
+    found = [doing(rank) for number in numbers if (rank := run.by_rank.get(number)) is not None]
+    waits = [one for one in found if one is not None and not one.is_work]
+    if len(waits) < len(numbers) or len({one.text for one in waits}) != 1:
+        return None
+    return min(waits, key=lambda one: one.seconds)
+
+
+def last_key_line(rank: Rank) -> Iterator[str]:
+    """Yield the last key that a process set at a store, if it set one."""
+    own = rank.activities.get(STORE_SET)
+    if own is not None and own.detail:
+        yield f"the last key that rank {rank.rank} set is '{printable(own.detail)[:_SHOWN]}'"
 
 
 def spelled(activity: Activity) -> str:
@@ -159,9 +196,8 @@ def note_lines(records: Records, rank: Rank) -> Iterator[str]:
         yield raised_line(records, rank)
     if (now := doing(rank)) is not None:
         yield f"rank {number} {now.clause}"
-        own = rank.activities.get(STORE_SET)
-        if now.name == STORE_WAIT and own is not None and own.detail:
-            yield f"the last key that rank {number} set is '{printable(own.detail)[:_SHOWN]}'"
+        if now.name == STORE_WAIT:
+            yield from last_key_line(rank)
 
 
 def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
@@ -178,10 +214,12 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
-    """Return when a wait ends by itself; empty where its timeout is not known."""
+    """Return when a wait ends or ended by itself; empty where its timeout is not known."""
     limit = noted.activity.number
     if noted.name not in (INIT, STORE_WAIT) or not limit:
         return ""
+    if noted.activity.until_ns is not None:
+        return f"rank {rank.rank}: its timeout of {limit} s ended the wait"
     left = limit - noted.seconds
     when = f"in {left:.0f} s" if left > 0 else "now"
     return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"

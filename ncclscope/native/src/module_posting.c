@@ -27,7 +27,7 @@ typedef struct Method {
     PyObject_HEAD
     PyObject *known; /* Post by id of the object that has the method */
     PyObject *read;
-    PyObject *groups, *folding; /* of scope: empty most of the time */
+    PyObject *groups, *suppressing; /* of scope: empty most of the time */
     PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
     Py_ssize_t tensor_at, redop_at;
 } Method;
@@ -46,7 +46,7 @@ static PyObject *noted_options, *noted_redop; /* the first is borrowed, and only
 
 /* --- parameters --------------------------------------------------------------------------------- */
 
-/* Return the name of a reduction, borrowed; NULL if only Python can tell it. */
+/* Return the name of a reduction, borrowed; NULL if only Python knows it. */
 static PyObject *name_of(PyObject *given)
 {
     PyObject *redop = given;
@@ -183,9 +183,9 @@ static bool is_capturing(const Post *post)
 {
     if (post->capturing == Py_None)
         return false;
-    PyObject *said = PyObject_CallFunctionObjArgs(post->capturing, NULL);
-    bool capturing = !said || said != Py_False;
-    Py_XDECREF(said);
+    PyObject *answer = PyObject_CallFunctionObjArgs(post->capturing, NULL);
+    bool capturing = !answer || answer != Py_False;
+    Py_XDECREF(answer);
     return capturing;
 }
 
@@ -257,7 +257,7 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
     const Method *method = (Method *)self;
     PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
     call->position = -1;
-    if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->folding)) {
+    if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->suppressing)) {
         Post *post = (Post *)ns_addresses_find(method->known, thing);
         if (post && Py_TYPE(post) == post_type) {
             Py_INCREF(post);
@@ -278,10 +278,10 @@ bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorde
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *known, *read, *groups, *folding, *plan, *op = NULL;
+    PyObject *known, *read, *groups, *suppressing, *plan, *op = NULL;
     Py_ssize_t tensor_at = 0, redop_at = 0;
     if (!PyArg_ParseTuple(args, "OOO!O!O", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
-                          &folding, &plan))
+                          &suppressing, &plan))
         return NULL;
     if (!ns_is_addresses(known)) {
         PyErr_SetString(PyExc_TypeError, "not a dict by id");
@@ -295,7 +295,7 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     made->known = known;
     made->read = read;
     made->groups = groups;
-    made->folding = folding;
+    made->suppressing = suppressing;
     made->op = op;
     made->tensor_at = tensor_at;
     made->redop_at = redop_at;
@@ -303,7 +303,7 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     Py_INCREF(known);
     Py_INCREF(read);
     Py_INCREF(groups);
-    Py_INCREF(folding);
+    Py_INCREF(suppressing);
     return (PyObject *)made;
 }
 
@@ -339,7 +339,7 @@ static void method_free(PyObject *self)
     Py_DECREF(method->known);
     Py_DECREF(method->read);
     Py_DECREF(method->groups);
-    Py_DECREF(method->folding);
+    Py_DECREF(method->suppressing);
     Py_XDECREF(method->op);
     PyObject_Free(self);
     Py_DECREF(type);

@@ -78,11 +78,11 @@ static int on_cpu(PyObject *args)
                 break;
             item = is_list ? PyList_GetItem(item, 0) : PyTuple_GetItem(item, 0);
         }
-        PyObject *said = PyObject_GetAttr(item, cpu_name);
-        if (said) {
-            int is = PyObject_IsTrue(said);
-            Py_DECREF(said);
-            return is;
+        PyObject *answer = PyObject_GetAttr(item, cpu_name);
+        if (answer) {
+            int is_true = PyObject_IsTrue(answer);
+            Py_DECREF(answer);
+            return is_true;
         }
         if (!PyErr_ExceptionMatches(PyExc_AttributeError))
             return -1;

@@ -108,7 +108,13 @@ def decode(
 
 
 def decode_member(ring: RingFile, call: int, key: str) -> Call:
-    """Decode call number ``call`` of the ring's CUDA graphs, as each replay executes it."""
+    """Decode a captured call, as each replay of its CUDA graph executes it.
+
+    Args:
+        ring: The ring.
+        call: Number of the call among those of all graphs, from 0.
+        key: The key of its communicator.
+    """
     record, signature = ring.graphs.record(call), ring.graphs.signature(call)
     (found,) = decode(ring, record, key)
     sizes, out_sizes = layout.part_sizes(ring.graphs.sizes(call))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from ncclscope.tracing import coverage, session
 from ncclscope_patches.probes import process_groups
+from ncclscope_patches.probes.launches import note_cooperative
 from ncclscope_patches.probes.posting import Read, put_posting
 from ncclscope_patches.probes.probe import Patch
 from ncclscope_patches.probes.recording import NOBODY, Handle, Handles
@@ -70,6 +71,7 @@ class _BufferProbe(Patch):
 
         def made(token: Any, _result: Any) -> None:
             self.handles.of(token[0][0])
+            note_cooperative(self.backend, getattr(cls, "num_sms", 0))
 
         # A member without any call must be known as a member.
         self.replace(cls, self.ready, after=made)

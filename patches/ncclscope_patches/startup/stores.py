@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ncclscope.model.activities import STORE_SET, STORE_WAIT
+from ncclscope.model.activities import STORE_PLACE, STORE_SET, STORE_WAIT
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.probe import Patch
@@ -39,6 +39,7 @@ class StoreNote(Patch):
     def __init__(self) -> None:
         super().__init__()
         self._waits, self._sets = Notes(STORE_WAIT), Notes(STORE_SET)
+        self._places = Notes(STORE_PLACE)
         self._last: tuple[str, int, int] = "", 0, 0
         """What was waited for last, since when, and until when."""
 
@@ -69,7 +70,10 @@ class StoreNote(Patch):
         verb = "serve" if given.get("is_master") else "connect"
         limit = given.get("timeout")
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else 0.0
-        return self._begin(f"{verb} {given.get('host_name')}:{given.get('port')}", seconds)
+        place = f"{given.get('host_name')}:{given.get('port')}"
+        if (slot := self._places.slot()) is not None:
+            slot.end(slot.begin(self._places.detail(place, "")))
+        return self._begin(f"{verb} {place}", seconds)
 
     def _begin(self, text: str, seconds: float) -> _Wait | None:
         slot = self._waits.slot()

@@ -10,6 +10,8 @@ from ..exchange import Exchange, ranks_of
 class Buffer:
     """Exchanges tokens, one layout for throughput and one for low latency."""
 
+    num_sms: int = 20
+
     def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0) -> None:
         self.group = group
         self._exchange = Exchange(group)

@@ -13,6 +13,7 @@ from ncclscope.analysis.waits.noted import (
     key_of,
     lasting,
     note_lines,
+    polled,
     raised,
     timeout_text,
 )
@@ -46,6 +47,8 @@ class InitStalled:
                 for rank in case.run.ranks
                 if (one := _wait(case, rank, name)) is not None
             }
+            if not waiting and name == STORE_WAIT:
+                waiting = _polling(case)
             if waiting:
                 if all(_is_long(case, number, one) for number, one in waiting.items()):
                     yield from judge(case, waiting)
@@ -205,6 +208,20 @@ def _wait(case: Case, rank: Rank, name: str) -> Noted | None:
     if case.how_it_ended(rank) is None:
         return lasting(rank, name)
     return given_up(rank, name)
+
+
+def _polling(case: Case) -> _Waiting:
+    """Return the ranks that ask a store for the same again and again, where most ranks do.
+
+    A thread of an idle program may ask so, too: on all ranks, or on few.
+    """
+    found = {
+        rank.rank: one
+        for rank in case.run.ranks
+        if case.how_it_ended(rank) is None and (one := polled(rank)) is not None
+    }
+    alike = len({one.text for one in found.values()}) == 1
+    return found if alike and case.run.expected < 2 * len(found) < 2 * case.run.expected else {}
 
 
 def _waits(waiting: _Waiting) -> str:

@@ -143,6 +143,15 @@ def polls_in_slices(rank: int) -> None:
             continue
 
 
+def counts_at_the_store(rank: int) -> None:
+    store = meet().distributed_c10d._get_default_store()
+    if rank == ABSENT:
+        block()
+    store.add("ready", 1)
+    while int(store.get("ready")) < SIZE:
+        time.sleep(0.1)
+
+
 def compiles(rank: int) -> None:
     import torch
 
@@ -500,6 +509,15 @@ def test_a_wait_in_slices_counts_from_its_beginning(rings: Path) -> None:
         run = job.run()
         assert run is not None
         assert run.by_rank[0].activities["store_wait"].since_ns == since
+
+
+def test_rank_that_does_not_count_itself_at_the_store_is_named(rings: Path) -> None:
+    with Job("counts_at_the_store", rings) as job:
+        job.wait_until(lambda found: waits_for(found, "get ready"))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
+    assert "wait at the store for key 'ready' (get) for" in cause.summary
 
 
 # --- between two calls ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
@@ -130,11 +131,16 @@ class InitStalled:
         named = len(others) == 1 or (needs_all and len(others) < len(first))
         have = "has" if len(others) == 1 else "have"
         come = "come to it" if needs_all else "set it"
-        yield self._finding(
+        found = self._finding(
             case, first, others,
             f"{start}, and {ranks_text(others)} {have} not {come}; {doing}.",
             blames=named,
         )  # fmt: skip
+        # A thread of an idle job may wait for a key that nobody is to set yet.
+        few = len(first) < len(others) and all(
+            one.activity.until_ns is None for one in first.values()
+        )
+        yield replace(found, role="latent") if few else found
 
     def _connecting(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that are not in ``ncclCommInitRank`` with the others."""

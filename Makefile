@@ -60,7 +60,8 @@ test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the 
 .PHONY: test-newest
 test-newest: $(VLLM_VENV)/newest ## Run some of them against the newest vLLM: its Python files over the CPU build (ARGS: pytest options)
 	PYTHONPATH=$(CURDIR)/$< $(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" \
-	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py $(ARGS)
+	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py \
+	    tests/integration/test_vllm_flagged.py $(ARGS)
 
 .PHONY: test-pairs
 test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults and connectors of vLLM: ten minutes (ARGS: pytest options)

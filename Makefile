@@ -60,7 +60,8 @@ test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the 
 .PHONY: test-newest
 test-newest: $(VLLM_VENV)/newest ## Run some of them against the newest vLLM: its Python files over the CPU build (ARGS: pytest options)
 	PYTHONPATH=$(CURDIR)/$< $(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" \
-	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py $(ARGS)
+	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py \
+	    tests/integration/test_vllm_flagged.py $(ARGS)
 
 .PHONY: test-pairs
 test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults and connectors of vLLM: ten minutes (ARGS: pytest options)
@@ -93,6 +94,18 @@ soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, token
 .PHONY: wheels
 wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install them in every Python found here
 	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.installed ## Build the site into build/site; a broken link fails
+	$(VENV)/bin/python docs/site/build.py
+
+.PHONY: man
+man: $(VENV)/.installed ## Write the manual pages into build/man
+	$(VENV)/bin/python docs/site/manual.py build/man
+
+.PHONY: pictures
+pictures: $(VENV)/.installed ## Draw the pictures in docs/pictures anew, from real runs
+	$(VENV)/bin/python -m tests.support.pictures
 
 .PHONY: sanitize
 sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer

@@ -83,7 +83,7 @@ class ProcessReader:
         """Return the source ``gpu``: whether NVML answered."""
         if isinstance(self._nvml, str):
             how = (
-                "pip install 'ncclscope[gpu]'"
+                "pip install nvidia-ml-py"
                 if "installed" in self._nvml
                 else "install the NVIDIA driver on this machine, and its library in this container"
             )

@@ -42,11 +42,26 @@ _REMOTE_SECONDS = 10.0
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
+_EPILOG = """\
+On a terminal watch shows a live view; ? lists its keys.
+
+marks before a rank or a communicator:
+{marks}
+
+exit status: 1 a divergence or a hang was found, 0 otherwise, 2 usage or unreadable input; with
+             --once as of `ncclscope diagnose`
+"""
+
+
 class WatchCommand:
     """Watch a running job and report when its ranks diverge or hang."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
+        from ncclscope.render.tui.marks import MARKS
+
+        marks = "\n".join(f"  {mark}  {meaning}" for mark, (meaning, _) in MARKS.items() if mark)
+        parser.epilog = _EPILOG.format(marks=marks)
         parser.add_argument(
             "directories",
             nargs="*",
@@ -240,7 +255,10 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
     if verdict is None:
         if not poll.ranks:
             named = " ".join(watcher.sources)
-            raise NothingFoundError(f"{named}: no ring found", *watcher.notes[:1])
+            advice = "; ".join(
+                (*watcher.notes[:1], "for a job that was not traced: ncclscope attach")
+            )
+            raise NothingFoundError(f"{named}: no ring found", advice)
         verdict = diagnose(open_run(*watcher.directories))
     if arguments.json:
         _print(verdict.to_dict())

@@ -88,7 +88,8 @@ class Laboratory:
             raise LaboratoryError("the laboratory runs on Linux only")
         if importlib.util.find_spec("torch") is None:
             raise LaboratoryError(
-                "the laboratory's ranks need torch", "install it with: pip install torch"
+                "the laboratory's ranks need torch",
+                "install it with: pip install torch; demo without options shows a recording",
             )
         with contextlib.ExitStack() as stack:
             workplace = Path(tempfile.mkdtemp(prefix="ncclscope-lab-"))

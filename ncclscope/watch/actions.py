@@ -22,6 +22,7 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.stamp import stamped
 from ncclscope.watch.watch import Poll
 
 __all__ = ["Actions", "Done", "keep_bundle", "kill"]
@@ -117,7 +118,7 @@ class Actions:
             self.command,
             shell=True,
             env=environment,
-            input=json.dumps(verdict.to_dict()),
+            input=json.dumps(stamped(verdict.to_dict())),
             text=True,
             stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
             check=False,
@@ -160,7 +161,7 @@ def keep_bundle(
         except OSError as error:
             if error.errno != errno.ELOOP:  # a symbolic link has replaced the ring
                 raise
-    document = json.dumps(verdict.to_dict(), indent=2)
+    document = json.dumps(stamped(verdict.to_dict()), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
     pids = sorted({cursor.pid for cursor in rings if _is_process_of(cursor)})
     _add_snapshot(bundle, pids, verdict, screen)

@@ -121,6 +121,11 @@ class Emulator:
                 return self._screen.buffer[number][line.index(wanted)]
         raise AssertionError(f"{wanted!r} is not on the screen:\n{self.screen}")
 
+    def cells(self, line: int) -> list[Any]:
+        """Returns the characters of a line, each with its style: pyte's."""
+        row = self._screen.buffer[line]
+        return [row[column] for column in range(self._screen.columns)]
+
     def wait_for(self, *wanted: str | Callable[[str], bool]) -> str:
         """Read until the screen shows all of this; return it.
 

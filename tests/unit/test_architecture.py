@@ -18,7 +18,7 @@ PACKAGES = {
 }
 BASE = {
     *("errors", "explanation", "metrics", "private", "procfs", "progress"),
-    *("redaction", "resources", "settings", "untrusted"),
+    *("redaction", "resources", "settings", "stamp", "untrusted"),
 }
 """Modules that every room may use, and which use no room."""
 ARROWS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.processes.motion import read_motions
@@ -13,6 +14,7 @@ from ncclscope.analysis.waits.noted import (
     key_of,
     lasting,
     note_lines,
+    polled,
     raised,
     timeout_text,
 )
@@ -46,6 +48,8 @@ class InitStalled:
                 for rank in case.run.ranks
                 if (one := _wait(case, rank, name)) is not None
             }
+            if not waiting and name == STORE_WAIT:
+                waiting = _polling(case)
             if waiting:
                 if all(_is_long(case, number, one) for number, one in waiting.items()):
                     yield from judge(case, waiting)
@@ -127,11 +131,16 @@ class InitStalled:
         named = len(others) == 1 or (needs_all and len(others) < len(first))
         have = "has" if len(others) == 1 else "have"
         come = "come to it" if needs_all else "set it"
-        yield self._finding(
+        found = self._finding(
             case, first, others,
             f"{start}, and {ranks_text(others)} {have} not {come}; {doing}.",
             blames=named,
         )  # fmt: skip
+        # A thread of an idle job may wait for a key that nobody is to set yet.
+        few = len(first) < len(others) and all(
+            one.activity.until_ns is None for one in first.values()
+        )
+        yield replace(found, role="latent") if few else found
 
     def _connecting(self, case: Case, waiting: _Waiting) -> Iterable[Finding]:
         """Yield the ranks that are not in ``ncclCommInitRank`` with the others."""
@@ -205,6 +214,20 @@ def _wait(case: Case, rank: Rank, name: str) -> Noted | None:
     if case.how_it_ended(rank) is None:
         return lasting(rank, name)
     return given_up(rank, name)
+
+
+def _polling(case: Case) -> _Waiting:
+    """Return the ranks that ask a store for the same again and again, where most ranks do.
+
+    A thread of an idle program may ask so, too: on all ranks, or on few.
+    """
+    found = {
+        rank.rank: one
+        for rank in case.run.ranks
+        if case.how_it_ended(rank) is None and (one := polled(rank)) is not None
+    }
+    alike = len({one.text for one in found.values()}) == 1
+    return found if alike and case.run.expected < 2 * len(found) < 2 * case.run.expected else {}
 
 
 def _waits(waiting: _Waiting) -> str:

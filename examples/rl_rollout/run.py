@@ -85,7 +85,8 @@ async def main() -> int:
         checkpoint, newer = Path(name) / "policy", Path(name) / "newer"
         model = policy.create()
         policy.save(model, checkpoint)
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=bool(os.getenv("VERBOSE")))
+        own = {} if os.getenv("RAY_ADDRESS") else {"num_cpus": 2, "include_dashboard": False}
+        ray.init(**own, log_to_driver=bool(os.getenv("VERBOSE")))
         served = rollout.Rollout(checkpoint, ANSWER)
         outputs = served.generate(prompts, temperature=1.0)
         cached = sum(output.extra_fields["num_cached_tokens"] or 0 for output in outputs)

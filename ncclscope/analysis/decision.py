@@ -26,7 +26,7 @@ from ncclscope.analysis.reservations import (
     unless_slow,
 )
 from ncclscope.analysis.waits.endings import interrupted_after
-from ncclscope.analysis.waits.noted import raised_line
+from ncclscope.analysis.waits.noted import doing_in_common, raised_line
 from ncclscope.analysis.waits.unrecorded import (
     ANALYZER,
     left_inside,
@@ -42,6 +42,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Finding
+from ncclscope.model.activities import STORE_WAIT
 
 __all__ = ["ANALYZER", "FROM_STACKS", "decide"]
 
@@ -114,7 +115,7 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
         return finding
     call = case.waits.pending_calls[waiting[0]].call
     where = f"call {seq} on {comm_text(comm)}, {call_text(call)}"
-    doing = _hidden_text(hidden, positions)
+    doing = _hidden_text(case, hidden, positions)
     short = _short_by_counts(case)
     evidence = (
         f"{ranks_text(waiting)} posted {where}, and {verb(waiting, 'wait')} in it; "
@@ -241,7 +242,7 @@ def _may_hide(case: Case, number: int, position: Position | None, key: str) -> b
     return position.state in ("unknown", "ended") and uses_unrecorded(rank, key)
 
 
-def _hidden_text(hidden: Sequence[int], positions: Mapping[int, Position]) -> str:
+def _hidden_text(case: Case, hidden: Sequence[int], positions: Mapping[int, Position]) -> str:
     """Return in which unrecorded calls ranks wait, as far as that is known."""
     places: dict[str, list[int]] = {}
     for rank in hidden:
@@ -251,7 +252,11 @@ def _hidden_text(hidden: Sequence[int], positions: Mapping[int, Position]) -> st
     parts = []
     for text, ranks in places.items():
         who = ranks_text(ranks)
-        if text:
+        noted = doing_in_common(case.run, ranks)
+        if text and noted is not None:
+            within = "" if noted.name == STORE_WAIT else "in "
+            parts.append(f"{who} {verb(ranks, 'wait')} {within}{noted.text}")
+        elif text:
             parts.append(f"{who} {verb(ranks, 'wait')} in {text}, which is not recorded")
         else:
             parts.append(f"{who} {verb(ranks, 'use')} collectives that are not recorded")

@@ -153,9 +153,14 @@ def write_csv(run: Run, directory: Path) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Return a value, with an apostrophe before a text that begins like a formula."""
-    begins = isinstance(value, str) and value.startswith(_FORMULA)
-    return f"'{value}" if begins else value
+    """Return a value, with an apostrophe before a text that begins like a formula.
+
+    A carriage return would begin another row, whose first cell could be one: it is not quoted.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\\r")
+    return f"'{text}" if value.startswith(_FORMULA) else text
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "AGAIN_NS",
     "COMM_INIT",
     "COMPILE",
     "INIT",
@@ -19,6 +20,8 @@ COMM_INIT = "comm_init"
 """``ncclCommInitRank``; the number is the size of the communicator."""
 STORE_WAIT = "store_wait"
 """A blocking call on a store; the detail is the method and the key, the number the timeout."""
+AGAIN_NS = 2_000_000_000
+"""A call on a store for the same thing within this time after the last one continues it."""
 STORE_PLACE = "store_place"
 """The store that the process served or connected to last, as ``HOST:PORT``; it ends at once."""
 STORE_SET = "store_set"

@@ -13,8 +13,11 @@ from ncclscope.parity.report import Mismatch, Report
 
 __all__ = ["github", "junit"]
 
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot hold, not even escaped."""
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|"
+    "[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Characters that XML 1.0 cannot hold, not even escaped, and those that a terminal acts on."""
 
 
 def junit(report: Report, verdict_screen: str, baseline_screen: str) -> str:
@@ -133,6 +136,7 @@ def _xml(text: str) -> str:
 
 
 def _data(text: str) -> str:
+    text = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

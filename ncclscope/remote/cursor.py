@@ -58,6 +58,8 @@ class RemoteCursor(RingCursor):
         path: ``NODE:PATH``: that number and its path on the node.
     """
 
+    is_local = False
+
     def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
         self.path = path
         self.node = node

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.errors import DamagedFileError
-from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
+from ncclscope.model.activities import AGAIN_NS, COMM_INIT, INIT, STORE_WAIT
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring.image import RingImage
 
@@ -50,9 +50,8 @@ class StartupWatch:
         if now - self._polled_at < POLL_SECONDS:
             return False
         self._polled_at = now
-        old = wall_ns - int(self._stall * 1e9)
         moves = any(cursor.head and now - cursor.moved_at < self._stall for cursor in here)
-        waiting = [] if moves else [c for c in here if self._waits(c, old)]
+        waiting = [] if moves else [c for c in here if self._waits(c, wall_ns)]
         signature = frozenset({*waiting, *self._partners} if waiting else ())
         due = signature != self._settled
         self._settled = signature
@@ -63,14 +62,15 @@ class StartupWatch:
         """Cursors of processes of the same run that ended before they had a communicator."""
         return self._partners
 
-    def _waits(self, cursor: RingCursor, old: int) -> bool:
-        """Return whether a process has waited since a time, in nanoseconds since 1970."""
+    def _waits(self, cursor: RingCursor, wall_ns: int) -> bool:
+        """Return whether a process has waited for too long, or asked a store again and again."""
         found: _Open = ()
+        old = wall_ns - int(self._stall * 1e9)
         with contextlib.suppress(DamagedFileError, OSError), RingImage(cursor.path) as ring:
             found = tuple(
-                (count, since, name)
-                for count, since, until, _, name, _ in ring.read_activities()
-                if not until and since <= old
+                (since, name)
+                for _, since, until, _, name, _ in ring.read_activities()
+                if since <= old and (not until or wall_ns - until < AGAIN_NS)
             )
         if not found:
             return False
@@ -79,7 +79,8 @@ class StartupWatch:
         if known != found:
             rank = cursor.read()
             activities = {} if rank is None else rank.activities
-            names = frozenset(n for n, one in activities.items() if one.until_ns is None)
+            since = {when for when, _ in found}
+            names = frozenset(n for n, one in activities.items() if one.since_ns in since)
             self._known[cursor.path] = found, names
         return bool(names & _WAITS)
 

@@ -155,7 +155,7 @@ def run(rounds: list[Round], folder: Path) -> list[list[int]]:
 
     todo, done = folder / "plan.json", folder / "result.json"
     todo.write_text(json.dumps([asdict(life) for life in rounds]))
-    subprocess.run([sys.executable, __file__, todo, done], check=True, timeout=90)
+    subprocess.run([sys.executable, __file__, todo, done], check=True, timeout=60 + 5 * len(rounds))
     result: list[list[int]] = json.loads(done.read_text())
     return result
 

@@ -235,7 +235,8 @@ def overflow(group: Any) -> Any:
     """Post when the table of works is full."""
     from ncclscope_patches.probes import works
 
-    works.pending.update(dict.fromkeys(range(works.LIMIT), (lambda: None, None)))  # type: ignore[arg-type]
+    for number in range(works.LIMIT):
+        works.pending[number] = (lambda: None, None)  # type: ignore[assignment]
     return group.allreduce([ones(2)])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.__main__ import main
 from tests.support import fork_server
 from tests.support.cluster import Cluster
 
@@ -179,3 +180,8 @@ def test_a_result_that_cannot_be_written_is_trouble_and_no_finding(words: list[s
 
     assert done.returncode == 2
     assert done.stderr == "ncclscope: the result cannot be written: No space left on device\n"
+
+
+def test_a_zero_byte_in_an_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nowhere", "-o", "a\0b"]) == 2
+    assert capsys.readouterr().err == "ncclscope: an argument holds a zero byte\n"

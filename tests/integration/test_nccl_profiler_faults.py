@@ -136,8 +136,15 @@ def test_capacity_follows_the_environment(nccl: Built, rings: Path) -> None:
 def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) -> None:
     command = [nccl.program, "--api-key", "abc", "HF_TOKEN=def", "--url=https://me:ghi@host/x"]
     command += ["--max-num-batched-tokens", "8192", "sk-0123456789abcdef", "--path=/a/\u00e9"]
+    forms = ["Authorization: Basic YWJjamts==", "x-api-key:jkl", '{"api_key":"jkl"}']
+    forms += [
+        "https://h/p?a=1&token=jkl",
+        "--env=API_KEY=jkl",
+        "sk-0123456789jklm=",
+        "PGPASSWORD=jkl",
+    ]
     subprocess.run(
-        command,
+        command + forms,
         input=f"open {nccl.plugin} 6\n{comm(1)}\n",
         env={**os.environ, "NCCLSCOPE_DIR": str(rings), "NCCLSCOPE_RUN": "r1", "SLURM_PROCID": "1"}
         | {"SLURM_NTASKS": "4"},
@@ -152,6 +159,7 @@ def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) 
         *("--api-key", "***", "HF_TOKEN=***", "--url=***", "--max-num-batched-tokens", "8192")
     ]
     assert about["argv"][7] == "***"
+    assert about["argv"][9:] == [*["***"] * 4, "--env=***", "***", "PGPASSWORD=***"]
     assert not {"abc", "def", "ghi"} & set(json.dumps(about).replace('"', " ").split())
     assert (about["rank"], about["world_size"], about["run"]) == (1, 4, "r1")
     assert (about["versions"], about["recorder"]) == ({"nccl": "2.30.7"}, "nccl-plugin")

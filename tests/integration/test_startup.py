@@ -97,27 +97,12 @@ def sets_another_key(rank: int) -> None:
     store.get("weights")
 
 
-def gives_up(rank: int) -> None:
-    import torch.distributed as dist
-
-    if rank == ABSENT:
-        block()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=5))
-
-
 def gives_up_elsewhere(rank: int) -> None:
     import torch.distributed as dist
 
     if rank == ABSENT:
         os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]
     dist.init_process_group("gloo", timeout=timedelta(seconds=5))
-
-
-def gives_up_a_key(rank: int) -> None:
-    store = meet().distributed_c10d._get_default_store()
-    if rank == ABSENT:
-        block()
-    store.wait(["weights"], timedelta(seconds=5))
 
 
 def sets_no_key(rank: int) -> None:
@@ -141,6 +126,15 @@ def polls_in_slices(rank: int) -> None:
             store.wait(["weights"], timedelta(milliseconds=100))
         except Exception:
             continue
+
+
+def counts_at_the_store(rank: int) -> None:
+    store = meet().distributed_c10d._get_default_store()
+    if rank == ABSENT:
+        block()
+    store.add("ready", 1)
+    while int(store.get("ready")) < SIZE:
+        time.sleep(0.1)
 
 
 def compiles(rank: int) -> None:
@@ -430,29 +424,17 @@ def test_rank_that_was_started_twice_is_named(rings: Path) -> None:
     assert "and none has rank 3: ranks 0-2 wait in init_process_group" in cause.summary
 
 
-@pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        ("gives_up", "rank 3 has not come to init_process_group"),
-        ("gives_up_elsewhere", "rank 3 has the store's address 127.0.0.1:"),
-        ("gives_up_a_key", "at the store for key 'weights' (wait) for 5 s, and rank 3"),
-    ],
-)
-def test_rank_is_named_after_the_others_have_given_up(
-    rings: Path, function: str, words: str
-) -> None:
-    with Job(function, rings, OTHER_PORT=str(free_port())) as job:
-        for process in job.processes[:ABSENT]:
+def test_rank_is_named_after_all_have_given_up(rings: Path) -> None:
+    with Job("gives_up_elsewhere", rings, OTHER_PORT=str(free_port())) as job:
+        for process in job.processes:
             process.wait(DEADLINE)
-        if function == "gives_up_elsewhere":
-            job.processes[ABSENT].wait(DEADLINE)
         run = job.run()
         assert run is not None
         cause = cause_of(diagnose(run))
 
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
-    assert words in f"{cause.summary[0].lower()}{cause.summary[1:]}"
-    assert "waited" in cause.summary
+    assert "Rank 3 has the store's address 127.0.0.1:" in cause.summary
+    assert "ranks 0-3 waited in init_process_group" in cause.summary
     assert any("its timeout of 5 s ended the wait" in line for line in cause.evidence)
     assert any("ended with DistStoreError: " in line for line in cause.evidence)
 
@@ -500,6 +482,15 @@ def test_a_wait_in_slices_counts_from_its_beginning(rings: Path) -> None:
         run = job.run()
         assert run is not None
         assert run.by_rank[0].activities["store_wait"].since_ns == since
+
+
+def test_rank_that_does_not_count_itself_at_the_store_is_named(rings: Path) -> None:
+    with Job("counts_at_the_store", rings) as job:
+        job.wait_until(lambda found: waits_for(found, "get ready"))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))
+    assert "wait at the store for key 'ready' (get) for" in cause.summary
 
 
 # --- between two calls ------------------------------------------------------------------------

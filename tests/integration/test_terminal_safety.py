@@ -56,6 +56,11 @@ def test_verdicts_have_no_commands(command: str, job: Path) -> None:
     assert_safe(output_of(command, job, status=1))
 
 
+@pytest.mark.parametrize("form", ["junit", "github"])
+def test_formats_for_build_servers_have_no_commands(form: str, job: Path) -> None:
+    assert_safe(output_of("check", job, "--format", form, status=1))
+
+
 def test_differences_have_no_commands(job: Path) -> None:
     first, second = sorted(job.iterdir())
     assert_safe(output_of("diff", first, second, status=1))
@@ -66,3 +71,23 @@ def test_refusals_have_no_commands(tmp_path: Path) -> None:
     damaged.write_text("{nothing\n")
     assert_safe(output_of("diagnose", damaged, status=2))
     assert_safe(output_of("diagnose", tmp_path / f"none{EVIL}", status=2))
+
+
+@pytest.mark.parametrize(
+    "command", [["watch", "--once"], ["check"], ["report", "-o", "x"], ["run"]]
+)
+def test_refused_names_are_one_line(command: list[str], tmp_path: Path) -> None:
+    name = tmp_path / f"{EVIL}\nline.ring"
+    name.write_bytes(b"no ring")
+
+    text = output_of(*command, name, status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1
+
+
+def test_a_comparison_with_a_refused_name_is_one_line(job: Path) -> None:
+    text = output_of("diff", f"{job}#0", f"{job}#7{EVIL}\n", status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1

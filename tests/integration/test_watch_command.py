@@ -192,6 +192,8 @@ def test_in_a_log_it_is_a_line(rings: Path) -> None:
         (["{}", "--interval", "0"], "--interval must be from 0.001"),
         (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is not a directory"),
         (["{}", "--bundle", "/dev/null/x"], "bundles cannot be written to /dev/null/x"),
+        (["--ray", "--once"], "ncclscope diagnose --ray"),
+        (["--ray", "--kill"], "ncclscope collect --ray"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:

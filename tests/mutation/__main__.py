@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant, choose, load, store
 from tests.support.programs import ROOT
 
-ALL = "not vllm and not gpu and not foreign"
+ALL = "not vllm and not gpu and not foreign and not ray"
 UNIT = ("tests/unit", "tests/routed")
 ANALYSIS = (
     "tests/unit/analyzers",

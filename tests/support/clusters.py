@@ -26,7 +26,10 @@ def cluster(directories: Mapping[str, Path]) -> Iterator[Any]:
                 include_dashboard=False,
                 node_name=name,
                 env_vars={"NCCLSCOPE_DIR": str(directory)},
+                wait=False,
             )
+        # Ray's own limit for each node is 30 s, which a busy machine exceeds.
+        found.wait_for_nodes(timeout=180)
         yield found
     finally:
         found.shutdown()

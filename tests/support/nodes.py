@@ -153,7 +153,7 @@ def ncclscope(*arguments: object, **more: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
 
 

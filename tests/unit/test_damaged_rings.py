@@ -18,6 +18,7 @@ from tests.support.cluster import Cluster
 HASH = 16
 """Where the running hash is in a record."""
 SEQ = 24
+SIZES = 68
 DESCRIPTION = b'{"key"'
 
 
@@ -324,6 +325,30 @@ def test_a_root_where_the_operation_has_none_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
 
     assert [call_text(call) for call in calls_of(cluster)] == ["a damaged record"]
+
+
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_reduce", "send"])
+def test_sizes_of_another_call_are_not_shown(tmp_path: Path, op: str) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    sizes = {"peer": 1} if op == "send" else {}
+    cluster.post([0], "tp:0", "all_gatherv", shape=(1, 2), sizes=(1, 2))
+    cluster.post([0], "tp:0", op, shape=(3, 2), **sizes)
+    for tracer in cluster.tracers:
+        tracer.close()
+    ring = ring_of(cluster, 0)
+    with RingFile(ring) as image:
+        geometry = image.geometry
+    places = [geometry.records + number * layout.RECORD.size + SIZES for number in range(2)]
+    data = bytearray(ring.read_bytes())
+    data[places[1] : places[1] + 4] = data[places[0] : places[0] + 4]
+    ring.write_bytes(data)
+
+    rank = open_run(cluster.directory).by_rank[0]
+
+    (log,) = rank.logs.values()
+    assert log.call(1).sizes == (1, 2)
+    calls = [log.call(2)] if op != "send" else next(iter(rank.p2p.values()))
+    assert [call.sizes for call in calls] == [None]
 
 
 def test_a_torn_last_record_of_a_process_that_ended_in_order_is_damage(tmp_path: Path) -> None:

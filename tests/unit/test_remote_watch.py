@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,3 +237,31 @@ def test_hashes_that_are_none_stay_unknown(job: Job, answer: bytes) -> None:
 
     assert poll.status == "ok"
     assert len(poll.ranks) == SIZE
+
+
+@pytest.mark.parametrize("path", ["/x\0.ring", "/node/rank.ring"])
+def test_a_path_on_a_node_is_not_opened_here(
+    job: Job, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(SIZE):
+        job.post(rank)
+    monkeypatch.chdir(tmp_path)
+    if "\0" not in path:
+        (tmp_path / "0:" / "node").mkdir(parents=True)
+        os.mkfifo(tmp_path / f"0:{path}")
+    watch, _, asker, _ = watcher(job)
+    reports = asker.reports
+
+    def renamed() -> dict[int, bytes | str]:
+        found = dict(reports())
+        report = unpack(found[0])  # type: ignore[arg-type]
+        report["rows"][0][0][0] = path
+        return {**found, 0: pack(report)}
+
+    asker.reports = renamed  # type: ignore[method-assign]
+    opened: list[str] = []
+    monkeypatch.setattr("ncclscope.watch.transfers.RingImage", opened.append)
+
+    watch.poll()
+
+    assert not opened

@@ -466,6 +466,11 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         open_regular(tmp_path / "link", follow=False)
 
 
+def test_a_path_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(DamagedFileError, match="cannot be opened"):
+        open_regular("0:/dev/shm/a\0.ring")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_directories_with_the_names_of_files(among_others: Path, name: str) -> None:
     (among_others / name).mkdir()

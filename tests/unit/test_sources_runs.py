@@ -70,6 +70,13 @@ def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path
     )
 
 
+def test_a_node_whose_clock_was_set_back_an_hour_is_part_of_the_job(tmp_path: Path) -> None:
+    ring(tmp_path, 0, run="node 0", began=1, ended=20)
+    ring(tmp_path, 1, run="node 1", began=0, ended=-3590)
+
+    assert keys(open_run(tmp_path)) == {0: ["k"], 1: ["k"]}
+
+
 @pytest.mark.parametrize(
     "other",
     [

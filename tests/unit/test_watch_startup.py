@@ -111,6 +111,30 @@ def test_a_wait_of_one_rank_is_not_examined_while_others_go_on(rings: Path) -> N
     assert not startup.is_due(cursors, (), now, began_ns + now * 10**9)
 
 
+def test_a_thread_of_one_idle_rank_at_the_store_is_no_alarm(rings: Path) -> None:
+    job = Job(rings, 0, 1, 2)
+    job.post(0, 1, 2)
+    job.wait("store_wait", "get shutdown", 0)
+
+    poll = job.poll(20.0)
+
+    assert poll.status == "unknown"
+    assert poll.verdict is not None
+    assert "Rank 0 waits at the store for key 'shutdown' (get)" in poll.verdict.summary
+
+
+def test_asking_a_store_again_and_again_is_a_wait_until_it_ends(rings: Path) -> None:
+    job = Job(rings, 0)
+    slot = job.tracers[0].activity("store_wait")
+    now_ns = time.time_ns()
+    slot.end(slot.begin("get ready", SIZE, now_ns - 20 * 10**9))
+    cursors = [RingCursor(Path(job.tracers[0].path), 0.0, now_ns)]
+
+    assert StartupWatch(STALL).is_due(cursors, (), 0.0, now_ns)
+    assert not StartupWatch(STALL).is_due(cursors, (), 0.0, now_ns + 5 * 10**9)
+    assert not StartupWatch(3 * STALL).is_due(cursors, (), 0.0, now_ns)
+
+
 def test_a_rank_that_ended_before_it_had_a_group_is_named_as_dead(rings: Path) -> None:
     run_program(
         "from ncclscope.tracing.tracer import Tracer\n"

@@ -6,13 +6,14 @@ A note is recorded, unlike a stack: it says since when, and outlives the process
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclscope.analysis.records import Records
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import comm_text, plural
 from ncclscope.model import Activity, Rank, Run
 from ncclscope.model.activities import (
+    AGAIN_NS,
     COMM_INIT,
     COMPILE,
     INIT,
@@ -32,6 +33,7 @@ __all__ = [
     "last_key_line",
     "lasting",
     "note_lines",
+    "polled",
     "raised",
     "raised_line",
     "seconds_of",
@@ -101,6 +103,20 @@ def given_up(rank: Rank, name: str) -> Noted | None:
         return None  # it has come through
     seconds = (activity.until_ns - activity.since_ns) / 1e9
     return Noted(name, spelled(activity), seconds, activity)
+
+
+def polled(rank: Rank) -> Noted | None:
+    """Return what a process asks a store for again and again, as if it waited there.
+
+    A note counts from the first of such questions, see :mod:`ncclscope.model.activities`.
+    """
+    activity, seen = rank.activities.get(STORE_WAIT), rank.last_seen_ns
+    if activity is None or activity.until_ns is None or seen is None:
+        return None
+    if abs(seen - activity.until_ns) > AGAIN_NS:
+        return None
+    seconds = (activity.until_ns - activity.since_ns) / 1e9
+    return Noted(STORE_WAIT, spelled(activity), seconds, replace(activity, until_ns=None))
 
 
 def seconds_of(rank: Rank, name: str) -> float | None:

@@ -145,7 +145,7 @@ class Handles:
         self._open = open
         self.known: dict[int, Handle] = {}
         """Handles by ``id()``; read directly on the hot path, where a function call is costly."""
-        self.posts: dict[int, Any] = {}
+        self.posts: dict[int, Any] = native.by_address()
         """What the core in C needs to record their calls, by ``id()``; not all have it."""
         session.on_reset(self.known.clear)
         session.on_reset(self.posts.clear)

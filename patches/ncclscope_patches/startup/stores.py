@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ncclscope.model.activities import STORE_PLACE, STORE_SET, STORE_WAIT
+from ncclscope.model.activities import AGAIN_NS, STORE_PLACE, STORE_SET, STORE_WAIT
 from ncclscope.ring.activity import Begun, Slot
 from ncclscope.tracing.notes import Notes
 from ncclscope_patches.probes.probe import Patch
@@ -22,8 +22,6 @@ __all__ = ["StoreNote"]
 _BLOCKING = ("get", "wait", "multi_get", "barrier", "queue_pop")
 _SETTING = ("set", "add", "compare_set")
 _TCP_STORE = ("host_name", "port", "world_size", "is_master", "timeout")
-_AGAIN_NS = 2_000_000_000
-"""A wait for the same thing that begins within this time after the last one continues it."""
 
 _Wait = tuple[Slot, Begun]
 
@@ -83,7 +81,7 @@ class StoreNote(Patch):
         last, since, until = self._last
         now = time.time_ns()
         # torch itself waits in slices of ten seconds, and logs in between.
-        began = since if last == text and now - until < _AGAIN_NS else now
+        began = since if last == text and now - until < AGAIN_NS else now
         self._last = text, began, now
         return slot, slot.begin(detail, int(seconds), began)
 

@@ -266,6 +266,19 @@ def test_where_all_ranks_ended_in_a_call_no_rank_is_named(cluster_of: ClusterOf)
     assert cluster.verdict(quiet={0: 1.9, 1: 0.9, 2: 0.3, 3: 1.5}).findings == ()
 
 
+def test_two_sides_in_different_calls_are_candidates_as_a_whole(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for label in ("a", "b"):
+        cluster.history(label)
+    cluster.post([0, 2], "a", shape=(4,), done=False)
+    cluster.post([1, 3], "b", shape=(4,), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 1, 2, 3))
+
+
 def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
     cluster.history("world")

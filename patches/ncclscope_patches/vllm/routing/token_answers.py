@@ -6,7 +6,6 @@ are models without room for further fields, so these are added when an answer be
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from ncclscope_patches.routed_experts.requests import RoutingRequest
@@ -57,10 +56,17 @@ def _stream(
     return with_fields(chunks, pending, lambda: _asked(request).encoding)
 
 
-@functools.cache
-def _with_room(kind: type[Any]) -> type[Any]:
-    """Return a class of answers whose documents have the fields."""
+_classes: dict[type[Any], type[Any]] = {}
 
+
+def _with_room(kind: type[Any]) -> type[Any]:
+    """Return a class of answers whose documents have the fields; one for each of vLLM's."""
+    if kind not in _classes:
+        _classes[kind] = _extended(kind)
+    return _classes[kind]
+
+
+def _extended(kind: type[Any]) -> type[Any]:
     class Answer(kind):  # type: ignore[misc]
         def model_dump(self, *args: Any, **kwargs: Any) -> Any:
             document = super().model_dump(*args, **kwargs)

@@ -51,7 +51,7 @@ test: lint $(VENV)/.core ## Lint, then run the tests for each change, in minutes
 .PHONY: test-all
 test-all: lint $(VENV)/.core ## Lint, then run all tests without vLLM and GPUs: slow ones too, more examples
 	NCCLSCOPE_TESTS=all $(VENV)/bin/python -m pytest -n $(JOBS) $(BY_FILE) $(SLOWEST) \
-	    -m "not vllm and not gpu and not foreign" $(ARGS)
+	    -m "not vllm and not gpu and not foreign and not ray" $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the CPU (ARGS: pytest options)
@@ -60,7 +60,8 @@ test-vllm: $(VLLM_VENV)/.core ## Run the tests against real vLLM workers on the 
 .PHONY: test-newest
 test-newest: $(VLLM_VENV)/newest ## Run some of them against the newest vLLM: its Python files over the CPU build (ARGS: pytest options)
 	PYTHONPATH=$(CURDIR)/$< $(VLLM_VENV)/bin/python -m pytest -n $(VLLM_JOBS) $(BY_FILE) $(SLOWEST) -m "vllm and not gpu and not pairs" \
-	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py $(ARGS)
+	    tests/integration/test_vllm_cpu.py tests/integration/test_vllm_routed_experts.py \
+	    tests/integration/test_vllm_flagged.py $(ARGS)
 
 .PHONY: test-pairs
 test-pairs: $(VLLM_VENV)/.core ## Run further tests of KV transfers, with other faults and connectors of vLLM: ten minutes (ARGS: pytest options)
@@ -71,8 +72,8 @@ mutation: $(VENV)/.core ## Change one line at a time and print which changes the
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 .PHONY: test-ray
-test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on clusters of this machine (Ray is 250 MB)
-	$(VENV)/bin/python -m pytest tests/integration/test_ray_nodes.py tests/integration/test_ray_watch.py $(ARGS)
+test-ray: $(VENV)/.ray $(VENV)/.core ## Run the tests of --ray on a cluster of two nodes on this machine (Ray is 250 MB)
+	$(VENV)/bin/python -m pytest -m "ray" $(SLOWEST) tests/integration/test_ray.py $(ARGS)
 
 .PHONY: test-foreign
 test-foreign: $(VENV)/.foreign $(VENV)/.core ## Run torch's own distributed tests and programs on other packages, traced (ARGS: its options)
@@ -93,6 +94,18 @@ soak: $(VLLM_VENV)/.core ## Serve bursts with traced vLLM workers: alarms, token
 .PHONY: wheels
 wheels: $(VENV)/.wheels ## Build all wheels and the sdist into dist, and install them in every Python found here
 	$(VENV)/bin/python build_backend/wheels.py $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.installed ## Build the site into build/site; a broken link fails
+	$(VENV)/bin/python docs/site/build.py
+
+.PHONY: man
+man: $(VENV)/.installed ## Write the manual pages into build/man
+	$(VENV)/bin/python docs/site/manual.py build/man
+
+.PHONY: pictures
+pictures: $(VENV)/.installed ## Draw the pictures in docs/pictures anew, from real runs
+	$(VENV)/bin/python -m tests.support.pictures
 
 .PHONY: sanitize
 sanitize: $(VENV)/.installed ## Run the C core's tests under AddressSanitizer with UBSan, then under ThreadSanitizer
@@ -158,6 +171,10 @@ $(VENV)/.foreign: $(VENV)/.installed
 
 $(VENV)/.engines: $(VENV)/.installed
 	DS_BUILD_OPS=0 $(VENV)/bin/python $(INSTALL) --editable '.[engines]'
+	touch $@
+
+$(VENV)/.collector: $(VENV)/.installed
+	$(VENV)/bin/python $(INSTALL) --editable '.[collector]'
 	touch $@
 
 $(VENV)/.sglang: tests/environments/sglang.txt $(VENV)/.installed

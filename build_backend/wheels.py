@@ -7,6 +7,7 @@ says whether the result is what its tag claims.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -99,13 +100,18 @@ def interpreters() -> Iterator[str]:
 
 
 def try_wheels(python: str, target: Path, folder: Path) -> None:
-    """Let pip choose a wheel for an interpreter, and load what it has installed."""
+    """Let pip choose a wheel for an interpreter, load what it has installed, and run the demo."""
     fresh = Path(tempfile.mkdtemp(dir=folder))
     subprocess.run([python, "-m", "venv", "--without-pip", fresh], check=True)
     own = fresh / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, "--no-deps", "--no-index", "-f", target, "ncclscope"], check=True)
     subprocess.run([own, "-c", _TRY], cwd=fresh, check=True)
+    # Its dependencies come from the index; what is there already stays.
+    subprocess.run([*pip, "-f", target, "ncclscope"], check=True)
+    demo = [fresh / "bin" / "ncclscope", "demo", "--json"]
+    done = subprocess.run(demo, cwd=fresh, capture_output=True, text=True, check=True)
+    print(json.loads(done.stdout)["summary"])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 from ncclscope import __version__
 from ncclscope.errors import NcclscopeError, UsageError
+from ncclscope.untrusted import printable
 
 __all__ = ["main"]
 
@@ -78,7 +79,8 @@ class OneLineParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="Show this help message and exit")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}{self._guess(message)}; see {self.prog} --help\n")
+        said = printable(f"{message}{self._guess(message)}")
+        self.exit(2, f"{self.prog}: {said}; see {self.prog} --help\n")
 
     def _guess(self, message: str) -> str:
         """Return what was probably meant by a mistyped command or option, as a clause."""
@@ -119,11 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     # Import only the command that is named, for a short start-up time.
+    if any("\0" in argument for argument in arguments):
+        print("ncclscope: an argument holds a zero byte", file=sys.stderr)
+        return 2
     names = arguments[:1] if set(arguments[:1]) & _COMMANDS.keys() else list(_COMMANDS)
     try:
         return _run(names, arguments)
     except NcclscopeError as error:
-        print(f"ncclscope: {error}", file=sys.stderr)
+        # It may name a file, and names may hold anything.
+        print(f"ncclscope: {printable(str(error))}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader closed the pipe, as `head` does; that is no error.
@@ -154,6 +160,17 @@ def _run(names: Sequence[str], arguments: Sequence[str]) -> int:
     status = commands[parsed.command].run(parsed)
     sys.stdout.flush()
     return status
+
+
+def command_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of its commands by name."""
+    parser, _ = _parser(list(_COMMANDS))
+    return parser, {
+        name: command
+        for action in parser._actions
+        if isinstance(action.choices, dict)
+        for name, command in action.choices.items()
+    }
 
 
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:

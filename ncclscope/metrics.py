@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["STATUSES", "Labels", "Sample", "samples_text"]
+__all__ = ["METRICS", "STATUSES", "Labels", "Sample", "samples_text"]
 
 STATUSES = ("ok", "diverged", "hung", "incomplete", "unknown")
 
-_HELP = {
+METRICS = {
     "ncclscope_status": ("gauge", "1 for the current status of the job."),
     "ncclscope_verdict": ("gauge", "1 while ranks have diverged or hang, with the kind."),
     "ncclscope_ranks": ("gauge", "Processes whose rings are read."),
     "ncclscope_ranks_expected": ("gauge", "Ranks that the job should have."),
+    "ncclscope_coverage_complete": ("gauge", "1 if the records have no known gap."),
     "ncclscope_calls_total": ("counter", "Collectives enqueued on a communicator."),
     "ncclscope_gpu_finished_calls_total": ("counter", "Collectives that the GPU has finished."),
     "ncclscope_gpu_entered_calls_total": ("counter", "Collectives that the GPU has entered."),
@@ -27,6 +28,7 @@ _HELP = {
     "ncclscope_troubles_total": ("counter", "Divergences and hangs since the watch began."),
     "ncclscope_looked_seconds": ("gauge", "Time of the last poll, seconds since 1970."),
 }
+"""Type and description of each metric."""
 
 Labels = Mapping[str, str]
 Sample = tuple[str, Labels, float]
@@ -34,13 +36,13 @@ Sample = tuple[str, Labels, float]
 
 def samples_text(samples: Iterable[Sample]) -> str:
     """Return samples as Prometheus text, metrics in a fixed order."""
-    found: dict[str, list[Sample]] = {name: [] for name in _HELP}
+    found: dict[str, list[Sample]] = {name: [] for name in METRICS}
     for sample in samples:
         found[sample[0]].append(sample)
     lines = []
     for name, own in found.items():
         if own:
-            kind, help = _HELP[name]
+            kind, help = METRICS[name]
             lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
             lines += [f"{name}{_labels_text(labels)} {value:.15g}" for _, labels, value in own]
     return "\n".join(lines) + "\n"

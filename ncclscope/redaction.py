@@ -15,24 +15,34 @@ __all__ = ["redact_text", "redact_words"]
 REDACTED = "***"
 
 _NAMES = re.compile(
-    r"(?:api|access|secret|auth)?(?:keys?|token)|secrets?|passwords?|passwd|passphrase|"
-    r"credentials?|authorization",
+    r"(?:api|access|secret|auth)?(?:keys?|token)|[a-z]*(?:secrets?|passwords?|passwd|passphrase)|"
+    r"sshpass|credentials?|authorization|bearer|cookies?",
     re.IGNORECASE,
 )
 """Parts of names of secrets; not ``tokens``, as in ``--max-num-batched-tokens``."""
+_LAST_NAMES = ("pass", "pwd", "pat")
+"""Last parts of names of secrets, as in ``DB_PASS``; ``PWD`` alone is a directory."""
+_SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")
+"""Parameters of URLs that grant access."""
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 """Parts of a name, as in ``api-key``, ``HF_TOKEN`` and ``apiKey``."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _PASSWORD = re.compile(r"(?<=://)([^\s/?#:@]*):[^\s/?#]+(?=@)")
-_SCHEME = re.compile(r"(\bBearer\s+|:\s*Basic\s+)[\w.~+/=-]+", re.IGNORECASE)
+_SCHEME = re.compile(
+    r"(\bBearer\s+|[:=]\s*(?:Basic|Token|Api-?Key|Digest|Negotiate)\s+)[\w.~+/=-]+", re.IGNORECASE
+)
 _NAMED = re.compile(
     # A name begins only after a character that no name contains, for linear time.
     r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)
-        (?P<between>["']?\s?[=:]\s?["']?|\s(?!-))
-        (?P<value>(?!(?:Bearer|Basic)\s)[^\s"'&,;)}\]]+)""",
+        (?P<between>["']?\]?\s?[=:]\s?["']?|\s(?!-))
+        (?=(?!(?:Bearer|Basic|Token|Api-?Key|Digest|Negotiate)\s)[^\s"'&,;)}\]])""",
     re.VERBOSE | re.IGNORECASE,
 )
+_VALUE = re.compile(r"""[^\s"'&,;)}\]]+""")
+_LONGEST_QUOTED = 1 << 12
+_BARE_NAME = re.compile(r"(?:[A-Za-z]+_)+(?:key|token|secret|password)", re.IGNORECASE)
+"""A name without dashes, as in ``aws configure set aws_secret_access_key X``."""
 _KNOWN = re.compile(
     r"""(?<![A-Za-z0-9_-])(?:
         sk-[\w-]{8,}
@@ -40,6 +50,8 @@ _KNOWN = re.compile(
       | gh[pousr]_\w{8,} | github_pat_\w{8,} | glpat-[\w-]{8,}
       | (?:AKIA|ASIA)[A-Z0-9]{12,} | AIza[\w-]{20,}
       | xox[abeoprs]-[\w-]{8,} | nvapi-[\w-]{8,} | npm_\w{16,} | pypi-[\w-]{16,}
+      | gsk_\w{16,} | xai-[\w-]{16,} | r8_\w{16,} | ya29\.[\w-]{8,}
+      | wandb_v\d_\w{16,} | lsv2_\w{16,} | SG\.[\w-]{16,}\.[\w-]{16,} | dop_v\d_\w{16,}
       | eyJ[\w-]{8,}\.[\w.-]+
     )""",
     re.VERBOSE,
@@ -59,7 +71,7 @@ def redact_words(words: Iterable[str]) -> list[str]:
             first = False
             found.append(REDACTED)
         else:
-            follows = False
+            follows = first = bool(_BARE_NAME.fullmatch(word))
             found.append(_redact_word(word))
     return found
 
@@ -68,7 +80,7 @@ def redact_text(text: str) -> str:
     """Return a text with secrets replaced by ``***``."""
     text = _PASSWORD.sub(rf"\1:{REDACTED}", text)
     text = _SCHEME.sub(rf"\1{REDACTED}", text)
-    text = _NAMED.sub(_redact_named, text)
+    text = _redact_named(text)
     return _KNOWN.sub(REDACTED, text)
 
 
@@ -80,16 +92,42 @@ def _redact_word(word: str) -> str:
     return redact_text(word)
 
 
-def _redact_named(match: re.Match[str]) -> str:
-    name, between = match["name"], match["between"]
-    # After a blank, only an option has a value: "the key to it" is not a secret.
-    if not _is_secret(name) or (between.isspace() and not name.startswith("-")):
-        return match[0]
-    return f"{name}{between}{REDACTED}"
+def _redact_named(text: str) -> str:
+    """Redact the values that follow names of secrets."""
+    parts: list[str] = []
+    done = position = 0
+    while match := _NAMED.search(text, position):
+        # The value of another name may begin with a name: `env HF_TOKEN=X`.
+        position = match.end()
+        name, between = match["name"], match["between"]
+        secret = _is_secret(name) or (
+            text[match.start() - 1 : match.start()] in ("?", "&") and name.lower() in _SIGNATURES
+        )
+        # After a blank, only an option has a value: "the key to it" is not a secret.
+        if not secret or (between.isspace() and not name.startswith("-")):
+            continue
+        parts += [text[done:position], REDACTED]
+        done = position = _end_of_value(text, position, between[-1:])
+    return "".join(parts) + text[done:]
+
+
+def _end_of_value(text: str, start: int, quote: str) -> int:
+    """Return where a value ends: at its closing quote, if it has one."""
+    if quote in ("'", '"'):
+        end = text.find(quote, start, start + _LONGEST_QUOTED)
+        if end >= 0:
+            return end
+    value = _VALUE.match(text, start)
+    return value.end() if value else start
 
 
 def _is_secret(name: str) -> bool:
-    return any(map(_NAMES.fullmatch, _PART.findall(name)))
+    parts = _PART.findall(name)
+    if any(map(_NAMES.fullmatch, parts)):
+        return True
+    # Only of options and of names with several parts: PWD is a directory.
+    several = len(parts) > 1 or name.startswith("-")
+    return several and bool(parts) and parts[-1].lower() in _LAST_NAMES
 
 
 def _is_place(word: str) -> bool:

@@ -52,7 +52,10 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True, owned: bo
         OSError: It cannot be opened.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags)
+    except ValueError as error:  # a zero byte in a path that another file names
+        raise DamagedFileError(f"{os.fspath(path)!r} cannot be opened: {error}") from None
     try:
         # Check the descriptor, since the path may have been replaced meanwhile.
         found = os.fstat(descriptor)

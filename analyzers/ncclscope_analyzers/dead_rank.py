@@ -118,6 +118,8 @@ class DeadRank:
                     continue
                 if lived - seconds < DEAD_SECONDS:
                     continue
+                if not case.may_have_ended_before(case.run.by_rank[number], living):
+                    continue
                 yield self._silent(case, comm, number, heads[number], living, lived - seconds)
 
     def _ended_past(self, case: Case) -> Iterable[Finding]:

@@ -98,7 +98,7 @@ class OrderCycle:
             comm=there.comm,
             seq=there.call.seq,
             diverging_ranks=() if diverging is None else (diverging,),
-            candidate_ranks=tuple(sorted(cycle)) if diverging is None else (),
+            candidate_ranks=_in_these_calls(case, cycle) if diverging is None else (),
             odd=here.call,
             peers=there.call,
             confidence=(
@@ -157,7 +157,7 @@ class OrderCycle:
             comm=there.comm,
             seq=there.call.seq,
             diverging_ranks=() if diverging is None else (diverging,),
-            candidate_ranks=tuple(sorted(cycle)) if diverging is None else (),
+            candidate_ranks=_in_these_calls(case, cycle) if diverging is None else (),
             odd=here.call,
             peers=there.call,
             confidence="ambiguous" if not named else "certain" if sure else "likely",
@@ -244,6 +244,15 @@ class OrderCycle:
                 return log.call(seq).position
             place = None
         return place
+
+
+def _in_these_calls(case: Case, cycle: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks of a cycle, and those in the same calls that had to post all of them."""
+    pending = [case.waits.pending_calls[rank] for rank in cycle]
+    both = set.intersection(*(set(one.comm.ranks) for one in pending))
+    return tuple(
+        sorted({*cycle, *(both & {rank for one in pending for rank in waiting_in(case, one)})})
+    )
 
 
 def _both_posted(case: Case, cycle: tuple[int, ...], here: PendingCall, there: PendingCall) -> bool:

@@ -9,7 +9,7 @@ from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
 from ncclscope.analysis.waits.transfers import (
     Pair,
-    Transfer,
+    StuckTransfer,
     pairs,
     short_rank,
     stuck_transfers,
@@ -145,7 +145,7 @@ class P2pMismatch:
         )
 
     def _short(
-        self, case: Case, found: Sequence[Transfer], diverging: int, reason: str
+        self, case: Case, found: Sequence[StuckTransfer], diverging: int, reason: str
     ) -> Iterable[Finding]:
         """Describe a rank with fewer transfers than its neighbours, and the ranks behind them."""
         own = [transfer for transfer in found if transfer.peer == diverging]
@@ -183,7 +183,7 @@ class P2pMismatch:
             if diverging not in (transfer.rank, transfer.peer):
                 yield self._missing(case, transfer, "consequence")
 
-    def _missing(self, case: Case, transfer: Transfer, role: str) -> Finding:
+    def _missing(self, case: Case, transfer: StuckTransfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
         fitting = transfer.number - 1
         did = "sent" if call.op == "send" else "waits to receive"
@@ -220,7 +220,7 @@ class P2pMismatch:
             inferred=("the records do not show which of the two is wrong",),
         )
 
-    def _misdirected(self, case: Case, found: Sequence[Transfer], diverging: int) -> Finding:
+    def _misdirected(self, case: Case, found: Sequence[StuckTransfer], diverging: int) -> Finding:
         """Describe a rank whose single error explains all transfers that wait."""
         own = sorted(found, key=lambda transfer: transfer.rank != diverging)
         first = own[0]
@@ -314,7 +314,7 @@ def _fits(sent: Call, received: Call) -> bool:
     return same_type and (not known or sent.numel == received.numel)
 
 
-def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
+def _singled_out(case: Case, found: Sequence[StuckTransfer]) -> int | None:
     """Return the one rank that all transfers without a match share; None where there is none.
 
     Require that each peer has gone on without posting its half. A rank that waits for a third
@@ -345,7 +345,7 @@ def _singled_out(case: Case, found: Sequence[Transfer]) -> int | None:
     return None
 
 
-def _unreceived(case: Case, transfer: Transfer) -> list[Pair]:
+def _unreceived(case: Case, transfer: StuckTransfer) -> list[Pair]:
     """Return the pairs whose sends a rank did not receive while it awaits another rank's first.
 
     A backend may complete a send that no rank receives.
@@ -361,7 +361,7 @@ def _unreceived(case: Case, transfer: Transfer) -> list[Pair]:
     ]
 
 
-def _went_on(case: Case, transfer: Transfer) -> bool:
+def _went_on(case: Case, transfer: StuckTransfer) -> bool:
     """Return whether the peer has posted a collective that this rank posted after its half."""
     other = case.run.by_rank[transfer.peer]
     for key, log in case.run.by_rank[transfer.rank].logs.items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.transfers.engines import Engines, Joined
-from ncclscope.analysis.transfers.reasons import Limits, Reason, find_reason
+from ncclscope.analysis.transfers.reasons import Reason, Thresholds, find_reason
 from ncclscope.analysis.wording import plural, sentence
 from ncclscope.model import Finding
 from ncclscope.untrusted import printable
@@ -25,7 +25,7 @@ class TransferStalled:
     def analyze(self, case: Case) -> Iterable[Finding]:
         """Yield a finding for each reason, about the transfer that has waited longest."""
         engines = Engines(case.run)
-        limits = Limits(case.live_stall_seconds, case.stall_seconds)
+        limits = Thresholds(case.live_stall_seconds, case.stall_seconds)
         every = [(one, find_reason(engines, one, limits)) for one in engines.joined]
         hangs = any(reason and reason.hangs and reason.role == "cause" for _, reason in every)
         groups: dict[tuple[object, ...], list[tuple[Joined, Reason]]] = {}

@@ -20,7 +20,7 @@ Times = dict[str, list[float]]
 
 
 def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
-    """Times the loops in one process.
+    """Time the loops in one process.
 
     Args:
         rank: Global rank; all switch at the same calls.
@@ -62,7 +62,7 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
 
 
 def libraries(device: torch.device) -> Iterator[tuple[str, Callable[[torch.Tensor], object]]]:
-    """Yields what to measure."""
+    """Yield what to measure."""
     yield "torch.distributed", dist.all_reduce
     if ON_GPUS and importlib.util.find_spec("vllm"):
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
@@ -73,7 +73,7 @@ def libraries(device: torch.device) -> Iterator[tuple[str, Callable[[torch.Tenso
 def loop(
     reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor, count: int
 ) -> tuple[float, float]:
-    """Returns nanoseconds a call, of the host and until all have ended."""
+    """Return nanoseconds a call, of the host and until all have ended."""
     synchronize()
     began = time.perf_counter_ns()
     for _ in range(count):
@@ -84,6 +84,6 @@ def loop(
 
 
 def synchronize() -> None:
-    """Waits for the device."""
+    """Wait for the device."""
     if ON_GPUS:
         torch.cuda.synchronize()

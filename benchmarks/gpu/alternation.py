@@ -5,7 +5,7 @@ benchmarks/gpu/alternating. (``asking`` for routed experts is switched by the lo
 tracing with the calls counted by the GPU: each CUDA graph is captured once with its markers and
 once without. In ``between`` these markers are where the next kernel has to wait for them, in
 ``beside`` none has to. What differs between two servers that are otherwise
-alike, and it is more than what is looked for here, does not enter; what the way of measuring makes
+alike, and it is more than the effect in question, does not enter; what the way of measuring makes
 up by itself is what ``nothing`` shows. Steps are compared with steps of as many tokens, each kind
 by its median, and weighted by how often it occurs.
 """
@@ -39,17 +39,17 @@ from tests.integration.vllm_server import VllmServer
 
 PLUGIN = Path(__file__).with_name("alternating")
 LEAST = 30
-"""Steps with so many tokens, on and off, before their medians are compared."""
+"""Minimum of steps with the same number of tokens, on and off, to compare their medians."""
 STRETCH = 3.0
 """Seconds of load that asks, or does not."""
 START_SECONDS = 420.0
 PARTS = 20
-"""Into which the steps are cut to see how much the result varies."""
+"""Number of parts of the steps, which show how much the result varies."""
 
 TRACED = ("tracing", "progress", "between", "beside")
-"""What takes a server under ``ncclscope run``."""
+"""Experiments that run a server under ``ncclscope run``."""
 LONG = ("counted", "notes")
-"""What is kept and not printed."""
+"""Fields that are kept and not printed."""
 
 Step = tuple[int, int, int]
 """Whether it was on, tokens, nanoseconds."""
@@ -70,7 +70,7 @@ class Load:
     concurrency: int
 
     def run(self, seconds: float, *, asks: bool = False) -> int:
-        """Serves requests for so long; returns how many tokens were generated."""
+        """Serve requests for so long; return how many tokens were generated."""
         end = threading.Event()
         more = ASKED if asks else {}
 
@@ -101,7 +101,7 @@ class Load:
 
 @contextlib.contextmanager
 def turn(path: Path | None) -> Iterator[None]:
-    """Waits until no other measurement that was given the same file loads its server."""
+    """Wait until no other measurement that was given the same file loads its server."""
     if path is None:
         yield
         return
@@ -111,7 +111,7 @@ def turn(path: Path | None) -> Iterator[None]:
 
 
 def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
-    """Returns nanoseconds of a step that is off, and of what it costs to be on; None of too few."""
+    """Return nanoseconds of a step that is off, and of what it costs to be on; None of too few."""
     kinds: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for is_on, tokens, passed in steps:
         kinds[tokens][is_on].append(passed)
@@ -127,7 +127,7 @@ def compare(steps: Iterable[Step]) -> tuple[float, float] | None:
 
 
 def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
-    """Returns one row a worker, and prints it.
+    """Return one row a worker, and print it.
 
     How sure it is comes from drawing stretches of steps anew, which stay together as they were.
     """
@@ -166,7 +166,7 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 def make_server(
     what: str, directory: Path, rings: Path, *, shape: Shape, **how: Any
 ) -> tuple[VllmServer, TracedServer | None]:
-    """Makes a server that is not yet started, and where it is traced that which diagnoses it."""
+    """Make a server that is not yet started, and where it is traced that which diagnoses it."""
     search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "NCCLSCOPE_TEST_ALTERNATE": what,
@@ -191,7 +191,7 @@ def make_server(
 
 
 def main() -> int:
-    """Starts a server, loads it, and compares its steps."""
+    """Start a server, load it, and compare its steps."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.alternation",
         description=__doc__,
@@ -236,8 +236,8 @@ def main() -> int:
             [tuple(step) for step in json.loads(path.read_text())[warm.get(path, 0) :]]
             for path in sorted(found.glob("*.json"))
         ]
-    said = ", ".join(f"{name} {value}" for name, value in document.items() if name not in LONG)
-    print(said, file=sys.stderr)
+    output = ", ".join(f"{name} {value}" for name, value in document.items() if name not in LONG)
+    print(output, file=sys.stderr)
     document["workers"] = rows = report(workers)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -4,8 +4,8 @@
 
 Runs a program in C++, one in JAX, and torch's DDP, FSDP2 and a compiled graph, each healthy and
 with a mistake of rank 2. A healthy one has to be `ok`, with every call that NCCL counted recorded;
-a faulty one has to be named, or be said to be undecided. Prints one line for each, and keeps what
-`attach` and `diagnose` said in DIR/transcripts.txt. NCCL 2.31 or newer is preloaded, into the
+a faulty one has to be named, or reported as undecided. Prints one line for each, and keeps what
+`attach` and `diagnose` printed in DIR/transcripts.txt. NCCL 2.31 or newer is preloaded, into the
 programs alone; with `--world 1`, any NCCL serves, and only the healthy programs in C++ and JAX run,
 to see that the plugin is loaded.
 """

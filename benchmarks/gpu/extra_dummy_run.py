@@ -1,7 +1,7 @@
 """vLLM pull request 44601 on GPUs: ``python -m benchmarks.gpu.extra_dummy_run [--runs N]``.
 
-Two replicas of one rank that share their experts; all requests go to the first. A hang is looked
-at while it lasts, and again after SIGKILL. On CPUs examples/case_43547 does the same, and more.
+Two replicas of one rank that share their experts; all requests go to the first. A hang is examined
+while it lasts, and again after SIGKILL. On CPUs examples/case_43547 does the same, and more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS = 20
 
 
 def run(number: int) -> bool:
-    """Serves once with the change; returns whether it hung."""
+    """Serve once with the change; return whether it hung."""
     search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"NCCLSCOPE_EXTRA_DUMMY_RUN": "1", "PYTHONPATH": os.pathsep.join(search)}
     given = options(eager=True, shape=(1, 2), memory=0.12, environment=environment)
@@ -51,7 +51,7 @@ def run(number: int) -> bool:
 
 
 def main() -> int:
-    """Runs and counts."""
+    """Run and count."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.extra_dummy_run", description=__doc__)
     parser.add_argument("--runs", type=int, default=1)
     arguments = parser.parse_args()

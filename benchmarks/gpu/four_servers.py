@@ -1,4 +1,4 @@
-"""Four vLLM servers that share their experts on one GPU, and what is said of them.
+"""Four vLLM servers that share their experts on one GPU, and the verdicts on them.
 
     python -m benchmarks.gpu.four_servers --nccl /tmp/libnccl.so.2 --keep DIR [PART ...]
 
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from tests.gpu.deployment import in_shared_memory, options
-from tests.gpu.hangs import said
+from tests.gpu.hangs import answer_of
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -144,7 +144,7 @@ def ask(keep: Path, name: str, *words: str) -> dict[str, Any]:
         print(json.dumps({"asked": name, "status": done.returncode, "says": done.stderr.decode()}))
         return {}
     found: dict[str, Any] = json.loads(text)
-    row = {"asked": name, "took": round(time.monotonic() - begun, 1), **said(found)}
+    row = {"asked": name, "took": round(time.monotonic() - begun, 1), **answer_of(found)}
     row["exit"] = done.returncode
     row["ranks_read"] = found["ranks"]["read"]
     row["says"] = (found.get("verdict") or found)["summary"]

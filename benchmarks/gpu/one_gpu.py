@@ -1,4 +1,4 @@
-"""Ordinary programs with a mistake, four NCCL ranks on one GPU, and what is said of each.
+"""Ordinary programs with a mistake, four NCCL ranks on one GPU, and the verdict on each.
 
     python -m benchmarks.gpu.one_gpu --nccl /tmp/libnccl.so.2 --keep DIR [NAME ...]
 
@@ -32,7 +32,7 @@ MISTAKES = (
 )  # fmt: skip
 """Programs whose mistake NCCL shows differently than gloo: nothing aborts, all hosts run ahead."""
 REDUCED_AHEAD = frozenset({"ddp_no_sync", "ddp_fewer_batches_barrier"})
-"""Over NCCL all hosts run ahead to the same barrier; only NCCL's counts tell them apart."""
+"""Over NCCL all hosts run ahead to the same barrier; only NCCL's counts distinguish them."""
 LIMIT = 540
 INSTALLED = "libnccl.so.2"
 """The library that torch brings, which is loaded in any case."""
@@ -85,23 +85,23 @@ def _keep(folder: Path, answers: Sequence[Answer]) -> None:
 
 def rows(name: str, answers: Sequence[Answer], took: float) -> Iterator[list[str]]:
     """Yield a row for each answer; the first says what the program does."""
-    told = f"`{name}`: {PROGRAMS[name].mistake}"
+    title = f"`{name}`: {PROGRAMS[name].mistake}"
     for answer in answers:
-        said = answer.note if answer.way == HEALTHY else describe(answer.document)
+        output = answer.note if answer.way == HEALTHY else describe(answer.document)
         document = answer.document or {}
         yield [
-            told,
+            title,
             answer.way,
-            said,
-            answer.score + (f" ({answer.note})" if answer.note and said != answer.note else ""),
-            _witness(document, "ras"),
+            output,
+            answer.score + (f" ({answer.note})" if answer.note and output != answer.note else ""),
+            _evidence(document, "ras"),
             _counts(document),
             f"{took:.0f}",
         ]
-        told = ""
+        title = ""
 
 
-def _witness(document: Mapping[str, Any], name: str) -> str:
+def _evidence(document: Mapping[str, Any], name: str) -> str:
     for item in document.get("witnesses") or ():
         if item["name"] == name:
             return " ".join(str(item.get("says") or item.get("why") or "").split())

@@ -28,7 +28,7 @@ MODES = {"recorded": "", "counted": "1"}
 
 
 def rows(mode: str, found: dict[str, dict[str, Times]]) -> Iterator[dict[str, Any]]:
-    """Yields one row for each library and size."""
+    """Yield one row for each library and size."""
     for name, taken in found.items():
         library, size = name.split()
         row: dict[str, Any] = {"library": library, "bytes": int(size), "mode": mode}
@@ -43,7 +43,7 @@ def rows(mode: str, found: dict[str, dict[str, Times]]) -> Iterator[dict[str, An
 
 
 def main() -> int:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu.small_all_reduces", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--count", type=int, default=200, help="calls a round")

@@ -46,7 +46,7 @@ VARIANTS = {
     "own": {},
 }
 ASKED = {"vllm_xargs": {"return_routed_experts": True, "routed_experts_encoding": "compact"}}
-"""What requests say in the variant ``routed``; in ``offered`` nobody asks."""
+"""Options of requests in the variant ``routed``; in ``offered`` no request asks."""
 OWN = ["--enable-return-routed-experts"]
 """vLLM's own way in the variant ``own``: every answer has its routing, whoever asked."""
 ROUTED = ("routed", "own")
@@ -71,7 +71,7 @@ class Variant:
         tokens: Per second, one number a round.
         latency: Seconds a token of a request took, the median of each round.
         alone: What it answered to the prompts that were served one by one.
-        routing: The experts that it said it used for them.
+        routing: The experts that its answers list for them.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Variant:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What its requests say besides."""
+        """Additional options of its requests."""
         return ASKED if self.name == "routed" else {}
 
     def load(self, requests: Sequence[Request], concurrency: int) -> None:
-        """Serves requests, so many at a time, and notes how long it took."""
+        """Serve requests, a given number at a time, and note how long it took."""
 
         def serve(number: int) -> tuple[int, float]:
             prompt, count = requests[number]
@@ -109,13 +109,13 @@ class Variant:
         self.latency.append(statistics.median(took / count for count, took in served))
 
     def serve_alone(self) -> None:
-        """Serves requests one by one, and keeps what was answered."""
+        """Serve requests one by one, and keep what was answered."""
         choices = [self.server.choice(prompt, 32, 120, **self.asked) for prompt in ALONE]
         self.alone = [choice["token_ids"] for choice in choices]
         self.routing = [decode_choice(choice) for choice in choices]
 
     def same_routing(self, other: Variant) -> bool:
-        """Whether both used the same experts for every token, and none is missing."""
+        """Return whether both used the same experts for every token, and none is missing."""
         return all(
             one is not None
             and two is not None
@@ -127,13 +127,13 @@ class Variant:
 
 
 ANSWERS = (128, 256, 512) if on_gpus() else (8, 32, 64)
-"""How many tokens are generated for a request, where nothing else is said."""
+"""How many tokens are generated for a request by default."""
 LENGTHS = (3, 17)
 """Tokens of a prompt: few enough that a step that begins requests is a captured graph as well."""
 
 
 def requests(seed: int, answers: Sequence[int] = ANSWERS) -> Iterator[Request]:
-    """Yields short prompts, each with a number of tokens to generate."""
+    """Yield short prompts, each with a number of tokens to generate."""
     draw = random.Random(seed)
     while True:
         prompt = [draw.randrange(3, 500) for _ in range(draw.choice(LENGTHS))]
@@ -141,7 +141,7 @@ def requests(seed: int, answers: Sequence[int] = ANSWERS) -> Iterator[Request]:
 
 
 def make_variant(name: str, directory: Path, rings: Path, *, shape: Shape, **how: Any) -> Variant:
-    """Makes a server that is not yet started."""
+    """Make a server that is not yet started."""
     directory.mkdir()
     given = options(shape=shape, environment=VARIANTS[name], **how)
     if name == "own":
@@ -153,7 +153,7 @@ def make_variant(name: str, directory: Path, rings: Path, *, shape: Shape, **how
 
 
 def start(variant: Variant, number: int) -> bool:
-    """Starts a server, some time after the one before: engines look for free ports and may meet.
+    """Start a server, some time after the one before: engines look for free ports and may meet.
 
     Returns:
         Whether it serves. The others are measured without it.
@@ -175,7 +175,7 @@ def measure(
     seconds: float,
     answers: Sequence[int],
 ) -> None:
-    """Warms all up, asks all the same one by one, then loads each once a round.
+    """Warm all up, ask all the same one by one, then load each once a round.
 
     Args:
         variants: What is measured.
@@ -210,7 +210,7 @@ def measure(
 
 
 def report(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Returns what is to be kept, and prints it."""
+    """Return the figures to keep, and print them."""
     base = variants[0]
     rows = []
     for variant in variants:
@@ -253,15 +253,15 @@ def report(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def counted(document: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns what the GPUs counted of each communicator, by rank."""
+    """Return the GPUs' counts of each communicator, by rank."""
     found: dict[str, dict[str, str]] = {}
     for row in document["table"]:
         for label, comm in row["comms"].items():
             device = comm.get("device")
-            said = "not counted"
+            counted = "not counted"
             if device is not None:
-                said = device["unknown"] or f"{device['finished']} of {device['posted']}"
-            found.setdefault(label, {})[str(row["rank"])] = said
+                counted = device["unknown"] or f"{device['finished']} of {device['posted']}"
+            found.setdefault(label, {})[str(row["rank"])] = counted
     return found
 
 
@@ -271,13 +271,13 @@ def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:
-    """The least, the median and the most."""
+    """Return the least, the median and the most."""
     found = sorted(values)
     return found[0], statistics.median(found), found[-1]
 
 
 def main() -> int:
-    """Starts, measures, prints; returns 1 where answers or verdicts are not what they should be."""
+    """Start, measure, print; return 1 where answers or verdicts are not what they should be."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu.throughput",
         description=__doc__,

@@ -94,7 +94,7 @@ QUICK = Effort(
 
 
 def main() -> None:
-    """Measures what was asked for, in a directory that is removed afterwards."""
+    """Measure what was asked for, in a directory that is removed afterwards."""
     parser = argparse.ArgumentParser(prog="benchmarks.runners", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less than half a minute")
     parser.add_argument(
@@ -118,7 +118,7 @@ def main() -> None:
             "cold": add_cold,
             "diagnose": add_diagnoses,
             "curves": add_curves,
-            "watch": add_looks,
+            "watch": add_polls,
             "guard": add_guard,
             "nodes": add_nodes,
             "dispatch": add_dispatch,
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def add_records(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what one call costs the program that makes it."""
+    """Add what one call costs the program that makes it."""
     os.environ["NCCLSCOPE_DIR"] = str(directory / "probes")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     from benchmarks.runners import records  # reads the environment, as torch does
@@ -162,7 +162,7 @@ def add_records(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_cold(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what probes cost a program that has used the caches between its calls."""
+    """Add what probes cost a program that has used the caches between its calls."""
     os.environ["NCCLSCOPE_DIR"] = str(directory / "cold")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     from benchmarks.runners import cold  # reads the environment, as torch does
@@ -175,7 +175,7 @@ def add_cold(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_diagnoses(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what a diagnosis of many rings costs."""
+    """Add what a diagnosis of many rings costs."""
     title = f"diagnose, {rings.CAPACITY:,} records a ring"
     add_header(table, title, "seconds", "records a second", "most memory")
     for size in effort.sizes:
@@ -198,7 +198,7 @@ def add_diagnoses(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_curves(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds how the cost grows with the ranks of a job, and with the records of each."""
+    """Add how the cost grows with the ranks of a job, and with the records of each."""
     title = f"diagnose, {effort.records[-1]:,} records a ring, sparse"
     add_header(table, title, "processor s", "of the one above", "most memory")
     add_curve(table, directory, effort, [(ranks, effort.records[-1]) for ranks in effort.ranks])
@@ -210,7 +210,7 @@ def add_curves(table: Table, directory: Path, effort: Effort) -> None:
 def add_curve(
     table: Table, directory: Path, effort: Effort, jobs: Sequence[tuple[int, int]]
 ) -> None:
-    """Adds jobs of so many ranks with so many records each."""
+    """Add jobs by their number of ranks and of records of each."""
     before = 0.0
     for ranks, records in jobs:
         title = f"{ranks:,} x {records:,}"
@@ -235,18 +235,18 @@ def add_curve(
 
 
 def check_named(title: str, costs: Sequence[diagnosis.Cost]) -> None:
-    """Ends with a message if a diagnosis does not name the rank that diverged."""
+    """End with a message if a diagnosis does not name the rank that diverged."""
     for cost in costs:
         if cost.named != (rings.DIVERGING,):
             raise SystemExit(f"{title}: the verdict names {cost.named}")
 
 
-def add_looks(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what looks at a living job cost the machine that it runs on, and pictures of them."""
+def add_polls(table: Table, directory: Path, effort: Effort) -> None:
+    """Add what polls of a living job cost the machine that it runs on, and pictures of them."""
     title = f"watch, {watching.RANKS} ranks"
-    add_header(table, title, "us a look", "median", "of a core, 10 a second")
+    add_header(table, title, "us a poll", "median", "of a core, 10 a second")
     for calls in (0, 100, 1000):
-        say(f"looks, {calls} calls a rank between two of them")
+        say(f"polls, {calls} calls a rank between two of them")
         folder = directory / f"watch-{calls}"
         taken = watching.samples(folder, calls=calls, rounds=effort.turns)
         shutil.rmtree(folder)
@@ -273,7 +273,7 @@ def add_looks(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_guard(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what it costs to compare each call with those of peers."""
+    """Add what it costs to compare each call with those of peers."""
     say("the guard")
     found = guard.measure(directory / "guarded", rounds=effort.rounds, count=500)
     add_header(table, "the guard, on top of a record, ns", "least", "median", "")
@@ -290,7 +290,7 @@ def add_guard(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_dispatch(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what it costs that ranks compare their plans before they dispatch tokens."""
+    """Add what it costs that ranks compare their plans before they dispatch tokens."""
     say("the dispatcher")
     found = dispatch.measure(rounds=effort.rounds, count=20)
     title = f"dispatch and combine of {dispatch.RANKS} gloo ranks by the clock, us"
@@ -303,7 +303,7 @@ def add_dispatch(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_device(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what it costs the host to have calls counted on the device, but for the driver."""
+    """Add what it costs the host to have calls counted on the device, but for the driver."""
     say("calls that are counted on the device")
     found = device.measure(directory, rounds=effort.rounds, count=effort.count)
     add_header(table, "a call counted on the device, ns", "least", "median", "of a recorded")
@@ -312,7 +312,7 @@ def add_device(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_replays(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what it costs to record that a CUDA graph is replayed."""
+    """Add what it costs to record that a CUDA graph is replayed."""
     say("replays")
     found = replays.measure(directory, rounds=effort.rounds, count=200)
     one = found.pop(replays.ONE)
@@ -322,7 +322,7 @@ def add_replays(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_latencies(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds how long a divergence goes unreported."""
+    """Add how long a divergence goes unreported."""
     found = []
     for latency in watching.latencies(directory, runs=effort.runs):
         say(f"latency, {len(found) + 1} of {effort.runs}: {latency}")
@@ -341,7 +341,7 @@ def add_latencies(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_nodes(table: Table, directory: Path, effort: Effort) -> None:
-    """Adds what it costs to examine rings where they are, by ranks."""
+    """Add what it costs to examine rings where they are, by ranks."""
     add_header(table, f"diagnose --ray, {nodes.PER_NODE} ranks a node", "ranks", "", "")
     for ranks in effort.remote:
         say(f"a diagnosis of {ranks} ranks on their nodes")
@@ -366,7 +366,7 @@ def add_nodes(table: Table, directory: Path, effort: Effort) -> None:
 
 
 def add_node_cost(table: Table, ranks: int, cost: nodes.NodeCost) -> None:
-    """Adds what the centre of one job takes."""
+    """Add what the centre of one job takes."""
     if cost.named != (rings.DIVERGING,):
         raise SystemExit(f"nodes name {cost.named}")
     for title, number in (
@@ -380,7 +380,7 @@ def add_node_cost(table: Table, ranks: int, cost: nodes.NodeCost) -> None:
 
 
 def add_program(table: Table, title: str, taken: dict[str, Rounds]) -> None:
-    """Adds what a call takes, and how much more it takes with each recorder."""
+    """Add what a call takes, and how much more it takes with each recorder."""
     plain = taken[gloo.PLAIN]
     recorder = taken[gloo.RECORDER].over(plain)
     add_sample(table, title, plain.sample())
@@ -389,24 +389,24 @@ def add_program(table: Table, title: str, taken: dict[str, Rounds]) -> None:
 
 
 def add_header(table: Table, *cells: str) -> None:
-    """Adds the line above a group of lines."""
+    """Add the line above a group of lines."""
     table.add_section()
     table.add_row(*cells, style="bold")
 
 
 def add_sample(table: Table, title: str, sample: Sample, other: Sample | None = None) -> None:
-    """Adds a line of nanoseconds, compared with what another takes, such as Flight Recorder."""
+    """Add a line of nanoseconds, compared with what another takes, such as Flight Recorder."""
     beside = f"{sample.least / other.least:.2f}" if other else ""
     table.add_row(title, f"{sample.least:,.0f}", f"{sample.median:,.0f}", beside)
 
 
 def say(text: str) -> None:
-    """Says what is being measured."""
+    """Say what is being measured."""
     print(f"measuring {text} ...", file=sys.stderr, flush=True)
 
 
 def end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends as after Ctrl-C: what has been written is removed on the way out."""
+    """End as after Ctrl-C: what has been written is removed on the way out."""
     raise SystemExit(128 + number)
 
 

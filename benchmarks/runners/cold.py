@@ -1,7 +1,7 @@
-"""What a probe costs where the program has used the caches for something else.
+"""What a probe costs with cold caches.
 
 In a hot loop everything that a probe touches is in the processor's nearest cache. In a program
-that computes between its calls nothing is, and each object that is looked at comes from far
+that computes between its calls nothing is, and each object that is read comes from far
 away. Here all that is near is thrown out before each call, and single calls are timed.
 """
 
@@ -53,7 +53,7 @@ class Cost:
 
 
 def measure(directory: Path, *, rounds: int) -> dict[str, Cost]:
-    """Measures each probe on and off in turns.
+    """Measure each probe on and off in turns.
 
     Args:
         directory: Where ``NCCLSCOPE_DIR`` points to.
@@ -101,7 +101,7 @@ def _compare(probe: Any, call: Call, rounds: int) -> Cost:
 
 
 def _probed(stack: ExitStack) -> Mapping[str, tuple[Any, Call]]:
-    """Returns probes, and calls that pass through them and do nothing else."""
+    """Return probes, and calls that pass through them and do nothing else."""
     tensor = torch.zeros(15, 2)
     c10d = C10dProbe()
     c10d.apply()
@@ -132,7 +132,7 @@ def _probed(stack: ExitStack) -> Mapping[str, tuple[Any, Call]]:
 
 
 def _stand_in(stack: ExitStack, probe: Any, name: str, *methods: str) -> tuple[Any, Any]:
-    """Installs a probe on a class whose methods do nothing."""
+    """Install a probe on a class whose methods do nothing."""
     module: Any = ModuleType("benchmarks.runners.stand_in")
 
     def nothing(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
-"""What our own code takes of the host to have a call counted on the device, without the driver.
+"""Host time of ncclscope's own code to count a call on the device, without the driver.
 
-In the place of the driver's launch stands a function that does nothing: what it costs to cross
+A function that does nothing replaces the driver's launch: what it costs to cross
 into the driver is measured on a GPU host, by tests/gpu/test_device_progress.py.
 """
 
@@ -38,7 +38,7 @@ class _Device(DeviceMarks):
 
 
 def measure(directory: Path, *, rounds: int, count: int) -> dict[str, Sample]:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For the rings.

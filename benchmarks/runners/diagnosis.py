@@ -32,16 +32,16 @@ class Cost:
 
 
 def measure(directory: Path) -> Cost:
-    """Diagnoses all rings below a directory in a fresh process."""
+    """Diagnose all rings below a directory in a fresh process."""
     command = [sys.executable, "-m", __name__, str(directory)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    said = json.loads(done.stdout)
-    said["named"] = tuple(said["named"])
-    return Cost(**said)
+    cost = json.loads(done.stdout)
+    cost["named"] = tuple(cost["named"])
+    return Cost(**cost)
 
 
 def main(directory: str) -> None:
-    """Diagnoses and prints the cost."""
+    """Diagnose and print the cost."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.readers import open_run
 
@@ -60,7 +60,7 @@ def main(directory: str) -> None:
 
 
 def most_memory() -> int:
-    """The most bytes in use so far; in ru_maxrss the parent's would count as well."""
+    """Return the most bytes in use so far; in ru_maxrss the parent's would count as well."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -15,7 +15,7 @@ _ROWS, _HIDDEN, _EXPERTS = 16, 1024, 8
 
 
 def measure(*, rounds: int, count: int) -> dict[str, tuple[Rounds, Rounds]]:
-    """Measures a dispatch and a combine of four gloo ranks, by the clock on the wall.
+    """Measure a dispatch and a combine of four gloo ranks, by the clock on the wall.
 
     Args:
         rounds: How often each variant has its turn.
@@ -37,7 +37,7 @@ def measure(*, rounds: int, count: int) -> dict[str, tuple[Rounds, Rounds]]:
 
 
 def _layers(rank: int, rounds: int, count: int) -> dict[str, dict[bool, list[float]]]:
-    """Runs layers on one rank; returns nanoseconds of one, by strategy and by comparison."""
+    """Run layers on one rank; return nanoseconds of one, by strategy and by comparison."""
     import torch
 
     from ncclscope_patches.moe_dispatch import ExpertGroups, ExpertPlacement, MoEDispatcher

@@ -26,7 +26,7 @@ PREFIX = "nccl_trace_rank_"
 
 
 def pickled(value: Any) -> bytes:
-    """Pickles as torch does: protocol 2, with texts and stack frames in the memo alone."""
+    """Pickle as torch does: protocol 2, with texts and stack frames in the memo alone."""
     out = bytearray(b"\x80\x02")
     memo: dict[Any, int] = {}
 
@@ -84,7 +84,7 @@ def pickled(value: Any) -> bytes:
 
 
 def write_job(directory: Path, ranks: int, entries: int, wrong: int | None = None) -> None:
-    """Writes the dumps of a job.
+    """Write the dumps of a job.
 
     Args:
         directory: Where to.
@@ -99,7 +99,7 @@ def write_job(directory: Path, ranks: int, entries: int, wrong: int | None = Non
 
 
 def job_dump(rank: int, ranks: int, entries: int, wrong: int | None) -> dict[str, Any]:
-    """Returns what one rank of such a job has in its dump; see :func:`write_job`."""
+    """Return the dump of one rank of such a job; see :func:`write_job`."""
     groups = {
         "0": ("default_pg", list(range(ranks))),
         str(1 + rank // SIZE): ("tp", [rank // SIZE * SIZE + n for n in range(SIZE)]),
@@ -178,7 +178,7 @@ def _entry(
 
 
 def cost(command: list[str]) -> tuple[float, int]:
-    """Returns the processor seconds of a command, and the most memory it had, in bytes."""
+    """Return the processor seconds of a command, and the most memory it had, in bytes."""
     with open(os.devnull, "wb") as nowhere:
         child = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
         _, _, used = os.wait4(child.pid, 0)
@@ -187,7 +187,7 @@ def cost(command: list[str]) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Measures what was asked for, in a directory that is removed afterwards."""
+    """Measure what was asked for, in a directory that is removed afterwards."""
     parser = argparse.ArgumentParser(prog="benchmarks.runners.dumps", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--entries", type=int, default=2000)

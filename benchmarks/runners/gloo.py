@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 
 def measure(directory: Path, *, rounds: int) -> Taken:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For rings and for what the ranks meet in.
@@ -69,7 +69,7 @@ def measure(directory: Path, *, rounds: int) -> Taken:
 
 
 def turns(variants: dict[str, Ranks], order: str, rounds: int) -> dict[str, Rounds]:
-    """Has each variant run what is ordered, in turns."""
+    """Run the ordered number of calls in each variant, in turns."""
     for ranks in variants.values():
         _turn(ranks, order)
     taken: dict[str, list[float]] = {name: [] for name in variants}
@@ -89,13 +89,13 @@ def _turn(ranks: Ranks, order: str) -> float:
         assert process.stdout is not None
         answers.append(process.stdout.readline())
     if not all(answers):
-        raise RuntimeError("a rank of the gloo program has ended; what it said is above")
+        raise RuntimeError("a rank of the gloo program has ended; its output is above")
     return min(map(float, answers))
 
 
 @contextmanager
 def started(store: Path, setting: dict[str, str]) -> Iterator[Ranks]:
-    """Runs the program's ranks under these variables."""
+    """Run the program's ranks under these variables."""
     inherited = {name: value for name, value in os.environ.items() if "NCCL" not in name}
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What it costs to hold each call against those of peers, before it is posted."""
+"""What it costs to compare each call with those of peers before it is posted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLAIN, TRACED, GUARD, DETAIL = "plain", "ncclscope", "with the guard", "DETAIL"
 
 
 def measure(directory: Path, *, rounds: int, count: int) -> dict[int, Rounds]:
-    """Measures one record, by the number of peers; -1 is without a guard.
+    """Measure one record, by the number of peers; -1 is without a guard.
 
-    The peers post along, in turns, so that each look at their words is one at new words.
+    The peers post along, in turns, so that each read of their cursors finds new values.
     """
     groups = {-1: _ranks(directory / "none", 1, "")}
     for peers in PEERS:
@@ -40,7 +40,7 @@ def measure(directory: Path, *, rounds: int, count: int) -> dict[int, Rounds]:
 
 
 def _measured_once(loop: Loop) -> Loop:
-    """Leaves out the warming up, in which the ranks would part from their peers."""
+    """Leave out the warming up, in which the ranks would diverge from their peers."""
     calls = 0
 
     def measured(count: int) -> None:
@@ -79,7 +79,7 @@ def _posting(tracer: Tracer, comm: Comm) -> Loop:
 
 
 def measure_programs(directory: Path, *, rounds: int) -> dict[str, Rounds]:
-    """Measures an all_reduce of two gloo ranks that is waited for, by the clock on the wall.
+    """Measure an all_reduce of two gloo ranks that is waited for, by the clock on the wall.
 
     torch's own check, ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, gathers what all ranks are about to
     post, twice, before each call.

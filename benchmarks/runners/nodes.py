@@ -44,7 +44,7 @@ class NodeCost:
         centre: Seconds of the centre, nodes aside.
         memory: Most bytes that the centre had in use.
         before: Those that it had before it asked anybody.
-        summaries: Bytes of what nodes told unasked.
+        summaries: Bytes of the summaries that nodes sent unasked.
         total: All bytes on the way, both ways.
         rounds: How often the centre asked.
         named: The ranks that the verdict names.
@@ -62,7 +62,7 @@ class NodeCost:
 
 
 def make_nodes(directory: Path, ranks: int) -> None:
-    """Makes the rings of a job, those of each node in a directory of their own.
+    """Make the rings of a job, those of each node in a directory of their own.
 
     All ranks have made the same calls, but none at quite the same time as another: equal times
     would pack better than real ones.
@@ -82,7 +82,7 @@ def make_nodes(directory: Path, ranks: int) -> None:
 
 
 def measure(directory: Path, ranks: int = 0) -> NodeCost:
-    """Diagnoses the rings of all nodes below a directory, in a fresh process.
+    """Diagnose the rings of all nodes below a directory, in a fresh process.
 
     Args:
         directory: From :func:`make_nodes`.
@@ -90,29 +90,29 @@ def measure(directory: Path, ranks: int = 0) -> NodeCost:
     """
     command = [sys.executable, "-m", _MODULE, "centre", str(directory), str(ranks)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    said = json.loads(done.stdout)
-    said["named"] = tuple(said["named"])
-    return NodeCost(**said)
+    cost = json.loads(done.stdout)
+    cost["named"] = tuple(cost["named"])
+    return NodeCost(**cost)
 
 
 def centre(directory: str, ranks: str) -> None:
-    """Asks the nodes, diagnoses and prints the cost."""
+    """Ask the nodes, diagnose and print the cost."""
     from benchmarks.runners.diagnosis import most_memory
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.remote.fleet import Fleet
     from ncclscope.remote.run import open_remote_run
 
-    with economy(), _nodes(directory, ranks) as asker:
+    with economy(), _nodes(directory, ranks) as client:
         before = most_memory()
-        fleet = Fleet(asker)
+        fleet = Fleet(client)
         start = time.perf_counter()
         verdict = diagnose(open_remote_run(fleet, [directory]))
         verdict.to_dict()
         seconds = time.perf_counter() - start
         cost = {
-            "node": max(asker.reducing),
-            "usual": float(np.median(asker.reducing)),
-            "centre": seconds - asker.waited,
+            "node": max(client.reducing),
+            "usual": float(np.median(client.reducing)),
+            "centre": seconds - client.waited,
             "memory": most_memory(),
             "before": before,
             "summaries": fleet.traffic.summaries,
@@ -123,7 +123,7 @@ def centre(directory: str, ranks: str) -> None:
     json.dump(cost, sys.stdout)
 
 
-class _PipeAsker:
+class _PipeClient:
     """Nodes that are served by another process.
 
     Attributes:
@@ -158,7 +158,7 @@ class _PipeAsker:
 
 
 @contextmanager
-def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
+def _nodes(directory: str, ranks: str) -> Iterator[_PipeClient]:
     count = int(ranks) // PER_NODE or len(list(Path(directory).iterdir()))
     names = [f"node-{number:05}" for number in range(count)]
     with subprocess.Popen(
@@ -168,17 +168,17 @@ def _nodes(directory: str, ranks: str) -> Iterator[_PipeAsker]:
     ) as served:
         assert served.stdin is not None
         assert served.stdout is not None
-        yield _PipeAsker(names, served.stdin, served.stdout)
+        yield _PipeClient(names, served.stdin, served.stdout)
         served.stdin.close()
 
 
 def serve(directory: str, ranks: str) -> None:
-    """Serves all nodes until nobody asks any more."""
+    """Serve all nodes until nobody asks any more."""
     from benchmarks.runners.replicas import Replica
     from ncclscope.remote.node_server import NodeServer
 
     places = sorted(Path(directory).iterdir())
-    depots: dict[int, NodeServer | Replica] = {}
+    node_servers: dict[int, NodeServer | Replica] = {}
     last = len(places) - 1
     shared: dict[int, NodeServer] = {}
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -191,11 +191,13 @@ def serve(directory: str, ranks: str) -> None:
                 place = min(node, last)
                 if place not in shared:
                     shared[place] = NodeServer([str(places[place])])
-                depot = shared[place]
-                depots[node] = Replica(depot, node, PER_NODE, int(ranks)) if int(ranks) else depot
-                answer = depots[node].summary()
+                node_server = shared[place]
+                node_servers[node] = (
+                    Replica(node_server, node, PER_NODE, int(ranks)) if int(ranks) else node_server
+                )
+                answer = node_servers[node].summary()
             else:
-                answer = depots[node].answer(data)
+                answer = node_servers[node].answer(data)
             seconds = time.perf_counter() - began
             answers.write(_FRAME.pack(node, what, len(answer), seconds) + answer)
             answers.flush()

@@ -17,7 +17,7 @@ SETTLE = 0.01
 
 
 def main(store: str, rank: int) -> None:
-    """Joins the other rank, then runs as many calls as each line of stdin asks for.
+    """Join the other rank, then run as many calls as each line of stdin asks for.
 
     Args:
         store: A file that the ranks meet in.
@@ -37,7 +37,7 @@ def main(store: str, rank: int) -> None:
 
 
 def post_and_wait(tensor: torch.Tensor, count: int) -> float:
-    """Returns nanoseconds of processor time of a call that is waited for before the next."""
+    """Return nanoseconds of processor time of a call that is waited for before the next."""
     start = time.thread_time_ns()
     for _ in range(count):
         dist.all_reduce(tensor)
@@ -45,7 +45,7 @@ def post_and_wait(tensor: torch.Tensor, count: int) -> float:
 
 
 def pass_by(tensor: torch.Tensor, count: int) -> float:
-    """Returns nanoseconds by the clock on the wall, waiting for the other rank included."""
+    """Return nanoseconds by the clock on the wall, waiting for the other rank included."""
     start = time.perf_counter_ns()
     for _ in range(count):
         dist.all_reduce(tensor)
@@ -53,7 +53,7 @@ def pass_by(tensor: torch.Tensor, count: int) -> float:
 
 
 def post_then_wait(tensor: torch.Tensor, count: int) -> float:
-    """Returns the same of calls that are all posted first, and all waited for afterwards."""
+    """Return the same of calls that are all posted first, and all waited for afterwards."""
     start = time.thread_time_ns()
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(count)]
     posted = time.thread_time_ns() - start
@@ -66,13 +66,13 @@ def post_then_wait(tensor: torch.Tensor, count: int) -> float:
 
 @functools.cache
 def replica() -> torch.nn.Module:
-    """Returns a module of eight layers, whose gradients C++ reduces."""
+    """Return a module of eight layers, whose gradients C++ reduces."""
     layers = [torch.nn.Linear(256, 256) for _ in range(LAYERS)]
     return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 
 
 def train(_tensor: torch.Tensor, count: int) -> float:
-    """Returns nanoseconds of processor time of a step of that module."""
+    """Return nanoseconds of processor time of a step of that module."""
     model, rows = replica(), torch.ones(ROWS, 256)
     start = time.thread_time_ns()
     for _ in range(count):

@@ -16,14 +16,14 @@ PAGE = 4096
 
 
 def read_ranges(directory: Path) -> list[Range]:
-    """Returns the parts of a file that are read of any ring below a directory, in pages."""
+    """Return the parts of a file that are read of any ring below a directory, in pages."""
     command = [sys.executable, "-m", __name__, str(directory)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [(start, stop) for start, stop in json.loads(done.stdout)]
 
 
 def main(directory: str) -> None:
-    """Diagnoses and prints what was read."""
+    """Diagnose and print what was read."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.readers import open_run
 
@@ -40,7 +40,7 @@ def main(directory: str) -> None:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Returns ranges that overlap or touch as one."""
+    """Return ranges that overlap or touch as one."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:

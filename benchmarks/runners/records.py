@@ -1,4 +1,4 @@
-"""What it costs to record one call: in this process, without anything that is sent."""
+"""What it costs to record one call: in this process, without any transfer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bytes_of_a_record(tracer: Tracer) -> float:
 
 
 def measure(directory: Path, *, rounds: int, count: int) -> tuple[dict[str, Sample], float]:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For what is written. ``NCCLSCOPE_DIR`` must name a place for the probes' ring.
@@ -143,7 +143,7 @@ def _record(tracer: Tracer) -> Loop:
 
 
 class _Communicator:
-    """Stands for vLLM's ``PyNcclCommunicator``: the parameters are the same, nothing is sent."""
+    """In place of vLLM's ``PyNcclCommunicator``: the parameters are the same, nothing is sent."""
 
     def __init__(self) -> None:
         self.disabled = False
@@ -213,7 +213,7 @@ def _pynccl(stack: ExitStack) -> dict[str, Loop]:
 
 
 def _c10d(stack: ExitStack) -> dict[str, Loop]:
-    """The functions of torch.distributed on torch's fake backend, which sends nothing."""
+    """Return the functions of torch.distributed on torch's fake backend, which sends nothing."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     stack.callback(dist.destroy_process_group)
     tensor = torch.zeros(15, 2)

@@ -20,7 +20,7 @@ COMMS = (1, 3)
 
 
 def measure(directory: Path, *, rounds: int, count: int) -> dict[str, Sample]:
-    """Measures in turns.
+    """Measure in turns.
 
     Args:
         directory: For the ring.
@@ -67,7 +67,7 @@ def _posts(tracer: Tracer, comm: Any) -> Loop:
 
 
 def captured(tracer: Tracer, comms: list[Any], calls: int) -> TracedGraph:
-    """Captures so many calls, on communicators in turns."""
+    """Capture a number of calls, on communicators in turns."""
     begun = tracer.graphs.begin()
     for number in range(calls):
         comm = comms[number % len(comms)]
@@ -84,7 +84,7 @@ def _replays(graph: TracedGraph) -> Loop:
 
 
 def _probed(stack: ExitStack, recorded: TracedGraph | None) -> Loop:
-    """Replays by way of torch's method, which does nothing else here."""
+    """Replay by way of torch's method, which does nothing else here."""
     module: Any = ModuleType("benchmarks.runners.stand_in")
     module.CUDAGraph = type("CUDAGraph", (), {"replay": lambda self: None})
     probe = CudaGraphProbe()

@@ -25,39 +25,39 @@ class Replica:
         ranks: Of the job.
     """
 
-    def __init__(self, depot: NodeServer, node: int, size: int, ranks: int) -> None:
-        self._depot = depot
+    def __init__(self, node_server: NodeServer, node: int, size: int, ranks: int) -> None:
+        self._node_server = node_server
         self._first = node * size
         self._size, self._ranks = size, ranks
         self._theirs = ""
 
     def summary(self) -> bytes:
-        """Returns the summary of the other, as this node's."""
-        told = unpack(self._depot.summary())
-        for comm in told["comms"]:
+        """Return the summary of the other, as this node's."""
+        summary = unpack(self._node_server.summary())
+        for comm in summary["comms"]:
             label, own = comm[1], comm[0].rpartition(" ")[2]
             if label == "tp:0":
                 self._theirs, own = comm[0], str(self._first)
             comm[0] = f"{label} {own}"
             comm[3] = f"{label} {own}"  # of its members: no two nodes need to agree otherwise
-        for place, rank in enumerate(told["ranks"]):
+        for place, rank in enumerate(summary["ranks"]):
             about = rank["about"]
             number = self._first + place
             about[0], about[1] = number, self._ranks
             about[2], about[3] = f"node-{number // self._size}", 1000 + number
             about[5] = {"tp": str(place), "dp": str(number // self._size)}
-        return pack(told)
+        return pack(summary)
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answers of the other."""
+        """Return the answers of the other."""
         questions = [self._translated(one) for one in unpack(request)]
         asked = [one for one in questions if one[0] != "members"]
-        told: dict[str, Any] = unpack(self._depot.answer(pack(asked)))
-        found = iter(told["answers"])
-        told["answers"] = [
+        summary: dict[str, Any] = unpack(self._node_server.answer(pack(asked)))
+        found = iter(summary["answers"])
+        summary["answers"] = [
             self._members(one[1]) if one[0] == "members" else next(found) for one in questions
         ]
-        return pack(told)
+        return pack(summary)
 
     def _translated(self, question: list[Any]) -> list[Any]:
         if question[0] != "members" and str(question[2]).startswith("tp:0"):

@@ -7,8 +7,8 @@ these parts copied into it.
 
 A thousand ranks of a million records each would be 96 GB. Of *sparse* rings only those pages
 are written that a diagnosis reads of any of sixteen full rings of the same calls; the rest
-is a hole, as long as what it stands for. The reader is told nothing of it: a record in a hole
-is no whole record, so that one who looks anywhere else finds a damaged ring, and no verdict
+is a hole, as long as what it replaces. The reader knows nothing of it: a record in a hole
+is no whole record, so that a reader of anything else finds a damaged ring, and no verdict
 comes of it. What is saved is room, on the disk and in the page cache, and nothing that a
 diagnosis of full rings in memory would have to do.
 """
@@ -37,7 +37,7 @@ FULL = 2 * TP
 def make_rings(
     directory: Path, ranks: int, *, capacity: int = CAPACITY, sparse: bool = False
 ) -> int:
-    """Writes the rings of TP=8 and as many replicas as that takes.
+    """Write the rings of TP=8 and as many replicas as that takes.
 
     Each rank makes half as many calls again as its ring holds. After nine tenths of them, the
     diverging rank takes another operation than its peers, once.
@@ -47,7 +47,7 @@ def make_rings(
         ranks: More than the diverging one; where they are no multiple of eight, the last replica
             is smaller than the others.
         capacity: Records of each.
-        sparse: Whether to leave holes where a diagnosis does not look.
+        sparse: Whether to leave holes where a diagnosis does not read.
 
     Returns:
         Records that can be read in them, or could be if they were all there.
@@ -73,7 +73,7 @@ def make_rings(
 def _record(
     directory: Path, rank: int, capacity: int, calls: int, *, stray: int
 ) -> tuple[Path, Geometry]:
-    """Makes the full ring of one rank."""
+    """Make the full ring of one rank."""
     tracer = _tracer(directory, rank, FULL, capacity)
     _post(tracer, _communicators(tracer, rank, FULL), calls, stray=stray)
     tracer.close()
@@ -83,7 +83,7 @@ def _record(
 def _copy(
     directory: Path, ranks: int, model: Path, odd: Path, geometry: Geometry, parts: Sequence[Range]
 ) -> None:
-    """Makes the rings of all ranks, with these parts of the one or the other."""
+    """Make the rings of all ranks, with these parts of the one or the other."""
     for rank in range(ranks):
         tracer = _tracer(directory, rank, ranks, layout.MIN_CAPACITY)
         for comm in _communicators(tracer, rank, ranks):
@@ -137,7 +137,7 @@ def _kinds(tracer: Tracer, comm: Comm) -> None:
 
 
 def _post(tracer: Tracer, comms: Sequence[Comm], count: int, *, stray: int) -> None:
-    """Posts steps of layers: a sum on TP, a gather and a scatter on DP; now and then on world."""
+    """Post steps of layers: a sum on TP, a gather and a scatter on DP; now and then on world."""
     kinds: dict[tuple[Comm, str, int], tuple[bytes, int]] = {}
     for comm in comms:
         _kinds(tracer, comm)

@@ -9,7 +9,7 @@ One engine on the CPU, in this process, serves the same requests again and again
   that ends, as vLLM first did; without the waits for a GPU, since there is none.
 
 Ratios are of one round, to ``none``. Host time is what the loop of the engine spends on scheduling
-and on outputs, which is when nobody else is heard; the step is all of it with the model.
+and on outputs, which is when no other request is served; the step is all of it with the model.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Bench:
         self._time(core)
 
     def run(self, mode: str, seed: int) -> tuple[float, float, float, float]:
-        """Serves one round; see :class:`Taken`."""
+        """Serve one round; see :class:`Taken`."""
         from vllm import SamplingParams
 
         extra = {"return_routed_experts": True} if mode == "asked" else None
@@ -143,7 +143,7 @@ class Bench:
         )
 
     def _time(self, core: Any) -> None:
-        """Measures the steps of the engine, and the parts of the scheduler in them."""
+        """Measure the steps of the engine, and the parts of the scheduler in them."""
         schedule, update, step = (
             self.scheduler.schedule,
             self.scheduler.update_from_output,
@@ -176,12 +176,12 @@ class Bench:
 
     @contextmanager
     def _old(self) -> Iterator[None]:
-        """Has each step saved, and read for each request that ends, in the loop that feeds all."""
-        from examples.routed_experts.shared_memory_specimen import SharedMemorySpecimen
+        """Save each step, and read each request that ends, in the loop that feeds all."""
+        from examples.routed_experts.shared_memory_reference import SharedMemoryReference
 
         blocks = self.scheduler.kv_cache_config.num_blocks
         size = self.scheduler.block_size
-        specimen = SharedMemorySpecimen(
+        reference = SharedMemoryReference(
             self.capture.shape, blocks * size, self.segment, create=True
         )
         forward, update = self.runner._model_forward, self.scheduler.update_from_output
@@ -195,7 +195,7 @@ class Bench:
                 self.capture.end()
             rows = sum(self.scheduled.values())
             slots = table.slot_mapping.gpu[:rows]
-            specimen.save(self.capture.ids[:, :rows], slots)
+            reference.save(self.capture.ids[:, :rows], slots)
             return result
 
         def updated(output: Any, result: Any) -> Any:
@@ -207,7 +207,7 @@ class Bench:
             for name, request in running.items():
                 if request.is_finished():
                     places = np.array(held[name])[:, None] * size + np.arange(size)
-                    specimen.read(places.reshape(-1)[: request.num_tokens - 1])
+                    reference.read(places.reshape(-1)[: request.num_tokens - 1])
             return outputs
 
         execute = self.runner.execute_model
@@ -223,7 +223,7 @@ class Bench:
         finally:
             del self.runner._model_forward, self.runner.execute_model
             self.scheduler.update_from_output = update
-            specimen.close()
+            reference.close()
 
 
 @contextmanager
@@ -232,7 +232,7 @@ def _nothing() -> Iterator[None]:
 
 
 def main() -> None:
-    """Measures all modes in turns, and prints medians."""
+    """Measure all modes in turns, and print medians."""
     parser = argparse.ArgumentParser(prog="benchmarks.runners.routing", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=16)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Loop", "Rounds", "Sample", "in_turns"]
 
 Loop = Callable[[int], None]
-"""Does something so many times."""
+"""Does something a given number of times."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Rounds:
     taken: Sequence[float]
 
     def sample(self) -> Sample:
-        """Returns what it takes."""
+        """Return the least and the median."""
         return Sample(min(self.taken), statistics.median(self.taken))
 
     def over(self, base: Rounds) -> Sample:
-        """Returns how much longer it takes than something else that was measured in turns."""
+        """Return the additional time over another measurement that was made in turns."""
         pairs = zip(self.taken, base.taken, strict=True)
         median = statistics.median(mine - other for mine, other in pairs)
         return Sample(min(self.taken) - min(base.taken), median)
 
 
 def in_turns(loops: Mapping[str, Loop], *, rounds: int, count: int) -> dict[str, Rounds]:
-    """Runs each loop once a round, so that a busy moment hits them all.
+    """Run each loop once a round, so that a busy moment hits them all.
 
     Processor time of this thread is what counts: what others run meanwhile does not.
 

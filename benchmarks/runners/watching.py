@@ -1,4 +1,4 @@
-"""What a look at eight ranks costs, and how long it takes until a divergence is reported."""
+"""What a poll of eight ranks costs, and how long it takes until a divergence is reported."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PATIENCE = 30.0
 
 
 def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
-    """Measures looks at ranks that make so many calls between two of them.
+    """Measure polls of ranks that make a number of calls between two of them.
 
     Returns:
-        Seconds of processor time of each look.
+        Seconds of processor time of each poll.
     """
     tracers = [
         Tracer(directory, rank=rank, world_size=RANKS, heartbeat=False) for rank in range(RANKS)
@@ -54,16 +54,16 @@ def samples(directory: Path, *, calls: int, rounds: int) -> list[float]:
             for _ in range(calls // 2):
                 tracer.complete(tracer.post(channel, template.fixed, template.signature))
         start = time.process_time()
-        look = watcher.poll()
+        poll = watcher.poll()
         if number:  # the first reads all there is
             taken.append(time.process_time() - start)
-        if look.status != "ok":
-            raise SystemExit(f"a job in order is {look.status}")
+        if poll.status != "ok":
+            raise SystemExit(f"a job in order is {poll.status}")
     return taken
 
 
 def pictures(directory: Path, size: tuple[int, int], *, rounds: int) -> list[tuple[float, int]]:
-    """Measures pictures of ranks that have made calls since the one before.
+    """Measure pictures of ranks that have made calls since the one before.
 
     Args:
         directory: Where the rings go.
@@ -83,9 +83,9 @@ def pictures(directory: Path, size: tuple[int, int], *, rounds: int) -> list[tup
     for number in range(rounds):
         for tracer, comm in zip(tracers, comms, strict=True):
             tracer.complete(tracer.record(comm, "all_reduce", shape=(15, 2), dtype="int8"))
-        look = watcher.poll()
+        poll = watcher.poll()
         start = time.process_time()
-        sent = painter.paint(picture.lines(look, *size, float(number)), *size)
+        sent = painter.paint(picture.lines(poll, *size, float(number)), *size)
         taken.append((time.process_time() - start, len(sent)))
     return taken[1:]  # the first is drawn whole
 
@@ -108,7 +108,7 @@ class Latency:
 
 
 def latencies(directory: Path, *, runs: int) -> Iterator[Latency]:
-    """Plants divergences in the laboratory, one a run, and times who reports them."""
+    """Plant divergences in the laboratory, one a run, and time who reports them."""
     for number in range(runs):
         fault = FAULTS[number % len(FAULTS)]
         rings = directory / f"latency-{number}"
@@ -142,7 +142,7 @@ def _latency(fault: str, run: Run, reported_ns: int) -> Latency:
 
 
 def _posts(run: Run, cause: Finding) -> tuple[int, int]:
-    """Returns when the diverging rank and when its first peer posted the call in question."""
+    """Return when the diverging rank and when its first peer posted the call in question."""
     assert cause.comm is not None
     assert cause.seq is not None
     posted = {}

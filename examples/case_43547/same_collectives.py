@@ -94,7 +94,7 @@ def agree(directory: Path, steps: int) -> bool:
     return agreed
 
 
-def wait_until_all_stand(rings: Path) -> None:
+def wait_until_all_wait(rings: Path) -> None:
     """Wait until all ranks have come to the call in which the first of them was seen to differ."""
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ def wait_until_all_stand(rings: Path) -> None:
 
 
 def caught(directory: Path) -> bool:
-    """Has one rank take a wrong size; returns whether the same comparison names it."""
+    """Let one rank take a wrong size; return whether the same comparison names it."""
     rings = directory / "wrong-size"
     timed(f"the same, but in step {WRONG_STEP} rank {WRONG_RANK} has a size of its own")
     program = start(rings, "--steps", WRONG_STEP + 10, "--wrong-step", WRONG_STEP)
@@ -125,7 +125,7 @@ def caught(directory: Path) -> bool:
             timed("`ncclscope watch --until-divergence` has seen it; the ranks are killed\n")
         except subprocess.TimeoutExpired:
             timed("`ncclscope watch --until-divergence` has seen nothing; the ranks are killed\n")
-        wait_until_all_stand(rings)
+        wait_until_all_wait(rings)
         # The ranks alone: who started them removes what they leave in shared memory.
         for rank in open_run(rings).ranks:
             if rank.alive:

@@ -123,7 +123,7 @@ def list_order() -> None:
 
 
 def of_the_issue(choosers: dict[str, Chooser]) -> Table:
-    """Return who takes the tensors of the issue."""
+    """Return the backend that takes each tensor of the issue."""
     table = Table(title="who takes an all-reduce, by vLLM's own code", title_justify="left")
     for heading in ("shape", "bytes", *choosers):
         table.add_column(heading, justify="left" if heading in choosers else "right")

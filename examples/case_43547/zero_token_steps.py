@@ -4,7 +4,7 @@
 
 Starts a server with two replicas that share their experts (DP=2, expert parallel) on the CPU, and
 gives all requests to one of them. Then the same with a plugin that does what the pull request
-would. A hang is looked at while it lasts, and again after the workers were killed with SIGKILL.
+would. The script examines a hang while it lasts, and again after SIGKILL of the workers.
 Needs the environment of `make test-vllm`. With DIR logs and rings are kept.
 """
 

@@ -29,7 +29,7 @@ class Dispatcher:
         self.skip_when_idle = skip_when_idle
 
     def step(self, tokens: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
-        """Return what the experts make of this rank's tokens, in the tokens' order.
+        """Return the experts' output for this rank's tokens, in the tokens' order.
 
         Args:
             tokens: One row each.

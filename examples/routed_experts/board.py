@@ -12,8 +12,8 @@ __all__ = ["Board", "Entry"]
 
 FIELDS = (
     "steps",  # that were run
-    "stall_us",  # engine: longest time between two looks at what has come
-    "busy_since_us",  # engine: when it last looked at what had come; 0 while it waits for more
+    "stall_us",  # engine: longest time between two polls for arrivals
+    "busy_since_us",  # engine: when it last polled for arrivals; 0 while it waits for more
     "experts_us",  # engine: the most of one such time that went into routing
     "agree_us",  # engine: longest wait for the other engines
     "ended",  # engine: the most requests that ended in one step

@@ -118,7 +118,7 @@ class Cluster:
         return self.board.total("failed") > 0
 
     def end(self) -> None:
-        """Has all processes end in order.
+        """End all processes in order.
 
         Raises:
             ClusterError: They did not.
@@ -145,6 +145,6 @@ class Cluster:
                     stream.close()
 
     def _reason(self) -> str:
-        """Return the last line that a process has said."""
+        """Return the last line that a process has printed."""
         lines = self.plan.log.read_text(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")

@@ -62,7 +62,7 @@ class Engine:
         )
         self._sender = threading.Thread(target=self._send_answers, name="answers", daemon=True)
         self._sender.start()
-        self._looked = time.perf_counter()
+        self._polled = time.perf_counter()
         if plan.dp > 1:
             dist.init_process_group(
                 "gloo",
@@ -81,22 +81,22 @@ class Engine:
         if self.plan.dp > 1:
             dist.barrier()  # nobody waits for another's start, which may take long, in a step
         self._answers.put(({"ready": self.replica}, []))
-        self._looked = time.perf_counter()
+        self._polled = time.perf_counter()
         while True:
-            self._look(0)
-            # What comes after the agreement, the others may not have heard yet.
+            self._poll(0)
+            # What comes after the agreement, the others may not have received yet.
             seen, stopping = self._seen, self._stopping
             if self._number % self.plan.agree_every == 0 and not self._go_on():
                 while self._flying:
-                    self._look(None)
+                    self._poll(None)
                 if stopping:
                     break
                 if self._seen == seen:
-                    self._look(None)
+                    self._poll(None)
                 continue
             self._launch()
             while len(self._flying) >= self.plan.depth:
-                self._look(None)
+                self._poll(None)
         for worker in self.workers:
             worker.send({"stop": True})
         self._answers.put(None)
@@ -106,11 +106,11 @@ class Engine:
         if self.plan.dp > 1:
             dist.destroy_process_group()
 
-    def _look(self, timeout: float | None) -> None:
+    def _poll(self, timeout: float | None) -> None:
         """Take what has come; waits for it where a timeout is not 0."""
         self._note_gap()
         ready, _, _ = select.select([self.front, self.workers[0]], [], [], timeout)
-        self._note_look()
+        self._note_poll()
         for channel in ready:
             frame = channel.receive()
             if channel is self.front:
@@ -118,14 +118,14 @@ class Engine:
             else:
                 self._take_output(frame)
 
-    def _note_look(self) -> None:
-        self._looked = time.perf_counter()
+    def _note_poll(self) -> None:
+        self._polled = time.perf_counter()
         self._entry.set("busy_since_us", time.monotonic_ns() // 1000)
 
     def _note_gap(self) -> None:
-        """Note for how long nobody has looked at what had come."""
+        """Note the time since the last poll for arrivals."""
         self._entry.set("busy_since_us", 0)
-        self._entry.most("stall_us", time.perf_counter() - self._looked)
+        self._entry.most("stall_us", time.perf_counter() - self._polled)
         self._entry.most("experts_us", self.scheduler.routing_seconds)
         self.scheduler.routing_seconds = 0.0
 
@@ -139,17 +139,17 @@ class Engine:
             return self.scheduler.busy
         self._note_gap()
         begun = time.perf_counter()
-        words = torch.tensor([int(self.scheduler.busy), self._seen, -self._seen])
+        state = torch.tensor([int(self.scheduler.busy), self._seen, -self._seen])
         try:
-            dist.all_reduce(words, op=dist.ReduceOp.MAX, group=self._others)
+            dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._others)
         except RuntimeError:
             traceback.print_exc()
             self._entry.add("failed")
-            while True:  # as one on NCCL would; who looks at it ends it
+            while True:  # as one on NCCL would; whoever examines it ends it
                 signal.pause()
-        busy, most, least = words.tolist()
-        self._note_look()
-        self._entry.most("agree_us", self._looked - begun)
+        busy, most, least = state.tolist()
+        self._note_poll()
+        self._entry.most("agree_us", self._polled - begun)
         return bool(busy or most != -least)
 
     def _take_request(self, frame: Frame) -> None:

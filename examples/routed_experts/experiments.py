@@ -15,7 +15,7 @@ from plan import Plan
 __all__ = ["ROWS", "Measured", "Row", "run_rows"]
 
 _TIMES = 10
-"""A collective may take so many times as long as the baseline's longest."""
+"""A collective may take this many times as long as the baseline's longest."""
 _LEAST_SECONDS = 3.0
 _UNSCALED_SECONDS = 10.0
 
@@ -55,7 +55,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a row.
+    """Outcome of a row.
 
     Attributes:
         row: The row.

@@ -152,7 +152,7 @@ class Front:
 def run_front(
     plan: Plan, ends: list[socket.socket], leash: socket.socket, listener: socket.socket
 ) -> None:
-    """What the process does, until the other end of the leash is let go."""
+    """Run the process until the other end of the leash is closed."""
     front = Front(plan, ends, leash)
     config = uvicorn.Config(front.app, log_level="warning", access_log=False)
     front.server = uvicorn.Server(config)

@@ -174,7 +174,7 @@ def ask(port: int, asked: Ask, timeout: float = 120.0) -> Reply:
 def run_load(
     port: int, phases: Sequence[Sequence[Ask]], concurrency: int, hung: Callable[[], bool]
 ) -> tuple[list[Reply], float]:
-    """Send requests, so many at a time.
+    """Send requests, a given number at a time.
 
     Args:
         port: Where to.
@@ -235,7 +235,7 @@ def _exchange(connection: http.client.HTTPConnection, asked: Ask) -> Reply:
 
 @dataclass
 class Judged:
-    """What answers are worth.
+    """Score of the answers.
 
     Attributes:
         answered: Requests with an answer.

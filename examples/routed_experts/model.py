@@ -28,7 +28,7 @@ from ncclscope_patches.routed_experts.capture import CaptureBuffer
 __all__ = ["Model", "TimedGroup", "make_groups"]
 
 _FACTORS = 4
-"""An expert multiplies by one of so many numbers."""
+"""Number of values by which an expert may multiply."""
 _JOIN = datetime.timedelta(minutes=2)
 
 
@@ -135,7 +135,7 @@ class Model:
                 self._entry.add("wrong_rows", int(wrong.sum()))
 
     def _experts(self, sent: Dispatched) -> torch.Tensor:
-        """What this worker's experts make of the rows they are given."""
+        """Return the output of this worker's experts for some rows."""
         owned = self._dispatcher.owned
         here = (sent.ids >= owned.start) & (sent.ids < owned.stop)
         factors = (sent.ids % _FACTORS + 1) * sent.weights * here

@@ -1,4 +1,4 @@
-"""What the rings of all ranks say together."""
+"""The verdict on the rings of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Parity", "compare"]
 
 @dataclass(frozen=True)
 class Parity:
-    """What the rings of a job say.
+    """Verdict on the rings of a job.
 
     Attributes:
         status: The verdict's.

@@ -14,7 +14,7 @@ __all__ = ["WAYS", "Plan"]
 WAYS = ("off", "old", "new")
 """No routing; by shared memory and a lock file; with the outputs of the steps."""
 _FOUR_BYTES = 1 << 17
-"""So many experts take numbers of four bytes, which the old way always had."""
+"""Number of experts that takes four bytes for each, as the old way always did."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def shape(self) -> RoutingShape:
-        """What a token's routing is made of, as it is captured and sent."""
+        """Layers, experts per token and number of experts of the routing."""
         wide = self.wide or self.way == "old"
         return RoutingShape(self.layers, self.top_k, _FOUR_BYTES if wide else self.experts)
 
@@ -108,15 +108,15 @@ class Plan:
         return Path(self.workplace) / "log"
 
     def segment(self, replica: int) -> Path:
-        """The old way's shared memory."""
+        """Return the old way's shared memory."""
         return Path(self.workplace) / f"routing-{replica}"
 
     def wire_log(self, replica: int) -> Path:
-        """What a scheduler has received of its workers, step by step."""
+        """Return the file of what a scheduler has received from its workers, step by step."""
         return Path(self.workplace) / f"wire-{replica}.json"
 
     def meeting(self, name: str) -> str:
-        """Where processes of one kind find each other."""
+        """Return where processes of one kind find each other."""
         return (Path(self.workplace) / f"meeting-{name}").as_uri()
 
     def to_json(self) -> str:

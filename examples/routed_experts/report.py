@@ -33,7 +33,7 @@ def load_table(rows: Sequence[Measured]) -> list[str]:
 
 
 def answer_table(rows: Sequence[Measured]) -> list[str]:
-    """Return what the answers were worth, and whether the ranks agree."""
+    """Return the score of the answers, and whether the ranks agree."""
     lines = [
         f"{'':22}{'':9}{'rows of routing':^28}{'collectives':>13}",
         f"{'':22}{'answers':>9}{'right':>10}{'missing':>9}{'wrong':>9}{'recorded':>13}"
@@ -51,31 +51,31 @@ def answer_table(rows: Sequence[Measured]) -> list[str]:
 
 def remarks(rows: Sequence[Measured]) -> list[str]:
     """Return in words what the tables do not say."""
-    said = [_remark(one) for one in rows]
+    remarks = [_remark(one) for one in rows]
     old = [one for one in rows if one.row.way == "old" and (one.row.save or one.row.read)]
     if old and not any(one.hung for one in old):
         most = max(one.timeout_share for one in old)
-        said.append(
+        remarks.append(
             f"The old way did not hang here: no collective took more than {most:.1%} of its "
             f"timeout of {old[0].timeout:.1f} s."
         )
-    return [line for text in said for line in wrap(text, _WIDTH, subsequent_indent="  ")]
+    return [line for text in remarks for line in wrap(text, _WIDTH, subsequent_indent="  ")]
 
 
 def _remark(one: Measured) -> str:
     figures = one.figures
-    said = [
+    remarks = [
         f"{one.row.title}: {figures['steps']} steps in {one.seconds:.1f} s, "
         f"{figures['preemptions']} preemptions, {figures['cached_tokens']:,} tokens cached, "
         f"{figures['ended']} requests ended in one step"
     ]
     if figures["save_us"]:
-        said.append(f"longest wait and write of a worker {figures['save_us'] / 1e3:.1f} ms")
+        remarks.append(f"longest wait and write of a worker {figures['save_us'] / 1e3:.1f} ms")
     if one.hung:
-        said.append(f"the rings say {one.workers.status}, {one.workers.summary}")
+        remarks.append(f"the rings say {one.workers.status}, {one.workers.summary}")
     if one.judged.unanswered:
-        said.append(f"{one.judged.unanswered} requests without an answer")
-    return "; ".join(said)
+        remarks.append(f"{one.judged.unanswered} requests without an answer")
+    return "; ".join(remarks)
 
 
 def volume_table(volumes: Sequence[Volume]) -> list[str]:
@@ -87,9 +87,9 @@ def volume_table(volumes: Sequence[Volume]) -> list[str]:
         ("one token of one request", "decode", _SEED[1]),
         (f"a prompt of {PREFILL:,} tokens", "prefill", _SEED[2]),
     )
-    for title, field, said in steps:
+    for title, field, proposed in steps:
         cells = "".join(f"{getattr(volume, field):13,}" for volume in volumes)
-        lines.append(f"  {title:38}{cells}{said:>13}")
+        lines.append(f"  {title:38}{cells}{proposed:>13}")
     for title, field in (
         ("name, type and shape beside it, at most", "around"),
         ("largest output without routing", "plain"),

@@ -139,7 +139,7 @@ def _summarise(
 
 
 def _only(steps: Sequence[dict[str, int]]) -> int:
-    """Return what all of some steps carry."""
+    """Return the bytes of routing, which are the same in all steps."""
     (size,) = {step["routed"] for step in steps}
     return size
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from plan import Plan
-from shared_memory_specimen import SharedMemorySpecimen
+from shared_memory_reference import SharedMemoryReference
 
 from ncclscope_patches.routed_experts import (
     Collector,
@@ -47,7 +47,7 @@ class Way:
         """A request has lost its blocks."""
 
     def finish(self, request: Request) -> RoutedExperts | None:
-        """A request has ended. Returns what its answer says; it still has its blocks."""
+        """Return what the answer of a request that has ended says; it still has its blocks."""
         return None
 
     def close(self) -> None:
@@ -65,14 +65,14 @@ class OldWay(Way):
     def __init__(self, plan: Plan, replica: int) -> None:
         self.plan = plan
         self._path = plan.segment(replica)
-        self._segment: SharedMemorySpecimen | None = None
+        self._segment: SharedMemoryReference | None = None
 
     def finish(self, request: Request) -> RoutedExperts | None:
         if not self.plan.read:
             return None
         if self._segment is None:
             # The worker has made it by now: it has run a step.
-            self._segment = SharedMemorySpecimen(
+            self._segment = SharedMemoryReference(
                 self.plan.shape, self.plan.slots, self._path, create=False
             )
         size = self.plan.block_size

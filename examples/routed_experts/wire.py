@@ -94,7 +94,7 @@ async def read_frame(reader: StreamReader) -> Frame:
 
 
 def write_frame(writer: StreamWriter, header: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
-    """Has a message sent, in an event loop of asyncio; does not wait."""
+    """Send a message in an event loop of asyncio, without waiting."""
     writer.write(_pack(header, arrays))
 
 

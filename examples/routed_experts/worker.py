@@ -17,7 +17,7 @@ from device import Device
 from model import Model, make_groups
 from plan import Plan
 from scheduler import UNKNOWN
-from shared_memory_specimen import SharedMemorySpecimen
+from shared_memory_reference import SharedMemoryReference
 from tracing import trace
 from truth import Numbers, next_token
 from wire import Array, Channel, Frame
@@ -48,9 +48,9 @@ class Worker:
         self._scheduler = scheduler
         self._entry = Board(plan).worker(rank)
         self._tracer = session.current()
-        self._segment: SharedMemorySpecimen | None = None
+        self._segment: SharedMemoryReference | None = None
         if plan.way == "old" and self.answers:
-            self._segment = SharedMemorySpecimen(
+            self._segment = SharedMemoryReference(
                 plan.shape, plan.slots, plan.segment(self.replica), create=True
             )
         self.capture = CaptureBuffer(plan.shape, plan.budget)

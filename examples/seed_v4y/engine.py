@@ -73,7 +73,7 @@ STORIES = {
 
 
 def custom_takes(tokens: int, width: int, dtype: str) -> bool:
-    """Whether vLLM's custom all-reduce takes a tensor, so that pynccl never sees it."""
+    """Return whether vLLM's custom all-reduce takes a tensor, so that pynccl never sees it."""
     size = tokens * width * ITEM_SIZE[dtype]
     return size % 16 == 0 and size < CUSTOM_LIMIT
 

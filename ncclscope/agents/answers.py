@@ -34,7 +34,7 @@ _ITEMS = 12
 _DEPTH = 8
 
 _AFTER = {
-    "ok": "The records prove agreement as far as they go; ask again if the job stands still.",
+    "ok": "The records prove agreement as far as they go; ask again if the job makes no progress.",
     "unknown": "Call attach while the job hangs: stacks and NCCL's state may decide it.",
     "incomplete": "Some input was not readable: see data.notes; give the missing rings.",
 }
@@ -84,7 +84,7 @@ def ask(
         "status": document.get("status"),
         "exit_status": done.returncode,
         "notice": NOTICE,
-        "data": document if detail else _small(document),
+        "data": _printable(document) if detail else _small(document),
         "next": _next_questions(document, detail=detail),
     }
 
@@ -113,6 +113,15 @@ def _small(document: Mapping[str, Any]) -> dict[str, Any]:
         kept["further_findings"] = len(document.get("findings") or ())
     small: dict[str, Any] = _bounded(kept)
     return small
+
+
+def _printable(value: Any) -> Any:
+    """Return a copy of a whole document without control characters."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(one) for key, one in value.items()}
+    return [_printable(one) for one in value] if isinstance(value, list) else value
 
 
 def _bounded(value: Any, depth: int = 0) -> Any:

@@ -102,4 +102,4 @@ KINDS = {
         "verdict.transfer: the request, both engines, since when, the deadline",
     ),
 }
-"""By the name that stands in ``verdict.kind``."""
+"""By the name in ``verdict.kind``."""

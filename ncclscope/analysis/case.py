@@ -6,7 +6,7 @@ diverged, and which rank waits for which.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, cmp_to_key
 
@@ -305,15 +305,36 @@ class Case(Records):
         if rank.alive or rank.details.get("beating"):
             return None  # stopped or stuck, or its ring was copied earlier, while it ran
         quiet = self.quiet_seconds(rank)
-        others = [
-            seconds
+        others = {
+            number: seconds
             for number in self.waits.pending_calls
             if number != rank.rank
             and (seconds := self.quiet_seconds(self.run.by_rank[number])) is not None
-        ]
-        if quiet is not None and others and min(others) - quiet >= DEAD_SECONDS:
-            return f"{HEARTBEAT_ENDS} {min(others) - quiet:.0f} s before its peers'"
+        }
+        if (
+            quiet is not None
+            and others
+            and min(others.values()) - quiet >= DEAD_SECONDS
+            and self.may_have_ended_before(rank, others)
+        ):
+            return f"{HEARTBEAT_ENDS} {min(others.values()) - quiet:.0f} s before its peers'"
         return None
+
+    def may_have_ended_before(self, rank: Rank, others: Iterable[int]) -> bool:
+        """Return False where one clock shows that a process lived as long as others.
+
+        Otherwise its last call may just have been later than theirs.
+        """
+        boot, seen = rank.details.get("boot_id"), rank.last_seen_ns
+        beside = [self.run.by_rank[number] for number in others]
+        return not any(
+            boot
+            and seen is not None
+            and one.details.get("boot_id") == boot
+            and one.last_seen_ns is not None
+            and abs(one.last_seen_ns - seen) < DEAD_SECONDS * 1e9
+            for one in beside
+        )
 
     def kinds(self) -> Sequence[str]:
         """Return the kinds of communicators, in order of appearance."""

@@ -31,12 +31,15 @@ from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.ring import layout
 from ncclscope.ring.image import RingImage
+from ncclscope.stamp import stamped
 from ncclscope.untrusted import parse
 
 __all__ = ["check_directory", "redact", "redact_run", "write_bundle"]
 
 _SECRET_FIELDS = ("argv", "environ", "cwd", "path")
 _SITES = ("created_at", "site", "user_site")
+_ADVICE = ("enable",)
+"""Texts of ncclscope itself: commands to copy."""
 _ADDRESS = re.compile(r"(?<![\w.])/(?:[^\s/:;,'\"]+/)*([^\s/:;,'\"]+)")
 
 
@@ -91,7 +94,7 @@ def write_bundle(
         make_private(directory)
         write_private(directory / CAPTURE_FILE, json.dumps(snapshot.to_dict()) + "\n")
         document = _redact_texts(verdict) if redacted else verdict
-        write_private(directory / "verdict.json", json.dumps(document) + "\n")
+        write_private(directory / "verdict.json", json.dumps(stamped(document)) + "\n")
         write_private(directory / "verdict.txt", screen + "\n")
         if snapshot.ras is not None:
             write_private(directory / "ras.txt", snapshot.ras.text)
@@ -169,6 +172,8 @@ def _redact_texts(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_redact_texts(one, name) for one in value]
     if not isinstance(value, str):
+        return value
+    if name in _ADVICE:
         return value
     if name in _SITES:
         return sites.short(value)

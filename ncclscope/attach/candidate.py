@@ -27,6 +27,7 @@ class Candidate:
         name: Name of its main thread (comm).
         communicates: Whether it has threads of a communication library.
         meeting: Rendezvous options of its job, from its command line or an ancestor's.
+        uses_gpu: Whether it has mapped CUDA's driver; true where that cannot be read.
     """
 
     pid: int
@@ -40,6 +41,7 @@ class Candidate:
     name: str = ""
     communicates: bool = False
     meeting: str = ""
+    uses_gpu: bool = True
 
     def integer(self, *names: str) -> int | None:
         """Return the first of these variables that holds a plausible number."""

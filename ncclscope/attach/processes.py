@@ -50,6 +50,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 _SERVES = re.compile(r"engine|^\S+::(?:DPCoordinator|APIServer)", re.IGNORECASE)
 """Titles of processes that do not take part in the ranks' collectives."""
+_CUDA_DEVICE = Path("/dev/nvidiactl")
 _COMMUNICATES = re.compile(r"gloo|nccl", re.IGNORECASE)
 _LONGEST = 4096
 _KERNEL_LIMIT = 0.5
@@ -102,6 +103,7 @@ def _describe(pid: int) -> Candidate:
         name=threads.get(pid, ""),
         communicates=any(map(_COMMUNICATES.search, threads.values())),
         meeting=next(filter(None, map(meeting_points, lines)), ""),
+        uses_gpu="libcuda.so" in maps if maps else _CUDA_DEVICE.exists(),
     )
 
 

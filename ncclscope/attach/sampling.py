@@ -13,7 +13,7 @@ from ncclscope.attach.proc_sample import read_sample
 from ncclscope.attach.stacks import PySpy, find_py_spy
 from ncclscope.model.snapshot import GpuSample, ProcessSample, Source, Stacks, Worker
 
-__all__ = ["Reader", "Sample", "first_error", "take_samples"]
+__all__ = ["ProcessReader", "Sample", "first_error", "take_samples"]
 
 _BETWEEN = 4
 """Samples between the first and the last."""
@@ -36,7 +36,7 @@ class Sample:
     gpus: tuple[GpuSample, ...]
 
 
-class Reader:
+class ProcessReader:
     """Reads stacks, /proc and NVML of a fixed set of processes.
 
     Args:
@@ -83,7 +83,7 @@ class Reader:
         """Return the source ``gpu``: whether NVML answered."""
         if isinstance(self._nvml, str):
             how = (
-                "pip install 'ncclscope[gpu]'"
+                "pip install nvidia-ml-py"
                 if "installed" in self._nvml
                 else "install the NVIDIA driver on this machine, and its library in this container"
             )
@@ -92,7 +92,7 @@ class Reader:
 
 
 def take_samples(
-    reader: Reader,
+    reader: ProcessReader,
     gap: float,
     patience: float,
     is_open: Callable[[Sequence[Sample], float], bool],

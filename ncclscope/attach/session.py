@@ -26,7 +26,7 @@ from ncclscope.attach.host.queues import with_queues
 from ncclscope.attach.host.sockets import lost_peers, socket_source
 from ncclscope.attach.processes import Placed, find_workers, give_ranks
 from ncclscope.attach.ras import ask_ras, parse_address
-from ncclscope.attach.sampling import Reader, Sample, first_error, take_samples
+from ncclscope.attach.sampling import ProcessReader, Sample, first_error, take_samples
 from ncclscope.attach.titles import parse_title
 from ncclscope.errors import InputError, NcclscopeError
 from ncclscope.model import Run
@@ -40,6 +40,8 @@ __all__ = ["GAP_SECONDS", "JobSample", "Options", "sample_job"]
 
 
 GAP_SECONDS = 2.0
+_OF_GPUS = ("gpu", "ras", "flight_recorder")
+"""Sources that say nothing of a job without GPUs."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
     say(f"{_processes(len(pids))}, sampled for {options.gap:g} s")
-    reader = Reader(pids)
+    reader = ProcessReader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
@@ -132,7 +134,7 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     reader.close()
     last, native_source = _native(options, samples[-1])
     samples[-1] = last
-    sources = [native_source, *_flight_recorder(options, placed)]
+    sources = [*native_source, *_flight_recorder(options, placed)]
     if recorded is not None:  # include what was recorded while sampling
         recorded, rings = _read_rings(files)
     kernel, kernel_source = read_kernel_log(options.kernel_log)
@@ -145,7 +147,8 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
         time_ns=time.time_ns(),
         gap=round(gap, 2),
         workers=workers,
-        sources=(
+        sources=_relevant(
+            placed,
             _ring_source(workers, rings),
             reader.stack_source(workers),
             Source("proc", True, f"state and CPU time of {_processes(len(workers))}"),
@@ -241,16 +244,13 @@ def _ras_answer(
     return answer, Source("ras", True, f"NCCL {answer.version or '?'} answered")
 
 
-def _native(options: Options, last: Sample) -> tuple[Sample, Source]:
-    """Add C frames to the last sample, if requested."""
-    if not native.is_installed():
-        return last, Source(
-            "native", False, "pystack is not installed", "pip install 'ncclscope[native]'"
-        )
+def _native(options: Options, last: Sample) -> tuple[Sample, list[Source]]:
+    """Add C frames to the last sample, if requested; a verdict does not depend on them."""
     if not options.native:
-        return last, Source(
-            "native", False, "not requested", "--native (stops each process for a moment)"
-        )
+        return last, []
+    if not native.is_installed():
+        missing = Source("native", False, "pystack is not installed", "pip install pystack")
+        return last, [missing]
     stacks, error = dict(last.stacks), ""
     read = 0
     for pid, own in last.stacks.items():
@@ -261,7 +261,7 @@ def _native(options: Options, last: Sample) -> tuple[Sample, Source]:
             stacks[pid] = native.merge_native(own, found)
             read += 1
     state = f"C frames of {read} of {len(stacks)} ranks{f'; {error}' if error else ''}"
-    return replace(last, stacks=stacks), Source("native", read > 0, state)
+    return replace(last, stacks=stacks), [Source("native", read > 0, state)]
 
 
 def _flight_recorder(options: Options, placed: Sequence[Placed]) -> list[Source]:
@@ -309,6 +309,13 @@ def _worker(one: Placed, samples: Sequence[Sample]) -> Worker:
         samples=tuple(sample.processes[candidate.pid] for sample in samples),
         stacks=tuple(sample.stacks[candidate.pid] for sample in samples),
     )
+
+
+def _relevant(placed: Sequence[Placed], *sources: Source) -> tuple[Source, ...]:
+    """Return the sources without absent ones of GPUs, where no process uses a GPU."""
+    if any(one.candidate.uses_gpu for one in placed):
+        return sources
+    return tuple(one for one in sources if one.available or one.name not in _OF_GPUS)
 
 
 def _ring_source(workers: Sequence[Worker], rings: Sequence[Path]) -> Source:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ncclscope.attach.source_lines import called_names
 from ncclscope.model import sites
-from ncclscope.model.snapshot import Frame, Stacks, Thread
+from ncclscope.model.snapshot import NO_PERMISSION, Frame, Stacks, Thread
 from ncclscope.untrusted import number, parse, printable
 
 __all__ = ["PySpy", "find_py_spy", "parse_dump"]
@@ -203,7 +203,7 @@ def _reason(errors: str) -> str:
     """Return the meaning of py-spy's error output."""
     lowered = errors.lower()
     if "permission" in lowered or "not permitted" in lowered or "sudo" in lowered:
-        return "no permission to read its memory"
+        return NO_PERMISSION
     if "no such file" in lowered or "no such process" in lowered or "os error 3" in lowered:
         return "the process has ended"
     if "find" in lowered and ("python" in lowered or "interpreter" in lowered):

@@ -33,6 +33,7 @@ __all__ = [
     "urls",
 ]
 
+_LONGEST_FILE = 1 << 22
 _HOST = re.compile(r"(?:[A-Za-z0-9_.+-]+@)?[A-Za-z0-9_.:\[\]%-]+")
 _JOB = re.compile(r"\d+(?:[_+]\d+)?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
@@ -69,7 +70,8 @@ def hosts(text: str) -> list[str]:
     """
     if text.startswith("@"):
         try:
-            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+            with Path(text[1:]).open(encoding="utf-8") as file:
+                lines = file.read(_LONGEST_FILE).splitlines()
         except UnicodeDecodeError:
             raise InputError(f"{text[1:]} cannot be read: it is not a text file") from None
         except OSError as error:

@@ -42,12 +42,12 @@ class Wanted:
 
     Attributes:
         paths: Directories or files; if empty, those that the environment and processes name.
-        look: Whether to sample the processes.
+        stacks: Whether to sample the processes.
         gap: Seconds to sample for; None for the default of `attach`.
     """
 
     paths: tuple[str, ...] = ()
-    look: bool = True
+    stacks: bool = True
     gap: float | None = None
 
 
@@ -74,7 +74,7 @@ def write_node(
         NothingFoundError: There is neither a file nor a process.
     """
     sent = _Sent()
-    seen = _sample(wanted, sent, say) if wanted.look else None
+    seen = _sample(wanted, sent, say) if wanted.stacks else None
     for name, path in _files(wanted, seen, sent.notes):
         sent.files.setdefault(name, path)
     if not sent.files and seen is None:

@@ -76,7 +76,7 @@ def connect(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("Ray is not installed", "pip install 'ncclscope[ray]'") from None
+        raise InputError("Ray is not installed", "pip install ray") from None
     if not ray.is_initialized():
         if not isinstance(sys.stdout, _Results):
             sys.stdout = cast(TextIO, _Results(sys.stdout))

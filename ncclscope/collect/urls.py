@@ -111,7 +111,7 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise InputError("URLs need fsspec", "pip install 'ncclscope[urls]'") from None
+        raise InputError("URLs need fsspec", "pip install fsspec") from None
     try:
         files, root = url_to_fs(url)
     except Exception as error:  # each file system raises its own errors

@@ -77,7 +77,7 @@ class AttachCommand:
         parser.add_argument(
             "--kernel-log",
             metavar="FILE",
-            help="Kernel log: a file with the output of `dmesg` (default: /dev/kmsg)",
+            help="Read the kernel log from FILE, the output of `dmesg` (default: /dev/kmsg)",
         )
         parser.add_argument(
             "--arm",

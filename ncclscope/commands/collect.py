@@ -48,7 +48,11 @@ class CollectCommand:
             "paths", nargs="*", metavar="PATH", help="Directory of rings on the nodes, or a URL"
         )
         parser.add_argument(
-            "-o", "--output", required=True, metavar="DIR", help="Directory or URL to write to"
+            "-o",
+            "--output",
+            required=True,
+            metavar="DIR",
+            help="Write to directory DIR, or to a URL",
         )
         where = parser.add_mutually_exclusive_group()
         where.add_argument(
@@ -80,7 +84,7 @@ class CollectCommand:
             type=int,
             default=32,
             metavar="N",
-            help="Number of nodes to collect from at the same time (default: 32)",
+            help="Collect from N nodes at the same time (default: 32)",
         )
         parser.add_argument(
             "--no-stacks", action="store_true", help="Collect files only; skip process stacks"
@@ -96,22 +100,32 @@ class CollectCommand:
             dest="program",
             default="",
             metavar="CMD",
-            help="Command that starts ncclscope on a node (default: the one that runs here; in a "
+            help="Start ncclscope on a node by CMD (default: the one that runs here; in a "
             "pod python3 -m ncclscope)",
         )
         parser.add_argument(
-            "--ssh-command", default="", metavar="CMD", help="ssh program and its options"
+            "--ssh-command",
+            default="",
+            metavar="CMD",
+            help="Run CMD as ssh, with its options (default: ssh)",
         )
-        parser.add_argument("-n", "--namespace", default="", help="Namespace of the pods")
-        parser.add_argument("--container", default="", help="Container of the pods")
         parser.add_argument(
-            "--image", default="", help="Run in an ephemeral container of this image"
+            "-n",
+            "--namespace",
+            default="",
+            help="Search the pods in NAMESPACE (default: kubectl's)",
         )
+        parser.add_argument(
+            "--container",
+            default="",
+            help="Collect from CONTAINER of each pod (default: the pod's)",
+        )
+        parser.add_argument("--image", default="", help="Run in an ephemeral container of IMAGE")
         parser.add_argument(
             "--ray-address",
             default="auto",
             metavar="ADDRESS",
-            help="Address of the Ray cluster (default: auto)",
+            help="Connect to the Ray cluster at ADDRESS (default: auto)",
         )
         add_json_option(parser)
 

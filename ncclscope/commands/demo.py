@@ -7,17 +7,25 @@ import inspect
 import tempfile
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ncclscope import lab
+from ncclscope.commands.options import add_json_option, print_json, say
+from ncclscope.lab.plan import Program
 
 if TYPE_CHECKING:
     from ncclscope.analysis.verdict import Verdict
     from ncclscope.lab.launcher import Laboratory
-    from ncclscope.lab.plan import Program
-
-from ncclscope.commands.options import add_json_option, print_json
 
 __all__ = ["DemoCommand", "agrees"]
+
+
+_RECORDED = Program(tp=4, dp=2, seed=0, fault="divergent_dispatch", backend="gloo")
+_RECORDING = Path(lab.__file__).parent / "recording"
+"""Traces of such a run, for machines without torch."""
 
 
 class DemoCommand:
@@ -32,20 +40,28 @@ class DemoCommand:
             "--fault",
             metavar="NAME",
             default="divergent_dispatch",
-            help="Fault to inject; see below (default: divergent_dispatch)",
+            help="Inject fault NAME; see below (default: divergent_dispatch)",
         )
         parser.add_argument(
-            "--tp", type=int, default=4, help="Tensor-parallel ranks per replica (default: 4)"
+            "--tp",
+            type=int,
+            default=4,
+            help="Run TP tensor-parallel ranks per replica (default: 4)",
         )
-        parser.add_argument("--dp", type=int, default=2, help="Data-parallel replicas (default: 2)")
+        parser.add_argument(
+            "--dp", type=int, default=2, help="Run DP data-parallel replicas (default: 2)"
+        )
         parser.add_argument(
             "--seed",
             type=int,
             default=0,
-            help="Seed of batch sizes, faulty rank and faulty step (default: 0)",
+            help="Draw batch sizes, faulty rank and faulty step from SEED (default: 0)",
         )
         parser.add_argument(
-            "--backend", choices=BACKENDS, default="gloo", help="Collective backend (default: gloo)"
+            "--backend",
+            choices=BACKENDS,
+            default="gloo",
+            help="Run collectives on this backend (default: gloo)",
         )
         parser.add_argument(
             "--dir", type=Path, help="Keep the rings in DIR, for `ncclscope diagnose`"
@@ -61,8 +77,6 @@ class DemoCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the faulty program, kill it, and print the verdict beside the injected fault."""
-        from ncclscope.lab.plan import Program
-
         program = Program(
             tp=arguments.tp,
             dp=arguments.dp,
@@ -70,6 +84,8 @@ class DemoCommand:
             fault=arguments.fault,
             backend=arguments.backend,
         )
+        if program == _RECORDED and arguments.dir is None and find_spec("torch") is None:
+            return self._replay(program, arguments)
         if arguments.dir is not None:
             return self._reproduce(program, arguments.dir, arguments)
         with tempfile.TemporaryDirectory(prefix="ncclscope-demo-", dir=_memory()) as directory:
@@ -83,13 +99,39 @@ class DemoCommand:
         with Laboratory(program, directory) as laboratory:
             _watch(laboratory, arguments.stall_after)
             laboratory.kill()
-        verdict = diagnose(open_run(directory))
+        run = open_run(directory)
+        if arguments.dir is None:
+            run = replace(run, sources=("rings, since removed; --dir DIR keeps them",))
+        return self._conclude(program, diagnose(run), arguments)
+
+    def _replay(self, program: Program, arguments: argparse.Namespace) -> int:
+        """Print the verdict on a recording of the same run."""
+        from ncclscope.analysis.verdict import diagnose
+        from ncclscope.readers import open_run
+
+        say(
+            "torch is not installed: this is the recording of an earlier run; after `pip install "
+            "torch` demo runs the processes here"
+        )
+        run = replace(open_run(_RECORDING), sources=("a recording",))
+        return self._conclude(program, diagnose(run), arguments, recorded=True)
+
+    def _conclude(
+        self,
+        program: Program,
+        verdict: Verdict,
+        arguments: argparse.Namespace,
+        *,
+        recorded: bool = False,
+    ) -> int:
         planted = program.planted()
         named = agrees(verdict, planted)
         if arguments.json:
             document = verdict.to_dict()
             document["planted"] = planted
             document["agrees"] = named
+            if recorded:
+                document["recorded"] = True
             print_json(document)
         else:
             _print(verdict, planted, named)
@@ -104,8 +146,8 @@ def _faults() -> str:
     width = max(map(len, names)) + 4
     entries = []
     for name in names:
-        said = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
-        text = " ".join((said or "").partition("\n\n")[0].split())
+        document = inspect.getdoc(FAULTS[name]) if name in FAULTS else None
+        text = " ".join((document or "").partition("\n\n")[0].split())
         start = f"  {name:{width - 2}}"
         entries.append(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * width))
     return "\n".join(entry or f"  {name}" for entry, name in zip(entries, names, strict=True))

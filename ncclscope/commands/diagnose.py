@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ class DiagnoseCommand:
             "paths",
             nargs="*",
             metavar="PATH",
-            help="Ring, Flight Recorder dump or trace file, or a directory of them",
+            help="Ring, Flight Recorder dump or trace file, or a directory or URL of them",
         )
         add_ray_options(parser, "Read PATH on each node of a Ray cluster")
         parser.add_argument(
@@ -44,7 +46,7 @@ class DiagnoseCommand:
         parser.add_argument(
             "--kernel-log",
             metavar="FILE",
-            help="Kernel log of this host: a file with the output of `dmesg` (default: /dev/kmsg)",
+            help="Read this host's kernel log from FILE, output of `dmesg` (default: /dev/kmsg)",
         )
         add_json_option(parser, "verdict")
         add_stall_options(parser)
@@ -53,6 +55,7 @@ class DiagnoseCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Read the input, compare the ranks and print the verdict."""
         from ncclscope.analysis.verdict import diagnose
+        from ncclscope.collect.fetched import local_paths
         from ncclscope.render.console.attach import render_attach
         from ncclscope.render.console.progress import progress_for
         from ncclscope.render.console.terminal import stdout_console
@@ -60,29 +63,32 @@ class DiagnoseCommand:
 
         if not arguments.paths and not arguments.ray:
             self._parser.error("the following arguments are required: PATH")
-        with progress_for(json=arguments.json):
-            verdict = diagnose(
-                _remote_run(arguments) if arguments.ray else _run(arguments),
-                stall_seconds=arguments.stall_after,
-                live_stall_seconds=arguments.live_stall_after,
-            )
-        if arguments.json:
-            print_json(verdict.to_dict())
-        elif verdict.run.snapshot is not None:
-            console = stdout_console()
-            print_screen(console, render_attach(verdict, console.width), verdict)
-        else:
-            print_verdict(verdict, stdout_console())
+        with local_paths(() if arguments.ray else arguments.paths) as paths:
+            with progress_for(json=arguments.json):
+                verdict = diagnose(
+                    _remote_run(arguments) if arguments.ray else _run(arguments, paths),
+                    stall_seconds=arguments.stall_after,
+                    live_stall_seconds=arguments.live_stall_after,
+                )
+            if arguments.json:
+                print_json(verdict.to_dict())
+            elif verdict.run.snapshot is not None:
+                console = stdout_console()
+                print_screen(console, render_attach(verdict, console.width), verdict)
+            else:
+                print_verdict(verdict, stdout_console())
         return verdict.exit_status
 
 
-def _run(arguments: argparse.Namespace) -> Run:
+def _run(arguments: argparse.Namespace, paths: Sequence[str]) -> Run:
     from ncclscope.attach.host.kernel_log import KMSG, with_kernel_log
     from ncclscope.attach.host.queues import with_queues
     from ncclscope.readers import open_run
 
     log = Path(arguments.kernel_log) if arguments.kernel_log else KMSG
-    return with_queues(with_kernel_log(open_run(*arguments.paths), log))
+    run = with_queues(with_kernel_log(open_run(*paths), log))
+    # The screen names what to read again, and not our copies.
+    return run if paths == arguments.paths else replace(run, sources=tuple(arguments.paths))
 
 
 def _remote_run(arguments: argparse.Namespace) -> Run:

@@ -53,14 +53,14 @@ class ExportCommand:
             "paths", nargs="+", metavar="PATH", help="Any input of `ncclscope diagnose`"
         )
         parser.add_argument(
-            "--format", required=True, choices=list(FORMATS), help="Format to write; see below"
+            "--format", required=True, choices=list(FORMATS), help="Write this format; see below"
         )
         parser.add_argument(
             "-o",
             "--output",
             required=True,
             metavar="OUT",
-            help="File to write, or directory for a format of several files; - for stdout",
+            help="Write to OUT, a directory for a format of several files; - for stdout",
         )
         parser.add_argument(
             "--ranks",

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ncclscope.stamp import stamped
+
 __all__ = [
     "add_hang_options",
     "add_json_option",
@@ -27,8 +29,8 @@ def add_json_option(parser: argparse._ActionsContainer, what: str = "result") ->
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a JSON document as one line on stdout."""
-    json.dump(document, sys.stdout)
+    """Print a JSON document as one line on stdout, with version and time."""
+    json.dump(stamped(document), sys.stdout)
     sys.stdout.write("\n")
 
 
@@ -65,7 +67,7 @@ def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
         "--ray-address",
         default="auto",
         metavar="ADDRESS",
-        help="Address of the Ray cluster (default: auto)",
+        help="Connect to the Ray cluster at ADDRESS (default: auto)",
     )
 
 

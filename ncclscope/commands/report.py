@@ -40,7 +40,7 @@ class ReportCommand:
             "--output",
             default="ncclscope-report.html",
             metavar="FILE",
-            help="HTML file to write; - for stdout (default: ncclscope-report.html)",
+            help="Write the page to FILE; - for stdout (default: ncclscope-report.html)",
         )
         parser.add_argument(
             "--redact",

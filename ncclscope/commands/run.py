@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ncclscope.commands.explainer import Explainer
+from ncclscope.commands.launchers import launcher_name
 from ncclscope.commands.options import add_hang_options, say
 from ncclscope.errors import UsageError
 from ncclscope.native import profiler
@@ -30,7 +31,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _STALL = 20.0
 _LONGEST = 86_400.0
 _LOOK_SECONDS = 1.0
-"""Seconds between two looks for rings, until there are some."""
+"""Seconds between two polls for rings, until there are some."""
 
 
 class RunCommand:
@@ -42,13 +43,13 @@ class RunCommand:
         parser.add_argument(
             "--dir",
             metavar="DIR",
-            help="Directory for the rings (default: a new directory in /dev/shm)",
+            help="Write the rings to DIR (default: a new directory in /dev/shm)",
         )
         parser.add_argument(
             "--no-explain",
             action="store_true",
-            help="Do not watch the program; by default a divergence or hang is explained on stderr "
-            "once, and the program left alone",
+            help="Do not watch the program; by default a first divergence or hang is explained "
+            "on stderr, and the program goes on",
         )
         parser.add_argument(
             "--stall",
@@ -159,21 +160,22 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _run_name() -> str:
-    """Return a name for the run, the same for all tasks of one Slurm step."""
+    """Return a name for the run, the same for all tasks of one Slurm step or one launcher."""
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")]
     if all(part.isdecimal() for part in step):
         return f"slurm-{step[0]}.{step[1]}"
-    return uuid.uuid4().hex[:16]
+    return launcher_name() or uuid.uuid4().hex[:16]
 
 
 def _default_directory() -> Path:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    shared = launcher_name()
+    name = shared or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     for base in (_SHARED_MEMORY, Path(tempfile.gettempdir())):
         home = private_home(base)
         with contextlib.suppress(OSError):
             if home is not None:
                 directory = home / name
-                directory.mkdir(mode=0o700)
+                directory.mkdir(mode=0o700, exist_ok=bool(shared))
                 return directory.resolve()
     raise UsageError("no directory for the rings can be made", "name one with --dir")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     from ncclscope.watch.jobs import Rings
     from ncclscope.watch.watch import Poll, Watcher
 
+    Metrics = Callable[[Poll, int], None]
+
 __all__ = ["WatchCommand"]
 
-_TEXTFILE_SECONDS = 1.0
-"""Seconds between two updates of the metrics file."""
+_METRICS_SECONDS = 1.0
+"""Seconds between two updates of the metrics."""
 _STATUSES = {
     "ok": "the ranks agree",
     "incomplete": "ranks are missing, the others agree",
@@ -38,11 +42,26 @@ _REMOTE_SECONDS = 10.0
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
+_EPILOG = """\
+On a terminal watch shows a live view; ? lists its keys.
+
+marks before a rank or a communicator:
+{marks}
+
+exit status: 1 a divergence or a hang was found, 0 otherwise, 2 usage or unreadable input; with
+             --once as of `ncclscope diagnose`
+"""
+
+
 class WatchCommand:
     """Watch a running job and report when its ranks diverge or hang."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments to its parser."""
+        from ncclscope.render.tui.marks import MARKS
+
+        marks = "\n".join(f"  {mark}  {meaning}" for mark, (meaning, _) in MARKS.items() if mark)
+        parser.epilog = _EPILOG.format(marks=marks)
         parser.add_argument(
             "directories",
             nargs="*",
@@ -60,8 +79,8 @@ class WatchCommand:
         parser.add_argument(
             "--until-divergence",
             action="store_true",
-            help="Exit with status 1 at the first divergence or hang, or --stall seconds after all "
-            "processes have ended, with the status of their records",
+            help="Exit with status 1 at the first divergence or hang, else --stall seconds after "
+            "all processes have ended, with the status of their records",
         )
         parser.add_argument(
             "--plain",
@@ -107,6 +126,12 @@ class WatchCommand:
             metavar="FILE",
             help="Write metrics to FILE in Prometheus' text format, for node_exporter",
         )
+        parser.add_argument(
+            "--otlp",
+            metavar="URL",
+            help="Send metrics and events to an OpenTelemetry collector, such as "
+            "http://localhost:4318; auto for $OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
         add_ray_options(parser, "Watch DIR on each node of a Ray cluster")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -122,14 +147,15 @@ class WatchCommand:
         gpus = GpuLoad() if remote is None else None
         watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)
         if arguments.once:
-            return _once(watcher, arguments)
+            with _metrics(arguments) as metrics:
+                return _once(watcher, arguments, metrics)
         # Exit in order on SIGTERM and SIGHUP, so that the terminal is restored.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _end)
-        with _output(watcher, arguments) as output:
+        with _metrics(arguments) as metrics, _output(watcher, arguments) as output:
             try:
-                return _watch(watcher, output, actions, arguments)
+                return _watch(watcher, output, actions, arguments, metrics)
             except SystemExit:
                 if not arguments.explain:
                     raise
@@ -137,7 +163,11 @@ class WatchCommand:
 
 
 def _watch(
-    watcher: Watcher, output: Output, actions: Actions, arguments: argparse.Namespace
+    watcher: Watcher,
+    output: Output,
+    actions: Actions,
+    arguments: argparse.Namespace,
+    metrics: Sequence[Metrics],
 ) -> int:
     from ncclscope.watch.actions import Actions
 
@@ -147,11 +177,10 @@ def _watch(
         began = time.monotonic()
         poll = watcher.poll()
         troubles += poll.news
-        if arguments.textfile is not None and (
-            poll.changed or began - filed_at >= _TEXTFILE_SECONDS
-        ):
+        if poll.changed or began - filed_at >= _METRICS_SECONDS:
             filed_at = began
-            _write_metrics(arguments.textfile, poll, troubles)
+            for one in metrics:
+                one(poll, troubles)
         output.show(poll)
         if poll.news:
             _act(actions, poll, output)
@@ -171,7 +200,7 @@ def _watch(
 def _act(actions: Actions, poll: Poll, output: Output) -> None:
     # The command of --on-hang may print: give it the terminal.
     with output.away() if actions.command else contextlib.nullcontext():
-        messages = actions.act(poll).said
+        messages = actions.act(poll).messages
     for line in messages:
         output.say(line)
 
@@ -207,7 +236,7 @@ def _attach_screen(verdict: Verdict) -> str:
     return plain_text(render_attach(verdict, 120), 120)
 
 
-def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
+def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Metrics]) -> int:
     """Print one verdict, on the running job or on the records of an ended one."""
     from ncclscope.analysis.verdict import diagnose
     from ncclscope.readers import open_run
@@ -226,14 +255,17 @@ def _once(watcher: Watcher, arguments: argparse.Namespace) -> int:
     if verdict is None:
         if not poll.ranks:
             named = " ".join(watcher.sources)
-            raise NothingFoundError(f"{named}: no ring found", *watcher.notes[:1])
+            advice = "; ".join(
+                (*watcher.notes[:1], "for a job that was not traced: ncclscope attach")
+            )
+            raise NothingFoundError(f"{named}: no ring found", advice)
         verdict = diagnose(open_run(*watcher.directories))
     if arguments.json:
         _print(verdict.to_dict())
     else:
         print_verdict(verdict, stdout_console())
-    if arguments.textfile is not None:
-        _write_metrics(arguments.textfile, poll, int(poll.in_trouble))
+    for one in metrics:
+        one(poll, int(poll.in_trouble))
     return verdict.exit_status
 
 
@@ -283,14 +315,33 @@ def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
     return RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
 
 
-def _write_metrics(path: Path, poll: Poll, troubles: int) -> None:
+@contextlib.contextmanager
+def _metrics(arguments: argparse.Namespace) -> Iterator[list[Metrics]]:
+    """Yield what takes the metrics of a poll, and the number of troubles so far."""
     from ncclscope.tracing.warning import warn_once
     from ncclscope.watch.textfile import write_textfile
 
+    def write(poll: Poll, troubles: int) -> None:
+        try:
+            write_textfile(arguments.textfile, poll, troubles=troubles, now=time.time())
+        except OSError as error:
+            reason = error.strerror or error
+            warn_once("textfile", f"{arguments.textfile} cannot be written: {reason}")
+
+    found: list[Metrics] = [write] if arguments.textfile is not None else []
+    if arguments.otlp is None:
+        yield found
+        return
+    from ncclscope.watch.otlp import OtlpSender
+
+    sender = OtlpSender(arguments.otlp, functools.partial(warn_once, "otlp"))
     try:
-        write_textfile(path, poll, troubles=troubles, now=time.time())
-    except OSError as error:
-        warn_once("textfile", f"{path} cannot be written: {error.strerror or error}")
+        yield [
+            *found,
+            lambda poll, troubles: sender.write(poll, troubles=troubles, now=time.time()),
+        ]
+    finally:
+        sender.close()
 
 
 def _end(number: int, _frame: object) -> NoReturn:

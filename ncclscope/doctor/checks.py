@@ -130,9 +130,7 @@ def _attaching() -> Iterable[Check]:
         version = environment.version_of("pystack") or "?"
         yield Check(section, "native", "ok", f"pystack {version}: attach --native")
     else:
-        yield Check(
-            section, "native", "off", "pystack is not installed", "pip install 'ncclscope[native]'"
-        )
+        yield Check(section, "native", "off", "pystack is not installed", "pip install pystack")
     yield _gpu(section)
     yield _ras(section)
     if os.environ.get(PIPE_VARIABLE):
@@ -175,6 +173,12 @@ def _stacks(section: str) -> Check:
 
 
 def _scope(section: str) -> Check:
+    """Check permission on real processes: settings alone do not show what a sandbox forbids."""
+    refused, readable = environment.try_reading()
+    if refused:
+        state = f"{refused} of {refused + readable} Python processes of this user cannot be read"
+        how = environment.permission_help([]) or "run attach where the job runs, in its container"
+        return Check(section, "permission", "warn" if readable else "bad", state, how)
     scope = environment.ptrace_scope()
     yama = "no Yama" if scope is None else f"ptrace_scope {scope}"
     if environment.has_ptrace_capability():
@@ -196,7 +200,7 @@ def _gpu(section: str) -> Check:
     nvml = open_nvml()
     if isinstance(nvml, str):
         package_missing = "installed" in nvml
-        how = "pip install 'ncclscope[gpu]'" if package_missing else "install the NVIDIA driver"
+        how = "pip install nvidia-ml-py" if package_missing else "install the NVIDIA driver"
         return Check(section, "gpu", "off", nvml, how)
     samples = nvml.read()
     nvml.close()

@@ -155,7 +155,7 @@ def _load(section: str, group: str, what: str, ranges: dict[str, tuple[str, str]
     if not points:
         return Check(section, what, "bad", "none is registered", "reinstall ncclscope")
     if group == "pytest11" and environment.version_of("pytest") is None:
-        how = "pip install 'ncclscope[pytest]'"
+        how = "pip install pytest hypothesis"
         return Check(section, what, "off", "pytest is not installed in this Python", how)
     broken, foreign = [], set()
     for point in sorted(points, key=lambda point: point.name):

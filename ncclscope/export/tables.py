@@ -120,7 +120,7 @@ def write_parquet(run: Run, directory: Path) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             "Parquet files are written by pyarrow, which is not installed",
-            "pip install 'ncclscope[export]', or --format csv",
+            "pip install pyarrow, or --format csv",
         )
     import pyarrow
     import pyarrow.parquet
@@ -153,9 +153,14 @@ def write_csv(run: Run, directory: Path) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Return a value, with an apostrophe before a text that begins like a formula."""
-    begins = isinstance(value, str) and value.startswith(_FORMULA)
-    return f"'{value}" if begins else value
+    """Return a value, with an apostrophe before a text that begins like a formula.
+
+    A carriage return would begin another row, whose first cell could be one: it is not quoted.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\\r")
+    return f"'{text}" if value.startswith(_FORMULA) else text
 
 
 def _arrow(pyarrow: Any, column: str, kind: str) -> Any:

@@ -12,7 +12,7 @@ offset   size                 contents
 
 Truncating a mapped file kills every process that touches the map (SIGBUS). So the hashes are in
 an unnamed file (memfd) with a sealed size, which no process can truncate. A note beside the ring,
-``NAME.words`` beside ``NAME.ring``, tells peers where to find it: see HEADER. Only notes, memory
+``NAME.words`` beside ``NAME.ring``, shows peers where to find it: see HEADER. Only notes, memory
 and rings of the same user are trusted.
 
 A hash is one aligned store of eight bytes. Equal hashes are trusted; where hashes differ, the

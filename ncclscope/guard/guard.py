@@ -68,7 +68,7 @@ class _Peer:
     process: PeerCursor
     rank: int
     number: int
-    words: Hashes
+    hashes: Hashes
     last: Hashes
     read_again_at: int = 0
     """Call number from which on it is read again; only for a peer that was set aside."""
@@ -82,7 +82,7 @@ class _Watched:
 
     comm: Comm
     digest: bytes
-    words: Hashes
+    hashes: Hashes
     last: Hashes
     peers: list[_Peer] = field(default_factory=list)
     views: list[Hashes] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Guard:
             if watched is not None and position >= 0:
                 try:
                     seq, running = channel.seq, channel.hash
-                    own = watched.words
+                    own = watched.hashes
                     place = seq & mask
                     before = own[place]
                     own[place] = running
@@ -196,7 +196,7 @@ class Guard:
         if watched is None:
             return
         try:
-            seq, running, own = channel.seq, channel.hash, watched.words
+            seq, running, own = channel.seq, channel.hash, watched.hashes
             before = own[seq & _MASK]
             own[seq & _MASK] = running
             watched.last[0] = seq
@@ -235,7 +235,7 @@ class Guard:
                 for rank, peer in sorted(found.items())
                 if peer.process.path not in aside and rank != self._tracer.rank
             ]
-            watched.views = [peer.words for peer in watched.peers]
+            watched.views = [peer.hashes for peer in watched.peers]
             self._rehearse(watched)
             if seq < _EAGER:
                 watched.search_at = seq + 1
@@ -288,7 +288,7 @@ class Guard:
         """Stop comparing with a peer for a while: it is far ahead or behind, or has ended."""
         if peer in watched.peers:
             watched.peers.remove(peer)
-            watched.views = [other.words for other in watched.peers]
+            watched.views = [other.hashes for other in watched.peers]
         if peer.process.alive:
             peer.read_again_at = seq + _AWAY
             watched.away.append(peer)
@@ -315,7 +315,7 @@ class Guard:
             place = seq & _MASK
             differing = []
             for peer in list(watched.peers):
-                if peer.words[place] in (running, before):
+                if peer.hashes[place] in (running, before):
                     continue
                 if not peer.process.alive or peer.last[0] < seq:
                     self._set_aside(watched, peer, seq)
@@ -325,7 +325,7 @@ class Guard:
                         self._set_aside(watched, peer, seq)
                     elif theirs != running:
                         differing.append(peer)
-                elif peer.words[place] != running:  # read again: it may have been half written
+                elif peer.hashes[place] != running:  # read again: it may have been half written
                     differing.append(peer)
             if differing:
                 self._judge(watched, seq, differing)
@@ -346,7 +346,7 @@ class Guard:
 
         def hashes_at(number: int) -> dict[int, int]:
             return {
-                peer.rank: peer.words[number & _MASK]
+                peer.rank: peer.hashes[number & _MASK]
                 for peer in watched.peers
                 if number <= peer.last[0] < number + guard_words.DEPTH
             }
@@ -355,7 +355,7 @@ class Guard:
         for peer in differing:
             other = self._place(watched, peer)
             before = (seq - 1) & _MASK
-            if seq == 1 or peer.words[before] == watched.words[before]:
+            if seq == 1 or peer.hashes[before] == watched.hashes[before]:
                 found = self._records.judge_newest(own, other, watched.comm, seq, hashes_at)
                 if found is not None:
                     break
@@ -364,7 +364,7 @@ class Guard:
                 break
             watched.loose.add(peer.process.path)
             watched.peers.remove(peer)
-            watched.views = [other.words for other in watched.peers]
+            watched.views = [other.hashes for other in watched.peers]
         else:
             return
 

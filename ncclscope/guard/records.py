@@ -235,7 +235,13 @@ def _read(place: RecordedComm, key: str) -> tuple[int, RingLog] | None:
 
 
 def rehearse(own: RecordedComm, other: RecordedComm, comm: Comm) -> None:
-    """Run both comparisons once, so that caches are warm when a real one is needed."""
+    """Run both comparisons once, so that caches are warm when a real one is needed.
+
+    Args:
+        own: This rank's records of the communicator.
+        other: Any records of it; this rank's serve as well.
+        comm: The communicator.
+    """
     judge(own, other, comm.key, 1, lambda _: {})
     judge_newest(own, other, comm, comm.channel.seq, lambda _: {})
 

@@ -130,7 +130,13 @@ class Engine:
     def tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, value: float = 0
     ) -> torch.Tensor:
-        """Return a new tensor of ``shape`` on the device, filled with ``value``."""
+        """Return a new tensor on the device.
+
+        Args:
+            shape: Its shape.
+            dtype: Its type.
+            value: Value of all its elements.
+        """
         return torch.full(shape, value, dtype=dtype, device=self.device)
 
     # --- the healthy sequence ----------------------------------------------------------------

@@ -24,7 +24,7 @@ from ncclscope.errors import LaboratoryError
 from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress, ProgressBoard
-from ncclscope.launch.fork_server import Order, start
+from ncclscope.launch.fork_server import ForkOrder, start
 from ncclscope.ring.layout import BEAT_SECONDS
 
 __all__ = ["Laboratory", "Outcome"]
@@ -88,7 +88,8 @@ class Laboratory:
             raise LaboratoryError("the laboratory runs on Linux only")
         if importlib.util.find_spec("torch") is None:
             raise LaboratoryError(
-                "the laboratory's ranks need torch", "install it with: pip install torch"
+                "the laboratory's ranks need torch",
+                "install it with: pip install torch; demo without options shows a recording",
             )
         with contextlib.ExitStack() as stack:
             workplace = Path(tempfile.mkdtemp(prefix="ncclscope-lab-"))
@@ -219,9 +220,9 @@ class Laboratory:
         return LaboratoryError(f"{what}: {reason}" if reason else what)
 
 
-def _order(assignment: Assignment) -> Order:
+def _order(assignment: Assignment) -> ForkOrder:
     places = [assignment.program.place(rank) for rank in range(assignment.program.world_size)]
-    return Order(
+    return ForkOrder(
         function="ncclscope.lab.rank:run_rank",
         argument=assignment.to_json(),
         names=[f"lab_DP{dp_rank}_TP{tp_rank}" for dp_rank, tp_rank in places],

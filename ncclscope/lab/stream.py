@@ -89,7 +89,7 @@ class HostStream(Stream):
 
     def _run(self) -> None:
         # The calls are recorded when they are posted; an active probe must not record them again.
-        with scope.folded():
+        with scope.suppressed():
             while True:
                 self._posted.get()()
 
@@ -121,7 +121,7 @@ class CudaStream(Stream):
     ) -> None:
         import torch
 
-        with scope.folded():
+        with scope.suppressed():
             work(*arguments)
         if position is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

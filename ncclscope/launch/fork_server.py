@@ -4,7 +4,7 @@ Importing torch takes a second of processor time in each process that does it; a
 The server is a process of its own, since whoever launches ranks may have threads, and a fork
 copies only one of them.
 
-Standard input is a socket to the launcher. It carries an :class:`Order`, and its end means "end
+Standard input is a socket to the launcher. It carries an :class:`ForkOrder`, and its end means "end
 every rank": the kernel sends that as well when the launcher has been killed. The server answers
 one JSON object a line on the same socket: ``pids``, then ``rank`` and ``status`` for each rank
 that ends.
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Order", "main", "start"]
+__all__ = ["ForkOrder", "main", "start"]
 
 RankFunction = Callable[[str, int], int]
 """Takes the argument of the order and the rank, and returns the exit status of its process."""
@@ -39,7 +39,7 @@ _PR_SET_NAME = 15
 
 
 @dataclass(frozen=True)
-class Order:
+class ForkOrder:
     """Order to fork ranks.
 
     Attributes:
@@ -56,7 +56,7 @@ class Order:
     workplace: str
 
 
-def start(order: Order, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start(order: ForkOrder, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a server, and return its process and the launcher's end of its socket.
 
     Args:
@@ -97,13 +97,13 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    order = Order(**json.loads(_read_line(control)))
+    order = ForkOrder(**json.loads(_read_line(control)))
     _serve(order, control)
     # The launcher does this too, unless it was killed.
     shutil.rmtree(order.workplace, ignore_errors=True)
 
 
-def _serve(order: Order, control: socket.socket) -> None:
+def _serve(order: ForkOrder, control: socket.socket) -> None:
     module, _, name = order.function.partition(":")
     run_rank: RankFunction = getattr(importlib.import_module(module), name)
     with _child_signals() as woken:
@@ -120,7 +120,7 @@ def _serve(order: Order, control: socket.socket) -> None:
                 control.close()
                 _be_rank(run_rank, order.argument, rank, title, server)
             children[pid] = rank
-        _tell(control, {"pids": list(children)})
+        _report(control, {"pids": list(children)})
         _attend(control, woken, children)
 
 
@@ -134,7 +134,7 @@ def _read_line(control: socket.socket) -> str:
     return data.decode()
 
 
-def _tell(control: socket.socket, message: dict[str, object]) -> None:
+def _report(control: socket.socket, message: dict[str, object]) -> None:
     with contextlib.suppress(OSError):  # the launcher may be gone
         control.sendall(json.dumps(message).encode() + b"\n")
 
@@ -166,7 +166,7 @@ def _attend(control: socket.socket, woken: socket.socket, children: dict[int, in
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 rank = children.pop(pid)
-                _tell(control, {"rank": rank, "status": os.waitstatus_to_exitcode(status)})
+                _report(control, {"rank": rank, "status": os.waitstatus_to_exitcode(status)})
         if control in ready and _is_over(control):
             break
     for pid in children:

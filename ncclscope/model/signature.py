@@ -27,6 +27,7 @@ __all__ = [
     "BASE_INVERSE",
     "CREATION_OPS",
     "EXPERT_OPS",
+    "KNOWN_OPS",
     "MASK",
     "P2P_OPS",
     "ROOTED_OPS",
@@ -60,6 +61,17 @@ BARRIERS = frozenset({"barrier", "monitored_barrier"})
 """Operations that block their caller until all members have joined, on every backend."""
 ROOTED_OPS = frozenset({"broadcast", "gather", "gatherv", "reduce", "scatter", "scatterv"})
 """Operations that one member may complete before another has joined."""
+
+KNOWN_OPS = (
+    frozenset({"all_gather", "all_reduce", "all_to_all", "reduce_scatter"})
+    | P2P_OPS
+    | VECTOR_OPS
+    | CREATION_OPS
+    | EXPERT_OPS
+    | BARRIERS
+    | ROOTED_OPS
+)
+"""Operations whose parameters are compared by their meaning; others are compared as they are."""
 
 # Operations in which every member passes the same number of input elements.
 _EQUAL_COUNT_OPS = frozenset(

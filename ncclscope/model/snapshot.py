@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = [
+    "NO_PERMISSION",
     "Frame",
     "GpuSample",
     "KernelEvent",
@@ -26,6 +27,10 @@ __all__ = [
     "Thread",
     "Worker",
 ]
+
+
+NO_PERMISSION = "no permission to read its memory"
+"""Error of stacks that the kernel refuses to show."""
 
 
 @dataclass(frozen=True)

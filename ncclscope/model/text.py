@@ -21,8 +21,10 @@ def sizes_text(sizes: Sequence[int]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``1 call`` or ``17 calls``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return ``1 call``, ``17 calls`` or ``2 processes``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ncclscope.settings import variable
 
-__all__ = ["core", "is_broken", "plugin_path", "why_not"]
+__all__ = ["by_address", "core", "is_broken", "plugin_path", "why_not"]
 
 _PLUGIN = Path(__file__).with_name("ncclscope-profiler.so")
 
@@ -24,6 +25,12 @@ _is_broken = False
 def core() -> ModuleType | None:
     """Return the extension module; None if the writer in Python serves."""
     return None if why_not() else _found
+
+
+def by_address() -> dict[int, Any]:
+    """Return a dict by the id of objects: the core's own, in which it finds them faster."""
+    made: dict[int, Any] = {} if _found is None else _found.addresses()
+    return made
 
 
 def why_not() -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from pathlib import Path
 
+from ncclscope.model.sites import frame_of
 from ncclscope.parity.report import Mismatch, Report
 
 __all__ = ["github", "junit"]
 
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot hold, not even escaped."""
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|"
+    "[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Characters that XML 1.0 cannot hold, not even escaped, and those that a terminal acts on."""
 
 
 def junit(report: Report, verdict_screen: str, baseline_screen: str) -> str:
@@ -52,23 +58,48 @@ def _case(
 
 
 def github(report: Report) -> str:
-    """Return GitHub's workflow commands, one line per failure; empty without failures."""
+    """Return GitHub's workflow commands, one line per failure; empty without failures.
+
+    Each annotates the line of the program that posts the call, if that is in the repository, and
+    otherwise the line of the baseline.
+    """
     lines = []
     if not report.agree:
         cause = report.verdict.cause
         title = f"ncclscope: {cause.kind.replace('_', ' ') if cause else report.verdict.status}"
-        lines.append(f"::error title={_property(title)}::{_data(_headline(report))}")
+        call = cause.odd if cause is not None else None
+        site = None if call is None else call.user_site or call.full_site
+        place = ",".join(filter(None, (_place(site), f"title={_property(title)}")))
+        lines.append(f"::error {place}::{_data(_headline(report))}")
     for mismatch in report.mismatches if report.outcome == "differs" else ():
-        place = f"file={_property(str(report.baseline))}"
+        lock = f"file={_property(str(report.baseline))}"
         if mismatch.line is not None:
-            place += f",line={mismatch.line}"
+            lock += f",line={mismatch.line}"
+        place = _place(mismatch.site)
         ranks = mismatch.run.ranks if mismatch.run is not None else ()
         text = _baseline_line(report)
         if ranks:
             text += f" on {len(ranks)} of {len(report.verdict.run.ranks)} ranks"
         text += _first_change(mismatch, report.texts)
-        lines.append(f"::error {place},title=ncclscope%3A baseline::{_data(text)}")
+        if place and mismatch.line is not None:
+            text += f" (line {mismatch.line} of {report.baseline})"
+        lines.append(f"::error {place or lock},title=ncclscope%3A baseline::{_data(text)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _place(site: str | None) -> str:
+    """Return the properties of a line of the program; empty for files of other repositories."""
+    frame = frame_of(site)
+    if frame is None:
+        return ""
+    try:
+        root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()
+        file = Path(frame["file"]).resolve().relative_to(root)
+        if not (root / file).is_file():
+            return ""
+    except (OSError, ValueError):  # not in the repository, or no longer there
+        return ""
+    return f"file={_property(str(file))},line={frame['line']}"
 
 
 def _headline(report: Report) -> str:
@@ -105,6 +136,7 @@ def _xml(text: str) -> str:
 
 
 def _data(text: str) -> str:
+    text = _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

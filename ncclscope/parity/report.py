@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.errors import InputError
 from ncclscope.model import Run
+from ncclscope.model.sites import frame_of
 from ncclscope.parity.changes import Change, changes
 from ncclscope.parity.folding import fold
 from ncclscope.parity.hunks import folded_calls
 from ncclscope.parity.lockfile import Baseline, read_baseline, render_baseline, write_baseline
-from ncclscope.parity.sequence import Section, Vocabulary, sections
+from ncclscope.parity.sequence import CallStream, Section, Vocabulary, sections
 
 __all__ = ["Mismatch", "Report", "check_run"]
 
@@ -30,11 +31,13 @@ class Mismatch:
         run: Sequence of the run; None if no rank posts the stored one now.
         stored: Sequence of the baseline; None for a new one.
         changes: Changes that turn the stored one into that of the run.
+        site: Line of the program that posts the first changed call, or else its neighbour.
     """
 
     run: Section | None
     stored: Section | None
     changes: tuple[Change, ...] = ()
+    site: str | None = None
 
     @property
     def line(self) -> int | None:
@@ -53,6 +56,7 @@ class Mismatch:
             "ranks": list(self.run.ranks) if self.run is not None else [],
             "stored": self.stored is not None,
             "line": self.line,
+            "site": frame_of(self.site),
             "hunks": [
                 {
                     "stored": {
@@ -157,7 +161,8 @@ def check_run(
     if stored is not None:
         shapes = stored.shapes
     found = sections(run, words, shapes=shapes)
-    mismatches = _compare(found, stored.sections if stored is not None else ())
+    differing = _compare(found, stored.sections if stored is not None else ())
+    mismatches = [_located(one, run) for one in differing]
     outcome = "differs" if mismatches else "same"
     if update:
         outcome = "unchanged" if stored is not None and not mismatches else "written"
@@ -197,6 +202,15 @@ def _compare(run: Sequence[Section], stored: Sequence[Section]) -> list[Mismatch
     found += [Mismatch(section, None, (Change(0, 0, 0, len(section.lines)),)) for section in new]
     found += [Mismatch(None, section, (Change(0, len(section.lines), 0, 0),)) for section in gone]
     return found
+
+
+def _located(mismatch: Mismatch, run: Run) -> Mismatch:
+    """Return a mismatch with the line of the program at which the run first differs."""
+    if mismatch.run is None or not mismatch.run.lines or not mismatch.changes:
+        return mismatch
+    calls = CallStream(run.by_rank[mismatch.run.ranks[0]]).calls
+    call = calls[min(mismatch.changes[0].b_start, len(calls) - 1)]
+    return replace(mismatch, site=call.user_site or call.full_site or call.site)
 
 
 def _size(found: Sequence[Change]) -> int:

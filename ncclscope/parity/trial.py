@@ -132,6 +132,11 @@ class Trial:
     def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Call ``function(rank, ...)`` on each rank.
 
+        Args:
+            function: A function that can be pickled.
+            arguments: Its arguments after the rank.
+            keywords: Its keyword arguments.
+
         Returns:
             Results of the ranks.
 

@@ -298,9 +298,11 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
     return kept + loose
 
 
-def _last_call_ns(rank: Rank) -> int:
-    """Return when a rank posted its last call: heartbeats are up to a second apart."""
-    return max((call.time_ns or 0 for call in rank.last_calls().values()), default=0)
+def _ended_ns(rank: Rank) -> int:
+    """Return when a rank last showed life, 0 if unknown: heartbeats are up to a second apart."""
+    began, seen = span(rank)
+    last = max((call.time_ns or 0 for call in rank.last_calls().values()), default=0)
+    return max(seen, last if last >= began else 0)
 
 
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
@@ -314,6 +316,6 @@ def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
     sizes = {rank.world_size for rank in (*part, *kept) if rank.rank >= 0}
     if not own or own & numbers or len(sizes) != 1:
         return False
-    ended = max(max(span(rank)[1], _last_call_ns(rank)) for rank in part)
+    ended = max(_ended_ns(rank) for rank in part)
     began = min((start for rank in kept if (start := span(rank)[0])), default=0)
     return not ended or ended > began

@@ -15,7 +15,14 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Rank, Run
-from ncclscope.model.snapshot import ProcessSample, RasAnswer, RasRank, Snapshot, Worker
+from ncclscope.model.snapshot import (
+    NO_PERMISSION,
+    ProcessSample,
+    RasAnswer,
+    RasRank,
+    Snapshot,
+    Worker,
+)
 from ncclscope.untrusted import (
     MAX_RANKS,
     integer,
@@ -105,7 +112,7 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         )
         recorded = {}
     ranks: dict[int, Rank] = {}
-    devices = snapshot.ras is not None or any(snapshot.gpus)
+    devices = snapshot.ras is not None or any(snapshot.gpus) or _is_refused(snapshot.workers)
     for worker in snapshot.workers:
         state = worker.samples[-1].state if worker.samples else ""
         known = recorded.get(worker.rank)
@@ -129,6 +136,14 @@ def with_snapshot(run: Run, snapshot: Snapshot) -> Run:
         snapshot=snapshot,
         kernel=snapshot.kernel,
         queues=snapshot.queues,
+    )
+
+
+def _is_refused(workers: Sequence[Worker]) -> bool:
+    """Return whether the kernel shows no stack of any process, so that /proc alone is known."""
+    return all(
+        worker.stacks and all(one.error == NO_PERMISSION for one in worker.stacks)
+        for worker in workers
     )
 
 

@@ -1,6 +1,6 @@
 """Find the members of communicators that only NCCL's profiler plugin described.
 
-NCCL tells each member its own rank in the communicator, and no global ranks. The rings of all
+NCCL gives each member its own rank in the communicator, and no global ranks. The rings of all
 members together have both. And where a Python probe names a communicator on some ranks, and only
 the plugin on others, NCCL's hash shows that both are one.
 """

@@ -88,13 +88,16 @@ def _overlap(older: Rank, newer: Rank) -> bool:
 
 
 def span(rank: Rank) -> tuple[int, int]:
-    """Return a process's first and last sign of life, in ns since 1970; 0 if unknown."""
+    """Return a process's first and last sign of life, in ns since 1970; 0 if unknown.
+
+    The last one is unknown as well if the clock of the process was set back.
+    """
     start, end = rank.started_ns or 0, rank.last_seen_ns or 0
     if not start or not end:
         logs = [log for log in rank.logs.values() if log.calls >= log.first]
         times = [log.call(seq).time_ns or 0 for log in logs for seq in (log.first, log.calls)]
         start, end = start or min(times, default=0), end or max(times, default=0)
-    return start, end
+    return start, end if end >= start else 0
 
 
 def _places(ranks: Sequence[Rank]) -> list[int]:

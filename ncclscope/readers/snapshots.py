@@ -28,9 +28,12 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
     """
     newest = max(snapshots, key=lambda snapshot: snapshot.time_ns)
     of_host: dict[tuple[str, str], Snapshot] = {}
+    of_other_times: set[str] = set()
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.time_ns):
         if newest.time_ns - snapshot.time_ns <= _APART_NS:
             of_host[snapshot.host, snapshot.node] = snapshot
+        else:
+            of_other_times.add(snapshot.host)
     if len(of_host) == 1:
         return newest
     nodes = {node for _, node in of_host}
@@ -51,6 +54,11 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
             f"{plural(left_out, 'process')} left out: another host has a process of the same rank"
         )
     hosts = sorted({host for host, _ in of_host})
+    if unseen := sorted(of_other_times.difference(hosts)):
+        notes.append(
+            f"stacks of {', '.join(unseen)} left out: by the clock there, they were sampled more "
+            f"than {_APART_NS // 60_000_000_000} minutes before the others"
+        )
     return replace(
         newest,
         host=", ".join(hosts),
@@ -61,6 +69,8 @@ def join_snapshots(snapshots: Sequence[Snapshot], run: Run) -> Snapshot:
         sources=tuple(
             replace(source, available=False, state="read on each host, but not joined")
             if source.name in ("ras", "gpu") and source.available
+            else replace(source, state=f"state and CPU time of {plural(len(workers), 'process')}")
+            if source.name == "proc" and source.available
             else source
             for source in newest.sources
         ),

@@ -58,6 +58,8 @@ class RemoteCursor(RingCursor):
         path: ``NODE:PATH``: that number and its path on the node.
     """
 
+    is_local = False
+
     def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
         self.path = path
         self.node = node
@@ -120,7 +122,13 @@ class RemoteCursor(RingCursor):
         return seq in (0, self.comm_cursors[key].seq) or (key, seq) in self._known
 
     def learn(self, key: str, seq: int, hash: int) -> None:
-        """Keep a requested hash after call `seq`."""
+        """Keep a requested hash.
+
+        Args:
+            key: Key of the communicator.
+            seq: Number of the call after which the hash holds.
+            hash: Running hash.
+        """
         self._known[key, seq] = hash
 
     def hash_at(self, key: str, seq: int) -> int | None:

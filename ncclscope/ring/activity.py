@@ -43,6 +43,12 @@ class Slot:
         words: Numbers of known details, by text.
         turns: Counter of begins.
         newest: Number of the last begin.
+
+    Args:
+        buffer: The mapped file.
+        offset: Offset of the slot in it, in bytes.
+        name: Number of the activity's name.
+        interner: Stores the texts of details.
     """
 
     # Public for ncclscope_patches.probes.noting, which inlines begin() and end().

@@ -335,14 +335,14 @@ class RingImage:
             sizes.append(int.from_bytes(header[place:][:8], "little"))
         geometry = layout.Geometry(*sizes)
         most = (1 << 32, _MOST_ABOUT, _MOST_TEXT, _MOST_TEXT, _MOST_MARKS, _MOST_TEXT, _MOST_TEXT)
-        if (
-            min(sizes[:-2]) < 1
-            or any(size > limit for size, limit in zip(sizes, most, strict=True))
-            or geometry.total > self._size
+        if min(sizes[:-2]) < 1 or any(
+            size > limit for size, limit in zip(sizes, most, strict=True)
         ):
+            raise DamagedFileError(f"{self.path} is damaged", "its header names impossible sizes")
+        if geometry.total > self._size:
             raise DamagedFileError(
-                f"{self.path} is truncated or damaged: its header names {geometry.total} bytes, "
-                f"but the file has {self._size}"
+                f"{self.path} is truncated: its header names {geometry.total} bytes, but the file "
+                f"has {self._size}"
             )
         return geometry
 

@@ -109,7 +109,7 @@ class NativeWriter(RingWriter):
         self.core.capture = capture
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that the calls from here on belong to another step of the engine."""
+        """Record that step `number` begins, of `tokens` tokens (None: unknown) or `dummy`."""
         held = 0 if tokens is None else min(max(tokens, 0), layout.MOST) + 1
         return int(self.core.post_step(min(max(number, 0), layout.MOST), held, dummy))
 

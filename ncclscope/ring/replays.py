@@ -37,6 +37,11 @@ class Part:
         packed: The data for recording a replay: channel; number of calls; ``BASE`` to that
             power; their running hash from zero; and the repeating bytes of the record, which are
             the last call's packed parameters without ``numel``, graph number and flags.
+
+    Args:
+        channel: The communicator.
+        calls: Its collectives in the graph, in their order; at least one.
+        number: Number of the graph.
     """
 
     __slots__ = ("channel", "hashes", "packed")

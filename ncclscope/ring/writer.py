@@ -239,7 +239,7 @@ class RingWriter:
         group: int = 0,
         graph: int = 0,
     ) -> int:
-        """Record a send or a receive, which is not part of the common sequence."""
+        """Record a send or receive, outside the common sequence; arguments as for :meth:`post`."""
         moment = _PLAIN
         if state or flags or group or graph:
             moment = _pack_moment(graph & _LOW, group and (group - 1) % 0xFFFF + 1, flags, state)
@@ -270,7 +270,7 @@ class RingWriter:
         return position
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that the calls from here on belong to another step of the engine."""
+        """Record that step `number` begins, of `tokens` tokens (None: unknown) or `dummy`."""
         seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
         fixed = held.to_bytes(8, "little") + _STEPS[dummy]

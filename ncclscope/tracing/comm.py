@@ -27,6 +27,13 @@ class Comm:
 
     Attributes:
         templates: The probes' cache: template by any key that identifies a call's parameters.
+
+    Args:
+        channel: Its place in the ring.
+        key: Key, equal on all its members.
+        label: Its name for a reader, such as ``tp:0``.
+        ranks: Global ranks of its members.
+        backend: Its backend, such as ``nccl``.
     """
 
     __slots__ = ("__weakref__", "backend", "channel", "key", "label", "ranks", "templates")

@@ -50,6 +50,12 @@ class TracedGraph:
         number: Its number among this process's graphs with calls, from 1; 0 without calls.
         replays: Number of replays so far.
         marks: Markers of each communicator, with their number of calls in the graph.
+
+    Args:
+        tracer: The tracer of this process.
+        number: Number of the graph.
+        calls: Its calls, in their order.
+        kept: Whether the ring's graphs section holds the graph.
     """
 
     __slots__ = ("_parts", "_singles", "_tracer", "marks", "number", "replays")

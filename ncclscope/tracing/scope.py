@@ -1,7 +1,7 @@
 """Per-thread state while a block is open: suppressed or announced calls, and NCCL groups.
 
 These states are rare, so their tables are empty most of the time. A probe checks
-``if scope.folding`` before it looks up its thread.
+``if scope.suppressing`` before it looks up its thread.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = [
     "announce",
     "conclude",
     "enter_group",
-    "folded",
-    "folding",
     "group_number",
     "groups",
     "is_announced",
-    "is_folded",
+    "is_suppressed",
     "leave_group",
     "listeners",
+    "suppressed",
+    "suppressing",
 ]
 
-folding: dict[int, int] = {}
-"""Depth of open :func:`folded` blocks by thread identity."""
+suppressing: dict[int, int] = {}
+"""Depth of open :func:`suppressed` blocks by thread identity."""
 
 listeners: set[str] = set()
 """What sees the same calls again further down, so that probes must announce theirs: torch's
@@ -46,25 +46,25 @@ _group_numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
-def folded() -> Iterator[None]:
+def suppressed() -> Iterator[None]:
     """Suppress recording of this thread's calls in the block: a recorded call contains them."""
     thread = threading.get_ident()
-    folding[thread] = folding.get(thread, 0) + 1
+    suppressing[thread] = suppressing.get(thread, 0) + 1
     announce(None)
     try:
         yield
     finally:
         conclude()
-        depth = folding[thread] - 1
+        depth = suppressing[thread] - 1
         if depth:
-            folding[thread] = depth
+            suppressing[thread] = depth
         else:
-            del folding[thread]
+            del suppressing[thread]
 
 
-def is_folded() -> bool:
-    """Return whether this thread is inside a :func:`folded` block."""
-    return bool(folding) and threading.get_ident() in folding
+def is_suppressed() -> bool:
+    """Return whether this thread is inside a :func:`suppressed` block."""
+    return bool(suppressing) and threading.get_ident() in suppressing
 
 
 def announce(_channel: Any) -> None:
@@ -131,7 +131,7 @@ def group_number() -> int:
 def _forget_threads() -> None:
     """Drop the state of the parent's other threads, whose identities new threads may get."""
     here = threading.get_ident()
-    for table in (folding, _announced, groups):
+    for table in (suppressing, _announced, groups):
         for thread in [thread for thread in table if thread != here]:
             del table[thread]
 

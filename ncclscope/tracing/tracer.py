@@ -35,6 +35,7 @@ from ncclscope.tracing import callsite, device, identity, scope
 from ncclscope.tracing.comm import Comm, NamelessTemplate, Template, keep
 from ncclscope.tracing.graphs import Graphs
 from ncclscope.tracing.host import CallGuard
+from ncclscope.tracing.known import warn_of_unknown
 
 __all__ = ["Comm", "NamelessTemplate", "Template", "Tracer"]
 
@@ -202,7 +203,8 @@ class Tracer:
 
         Args:
             comm: The communicator, from :meth:`communicator`.
-            op: ``all_reduce``, ``all_gatherv``, ``send``, ... in torch's or NCCL's spelling.
+            op: ``all_reduce``, ``all_gatherv``, ``send``, ... in torch's or NCCL's spelling. Others
+                are recorded with a warning, and compared by all their parameters.
             shape: Shape of the input, in elements.
             dtype: Element type, such as ``bfloat16``.
             redop: Reduction, such as ``sum``.
@@ -248,6 +250,7 @@ class Tracer:
             ):
                 if place is not None:
                     site = callsite.describe(code, place[1])
+                warn_of_unknown(op, dtype)
                 template = self.template(
                     comm,
                     op,

@@ -22,6 +22,7 @@ from ncclscope.analysis.verdict import Verdict
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, UsageError
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
+from ncclscope.stamp import stamped
 from ncclscope.watch.watch import Poll
 
 __all__ = ["Actions", "Done", "keep_bundle", "kill"]
@@ -47,7 +48,7 @@ class Done:
 
     bundle: Path | None
     killed: tuple[int, ...]
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,23 @@ class Actions:
 
     def act(self, poll: Poll) -> Done:
         """Take all actions; one that fails is reported and does not stop the others."""
-        said: list[str] = []
+        messages: list[str] = []
         bundle = None
         assert poll.verdict is not None
         if self.bundles is not None:
             try:
                 bundle = keep_bundle(self.bundles, poll.ranks, poll.verdict, self.screen)
-                said.append(f"bundle: {bundle}")
+                messages.append(f"bundle: {bundle}")
             except (OSError, InputError) as error:
-                said.append(f"the bundle could not be written: {error}")
+                messages.append(f"the bundle could not be written: {error}")
         if self.command:
-            said += self._run(poll.verdict, bundle)
+            messages += self._run(poll.verdict, bundle)
         killed: tuple[int, ...] = ()
         if self.kill:
             killed = kill(poll.ranks)
             pids = ", ".join(map(str, killed))
-            said.append(f"killed: {pids}" if killed else "no worker was left to kill")
-        return Done(bundle, killed, tuple(said))
+            messages.append(f"killed: {pids}" if killed else "no worker was left to kill")
+        return Done(bundle, killed, tuple(messages))
 
     def _run(self, verdict: Verdict, bundle: Path | None) -> list[str]:
         cause = verdict.cause
@@ -117,7 +118,7 @@ class Actions:
             self.command,
             shell=True,
             env=environment,
-            input=json.dumps(verdict.to_dict()),
+            input=json.dumps(stamped(verdict.to_dict())),
             text=True,
             stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
             check=False,
@@ -160,7 +161,7 @@ def keep_bundle(
         except OSError as error:
             if error.errno != errno.ELOOP:  # a symbolic link has replaced the ring
                 raise
-    document = json.dumps(verdict.to_dict(), indent=2)
+    document = json.dumps(stamped(verdict.to_dict()), indent=2)
     write_private(bundle / "verdict.json", document + "\n")
     pids = sorted({cursor.pid for cursor in rings if _is_process_of(cursor)})
     _add_snapshot(bundle, pids, verdict, screen)

@@ -12,7 +12,7 @@ from ncclscope.private import replace_file
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.watch import Poll
 
-__all__ = ["metrics_text", "write_textfile"]
+__all__ = ["metrics_text", "poll_samples", "write_textfile"]
 
 
 def write_textfile(path: Path, poll: Poll, *, troubles: int, now: float) -> None:
@@ -39,10 +39,17 @@ def metrics_text(poll: Poll, *, troubles: int, now: float) -> str:
         troubles: Number of divergences and hangs so far.
         now: Seconds since 1970.
     """
-    return samples_text(_samples(poll, troubles, now))
+    return samples_text(poll_samples(poll, troubles, now))
 
 
-def _samples(poll: Poll, troubles: int, now: float) -> Iterator[Sample]:
+def poll_samples(poll: Poll, troubles: int, now: float) -> Iterator[Sample]:
+    """Yield all samples of a poll.
+
+    Args:
+        poll: The poll to export.
+        troubles: Number of divergences and hangs so far.
+        now: Seconds since 1970.
+    """
     job = {"slurm_job_id": os.environ.get("SLURM_JOB_ID", "")}
     for status in STATUSES:
         yield "ncclscope_status", {"status": status, **job}, float(status == poll.status)
@@ -59,6 +66,7 @@ def _samples(poll: Poll, troubles: int, now: float) -> Iterator[Sample]:
     yield "ncclscope_ranks", job, float(len(poll.ranks))
     if poll.verdict is not None:
         yield "ncclscope_ranks_expected", job, float(poll.verdict.run.expected)
+        yield "ncclscope_coverage_complete", job, float(poll.verdict.coverage.complete)
     yield "ncclscope_troubles_total", job, float(troubles)
     yield "ncclscope_looked_seconds", job, now
     farthest = _farthest(poll.ranks)

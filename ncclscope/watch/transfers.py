@@ -53,7 +53,7 @@ class TransferWatch:
             {(str(cursor.path), one.id) for cursor, one in unfinished if one.begun_ns <= old},
             {(str(cursor.path), one.id) for cursor, one in here if one.state == "failed"},
             {(str(cursor.path), one.id) for cursor, one in here if one.state == "expired"},
-            {cursor.pid for cursor in living if unfinished and procfs.is_stopped(cursor.pid)},
+            _stopped(living) if unfinished else set(),
             {str(cursor.path) for cursor in self._partners},
         )
         due = any(signature) and signature != self._settled
@@ -67,9 +67,15 @@ class TransferWatch:
 
 
 def _transfers(cursor: RingCursor) -> tuple[Transfer, ...]:
+    if not cursor.is_local:
+        return ()
     with contextlib.suppress(DamagedFileError, OSError), RingImage(cursor.path) as ring:
         return engine_transfers(ring)
     return ()
+
+
+def _stopped(cursors: Iterable[RingCursor]) -> set[int]:
+    return {one.pid for one in cursors if one.is_local and procfs.is_stopped(one.pid)}
 
 
 def _engines(cursors: Iterable[RingCursor]) -> set[str]:

@@ -64,6 +64,7 @@ _OWN = (
     "ncclscope_patches.startup.work:CompileNote",
     "ncclscope_patches.startup.work:DownloadNote",
     "ncclscope_patches.startup.work:ModelLoadNote",
+    "ncclscope_patches.startup.timeouts:AbortHook",
     "ncclscope_patches.startup.work:TorchLoadNote",
     "ncclscope_patches.vllm.groups:VllmCommunicatorNames",
     "ncclscope_patches.vllm.groups:VllmGroupNames",

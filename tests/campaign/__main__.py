@@ -46,11 +46,11 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     if options.name == "soak":
-        failed, said = soak(options.minutes, options.seed, options.json)
+        failed, output = soak(options.minutes, options.seed, options.json)
     else:
         campaign, usual = CAMPAIGNS[options.name]
-        failed, said = campaign(options.count or usual, options.seed)
-    print(f"{options.name}: {said}; {time.monotonic() - began:.0f} s")
+        failed, output = campaign(options.count or usual, options.seed)
+    print(f"{options.name}: {output}; {time.monotonic() - began:.0f} s")
     return int(failed > 0)
 
 

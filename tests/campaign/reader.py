@@ -48,15 +48,15 @@ def old_rings(count: int, seed: int) -> tuple[int, str]:
             took[name] = time.monotonic() - began
             failed += done.returncode not in (0, 1, 3)
             print(f"{name}: status {done.returncode}: {(done.stdout or done.stderr)[:300]}")
-    said = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took.items())
-    return failed, f"{count} old rings: {said}"
+    output = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took.items())
+    return failed, f"{count} old rings: {output}"
 
 
 def _of_yesterday(ring: bytes) -> bytes:
-    """Return a ring whose process was last heard of a day earlier."""
+    """Return a ring whose process wrote its last heartbeat a day earlier."""
     place = slice(layout.HEADER_HEARTBEAT, layout.HEADER_HEARTBEAT + 8)
-    heard = int.from_bytes(ring[place], "little") - 86_400 * 10**9
-    return ring[: place.start] + heard.to_bytes(8, "little") + ring[place.stop :]
+    heartbeat = int.from_bytes(ring[place], "little") - 86_400 * 10**9
+    return ring[: place.start] + heartbeat.to_bytes(8, "little") + ring[place.stop :]
 
 
 def _copy(ring: bytes, target: Path) -> None:

@@ -30,9 +30,9 @@ def kills(count: int, seed: int) -> tuple[int, str]:
             rounds = crash_writer.plan(
                 rings, rounds=min(50, count - first), capacity=8192, longest=1200, seed=seed + first
             )
-            for life, said in zip(rounds, crash_writer.run(rounds, Path(folder)), strict=True):
-                lost += check(Path(life.directory), life.capacity, said)
-                acknowledged += sum(said)
+            for life, counters in zip(rounds, crash_writer.run(rounds, Path(folder)), strict=True):
+                lost += check(Path(life.directory), life.capacity, counters)
+                acknowledged += sum(counters)
     return lost, f"{acknowledged} calls acknowledged, {lost} lost"
 
 

@@ -273,13 +273,13 @@ def _statuses(directory: Path) -> list[str]:
 
 
 def _warnings(traced: TracedServer) -> list[str]:
-    """Return what ncclscope wrote into the server's log besides where the rings are."""
+    """Return ncclscope's lines in the server's log, without the place of the rings."""
     log = traced.server.log_path.read_text(errors="replace").splitlines()
     return [line for line in log if "ncclscope" in line and "rings go to" not in line]
 
 
 def _unreported(traced: TracedServer, directory: Path) -> list[str]:
-    """Make one worker diverge, twice; return what guard and watch should have said and did not.
+    """Make one worker diverge, twice; return what guard and watch should have reported and did not.
 
     The first divergence hurts nobody: the guard warns, and the job goes on. At the second it
     hangs, which `watch` reports.
@@ -295,7 +295,7 @@ def _unreported(traced: TracedServer, directory: Path) -> list[str]:
         if watched and guarded:
             return []
         time.sleep(0.2)
-    silent = [who for who, said in (("watch", watched), ("guard", guarded)) if not said]
+    silent = [who for who, reported in (("watch", watched), ("guard", guarded)) if not reported]
     return [f"{who} did not report the planted divergence" for who in silent]
 
 

@@ -48,10 +48,10 @@ def watched(count: int, seed: int) -> tuple[int, str]:
     with in_memory() as rings, tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "job.py"
         program.write_text(JOB)
-        said, seen = Path(folder) / "said.txt", Path(folder) / "seen.jsonl"
+        output, seen = Path(folder) / "output.txt", Path(folder) / "seen.jsonl"
         launch = ["torch.distributed.run", "--nproc-per-node", str(size), str(program)]
         launch += [str(count // size), str(seed)]
-        with said.open("w") as errors, seen.open("w") as samples:
+        with output.open("w") as errors, seen.open("w") as samples:
             job = subprocess.Popen(
                 [*NCCLSCOPE, "run", "--dir", rings, "--", sys.executable, "-m", *launch],
                 env={**os.environ, "NCCLSCOPE_GUARD": "warn", "OMP_NUM_THREADS": "1"},
@@ -76,15 +76,15 @@ def watched(count: int, seed: int) -> tuple[int, str]:
             finally:
                 for each in (job, watch):
                     each.kill()
-        looked = [json.loads(line)["status"] for line in seen.read_text().splitlines()]
-        alarms = sum(status in ("diverged", "hung") for status in looked)
-        warnings = [line for line in said.read_text().splitlines() if _is_warning(line)]
+        polls = [json.loads(line)["status"] for line in seen.read_text().splitlines()]
+        alarms = sum(status in ("diverged", "hung") for status in polls)
+        warnings = [line for line in output.read_text().splitlines() if _is_warning(line)]
         print("".join(f"{line}\n" for line in warnings), end="")
         warned = len(warnings)
         status = diagnose(open_run(rings)).status
     failed = alarms + warned + (status != "ok") + (job.returncode != 0) + (watched_to_the_end != 0)
     return failed, (
-        f"{count // size * size} calls of {size} ranks, {stops} stops, {len(looked)} looks, "
+        f"{count // size * size} calls of {size} ranks, {stops} stops, {len(polls)} polls, "
         f"{alarms} alarms, {warned} warnings, in the end {status}"
     )
 

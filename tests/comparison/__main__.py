@@ -25,7 +25,7 @@ WORDS = ("right", "partly", "wrong", "silent", "refuses")
 
 
 def main() -> None:
-    """Measures and prints, in a directory that is removed afterwards."""
+    """Measure and print, in a directory that is removed afterwards."""
     parser = argparse.ArgumentParser(prog="tests.comparison", description=__doc__)
     parser.add_argument("--no-gloo", action="store_true", help="without the real programs")
     parser.add_argument("--update", type=Path, help="write them into a page, after its mark")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def four_ranks(directory: Path) -> Iterable[str]:
-    """Yields the table of scenarios that are written as rings and as NCCL's dumps."""
+    """Yield the table of scenarios that are written as rings and as NCCL's dumps."""
     own: list[tuple[Answer, Answer]] = []
     tasks = []
     for scenario in SCENARIOS:
@@ -66,7 +66,7 @@ def four_ranks(directory: Path) -> Iterable[str]:
 
 
 def ncclscope_says(scenario: Scenario, directory: Path) -> tuple[Answer, Answer]:
-    """Writes a scenario as rings and as dumps, and returns what ncclscope says of each."""
+    """Write a scenario as rings and as dumps, and return what ncclscope says of each."""
     script = Script()
     scenario.play(script)
     rings = script.verdict_of_rings(directory / "rings")
@@ -75,7 +75,7 @@ def ncclscope_says(scenario: Scenario, directory: Path) -> tuple[Answer, Answer]
 
 
 def gloo_programs(directory: Path) -> Iterable[str]:
-    """Yields the table of real programs of four gloo processes."""
+    """Yield the table of real programs of four gloo processes."""
     from tests.comparison import gloo
 
     directory.mkdir()
@@ -104,7 +104,7 @@ def gloo_programs(directory: Path) -> Iterable[str]:
 
 
 def both_orders(directory: Path, *, incomplete: bool) -> list[fr_trace.Task]:
-    """The analyzer takes the first file that is listed for what is right."""
+    """Return the analyzer's answer; it takes the first file listed as the reference."""
     return [fr_trace.Task(directory, order, incomplete) for order in fr_trace.ORDERS]
 
 
@@ -121,24 +121,24 @@ def scores(answer: Answer | Sequence[Answer], truth: Truth | None) -> list[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """What counts where the order decides."""
+    """Return the worse answer where the order of files decides."""
     return max(words, key=["right", "partly", "silent", "refuses", "wrong"].index)
 
 
 def cell(words: Sequence[str], answer: Answer | Sequence[Answer]) -> str:
-    """The words, and what is named."""
+    """Return the words, and what is named."""
     answers = [answer] if isinstance(answer, Answer) else list(answer)
     texts = list(dict.fromkeys(one.text for one in answers if one.text))
     return f"**{' / '.join(words)}**" + (f": {' / '.join(texts)}" if texts else "")
 
 
 def total(count: Counter[str]) -> str:
-    """How often each word was given."""
+    """Return the number of answers by word."""
     return ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Yields lines of Markdown."""
+    """Yield lines of Markdown."""
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in rows:

@@ -55,7 +55,7 @@ class Task:
 
 
 def answers(tasks: Iterable[Task]) -> list[Answer]:
-    """Runs the analyzer for each task, in one process with a child for each."""
+    """Run the analyzer for each task, in one process with a child for each."""
     lines = [
         json.dumps([str(task.directory), task.order, task.incomplete], sort_keys=True)
         for task in tasks
@@ -68,14 +68,14 @@ def answers(tasks: Iterable[Task]) -> list[Answer]:
         timeout=SECONDS + 2 * len(lines),
         check=False,
     )
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    if done.returncode or len(said) != len(lines):
+    output = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode or len(output) != len(lines):
         raise RuntimeError(f"torch's analyzer could not be run: {done.stderr[-500:]}")
-    return [_answer(status, text) for status, text in said]
+    return [_answer(status, text) for status, text in output]
 
 
 def _answer(status: int, text: str) -> Answer:
-    """Reads what the analyzer has printed."""
+    """Read what the analyzer has printed."""
     if status:
         causes = [found[1] for line in text.splitlines() if (found := _LAST.match(line))]
         return Answer(refused=causes[-1][:60] if causes else f"ends with status {status}")
@@ -83,20 +83,22 @@ def _answer(status: int, text: str) -> Answer:
 
 
 def _findings(lines: Sequence[str]) -> Iterator[Named]:
-    """Yields what is named, one for each paragraph that begins with a finding."""
+    """Yield what is named, one for each paragraph that begins with a finding."""
     starts = [place for place, line in enumerate(lines) if _CALL.match(line.strip())]
     for start, end in pairwise([*starts, len(lines)]):
         found = _CALL.match(lines[start].strip())
         assert found is not None
-        told = found.groupdict()
-        ranks = _numbers(told["unknown"] or "")
+        fields = found.groupdict()
+        ranks = _numbers(fields["unknown"] or "")
         for line in lines[start + 1 : end]:
             missing = _MISSING.match(line)
-            if missing and told["absent"]:
+            if missing and fields["absent"]:
                 ranks |= _numbers(missing[1])
-            elif told["errors"] and line.startswith("error msg:"):
+            elif fields["errors"] and line.startswith("error msg:"):
                 ranks |= {int(rank) for rank in _CULPRIT.findall(line)}
-        yield Named(frozenset(ranks), int(told["absent"] or told["errors"] or told["sizes"] or 0))
+        yield Named(
+            frozenset(ranks), int(fields["absent"] or fields["errors"] or fields["sizes"] or 0)
+        )
 
 
 def _numbers(text: str) -> set[int]:
@@ -107,7 +109,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _listed(order: str) -> Any:
-    """Returns a walk that lists files in one order; file systems have any."""
+    """Return a walk that lists files in one order; file systems have any."""
     walk = os.walk
 
     def ordered(*arguments: Any, **options: Any) -> Iterator[tuple[Any, Any, list[str]]]:
@@ -138,7 +140,7 @@ def _provide_tabulate() -> None:
 
 
 def main() -> None:
-    """Runs one task for each line of the standard input."""
+    """Run one task for each line of the standard input."""
     _provide_tabulate()
     from torch.distributed.flight_recorder import fr_trace  # noqa: F401  loaded for all children
 

@@ -28,12 +28,12 @@ INCOMPLETE = frozenset({*KILLED, *LOST})
 
 
 def play_all(directory: Path) -> None:
-    """Plays the programs, and leaves a folder of dumps for each."""
+    """Play the programs, and leave a folder of dumps for each."""
     play(directory, list(TRUTHS), waited=[name for name, truth in TRUTHS.items() if truth])
 
 
 def repaired(directory: Path) -> Path:
-    """Writes the dumps of a folder again, with the members of the groups.
+    """Write the dumps of a folder again, with the members of the groups.
 
     torch 2.13 describes gloo's groups under an empty name and without members.
     """

@@ -56,12 +56,12 @@ class Scenario:
     in_dumps: bool = True
 
 
-def seventh(odd: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> Play:
+def seventh(odd: Mapping[str, Any], majority: Mapping[str, Any] | None = None) -> Play:
     """Rank 3 posts something else than its peers as the seventh call of all ranks."""
 
     def play(script: Script) -> None:
         script.steps()
-        common = {"op": "all_reduce", "shape": (256,), **(usual or {})}
+        common = {"op": "all_reduce", "shape": (256,), **(majority or {})}
         for ranks, call in (((0, 1, 2), common), ((3,), common | dict(odd))):
             rest = {key: value for key, value in call.items() if key not in ("op", "shape")}
             script.post(ranks, call["op"], *call["shape"], done=False, **rest)

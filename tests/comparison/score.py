@@ -63,7 +63,7 @@ class Answer:
 
 
 def score(answer: Answer, truth: Truth | None) -> str:
-    """Returns the word for an answer."""
+    """Return the word for an answer."""
     if answer.refused:
         return "refuses"
     if truth is None:
@@ -73,7 +73,7 @@ def score(answer: Answer, truth: Truth | None) -> str:
     planted = frozenset(truth.ranks or truth.candidates)
     named = {rank for finding in answer.findings for rank in finding.ranks}
     first = answer.findings[0]
-    if len(truth.ranks) > 1:  # several faults, which may be told one by one
+    if len(truth.ranks) > 1:  # several faults, which may be reported one by one
         whole = named == planted and first.ranks <= planted
     else:
         whole = first.ranks == planted and named <= planted
@@ -85,7 +85,7 @@ def score(answer: Answer, truth: Truth | None) -> str:
 
 
 def of_verdict(verdict: Verdict) -> Answer:
-    """What ncclscope says; what is latent counts where nothing hangs or differs."""
+    """Return ncclscope's answer; latent findings count where nothing hangs or differs."""
     roles = ("cause",) if verdict.cause is not None else ("latent",)
     found = [finding for finding in verdict.findings if finding.role in roles]
     return Answer(

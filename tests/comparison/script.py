@@ -73,7 +73,7 @@ class Script:
         ended: Ranks that ended with it, and leave no dump.
         keep: Entries that each dump keeps; all when None.
         given_up: Ranks whose watchdog retired the last call.
-        tells: Whether rings say of calls that they completed; NCCL says it of barriers alone.
+        tells: Whether rings record completion of calls; NCCL reports that of barriers alone.
     """
 
     posts: list[Post] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Script:
         late: bool = False,
         **more: Any,
     ) -> None:
-        """Posts one call on each of some ranks."""
+        """Post one call on each of some ranks."""
         for rank in ranks:
             call = Post(rank, label, op, done, shape or (4, 2), dtype, grouped, late, more)
             self.posts.append(call)
@@ -112,7 +112,7 @@ class Script:
     # --- rings ---------------------------------------------------------------------------------
 
     def verdict_of_rings(self, directory: Path) -> Verdict:
-        """Writes the rings and compares them."""
+        """Write the rings and compare them."""
         cluster = Cluster(directory, WORLD)
         grouped: set[int] = set()
         for rank in range(WORLD):
@@ -152,7 +152,7 @@ class Script:
     # --- dumps ---------------------------------------------------------------------------------
 
     def write_dumps(self, directory: Path) -> Path:
-        """Writes what NCCL's recorder would, in format 2.10, or 2.11 where there are splits."""
+        """Write what NCCL's recorder would, in format 2.10, or 2.11 where there are splits."""
         splits = any("splits" in call.more for call in self.posts)
         groups = {
             NAMES[label]: (DESCRIPTIONS[label], list(ranks))
@@ -184,7 +184,7 @@ class Script:
         return directory
 
     def _close(self, job: Job, call: Post) -> None:
-        """Ends a NCCL group, which the recorder takes for one call, by an entry of its own."""
+        """End a NCCL group, which the recorder takes for one call, by an entry of its own."""
         options = {"group": NAMES[call.label], "state": "completed", "again": True}
         job.post([call.rank], "coalesced", ins=[], outs=[], **options)
 

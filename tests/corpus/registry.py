@@ -133,7 +133,7 @@ def planted(
 
 
 def singled(job: Workload, kinds: str | Mapping[str, str], **more: Any) -> Truth:
-    """Return the truth where the odd rank has diverged: in a pair nothing singles it out."""
+    """Return the truth where a rank has diverged: in a pair nothing singles it out."""
     if job.size == 2:
         names = kinds if isinstance(kinds, str) else " ".join(kinds)
         return planted(names, candidates=job.everybody, **{**more, "confidence": AMBIGUOUS})

@@ -109,7 +109,7 @@ def text_of(truth: Truth) -> str:
 
 
 def sums(judged: Iterable[Judged]) -> dict[str, int]:
-    """Return how often each word was given, and what is worse than a word."""
+    """Return the number of answers by word, and the failures."""
     found = list(judged)
     words = Counter(each.word for each in found)
     return {

@@ -56,7 +56,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Truth:
-    """What one run is.
+    """Description of one run.
 
     Attributes:
         status: Every status that is right.

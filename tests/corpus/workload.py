@@ -70,7 +70,7 @@ class Posted:
 
 @dataclass
 class History:
-    """What came of a job.
+    """Outcome of a job.
 
     Attributes:
         posted: Calls of each rank, in order.
@@ -101,9 +101,9 @@ class Workload:
         capacity: Records that each ring keeps.
         no_dump: Ranks that leave no dump, whatever became of them.
         no_ring: Ranks that leave no ring or trace.
-        bare: Whether traces hold what the format requires and what tells calls apart alone.
+        bare: Whether traces hold what the format requires and what distinguishes calls, alone.
         timed_out: Whether the watchdog gave up what was pending.
-        timing: Whether dumps tell calls that have started.
+        timing: Whether dumps mark calls that have started.
         about: What each ring says of its process, by rank; -1 for all.
         lines: What each trace has besides calls, by rank.
     """
@@ -254,7 +254,7 @@ class _Execution:
         return True
 
     def _queue(self, rank: int, call: Post) -> tuple[Any, ...]:
-        """Return what a call is paired with: its place in a row of calls of that key."""
+        """Return the key by which a call is paired: its number among the calls of that key."""
         if call.op not in SENDS:
             return call.group, rank
         own = self._work.groups[call.group].index(rank)
@@ -287,7 +287,7 @@ class _Execution:
         return moved
 
     def _heads(self, rank: int, posted: Posted) -> bool:
-        """Whether nothing that a rank posted earlier holds a call up."""
+        """Return whether nothing that a rank posted earlier holds a call up."""
         call = posted.post
         for earlier in self._pending[rank]:
             if earlier is posted:
@@ -334,7 +334,7 @@ class _Execution:
 
 
 def _fit(same: Sequence[Posted]) -> bool:
-    """Whether the members of a call have posted what completes."""
+    """Return whether the members of a call have posted what completes."""
     calls = [posted.post for posted in same]
     if calls[0].op in SENDS:
         return len({(prod(call.shape), call.dtype) for call in calls}) == 1
@@ -344,7 +344,7 @@ def _fit(same: Sequence[Posted]) -> bool:
 
 
 def _agreed(call: Post) -> tuple[Any, ...]:
-    """Return what members must have in common."""
+    """Return the parameters that members must have in common."""
     size: Any = prod(call.shape)
     if call.op in ("all_gatherv", "reduce_scatterv"):
         size = call.more["sizes"]

@@ -80,7 +80,7 @@ def _write_rings(workload: Workload, history: History, directory: Path) -> None:
                 world_size=workload.size,
                 capacity=workload.capacity,
                 heartbeat=False,
-                # As processes of other hosts, of which nobody looks for a pid here.
+                # As processes of other hosts, whose pids nobody checks here.
                 details={
                     "host": f"node-{rank // 8}",
                     "pid": 1000 + rank,
@@ -113,7 +113,7 @@ class _Clock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let rings be written with this clock, by the writer in Python: the core has its own."""
+        """Write rings with this clock, by the writer in Python: the core has its own."""
         with (
             patch.dict(os.environ, NCCLSCOPE_NATIVE="0"),
             patch.object(ring_writer, "_time_ns", lambda: self.now),
@@ -175,7 +175,7 @@ def _write_traces(workload: Workload, history: History, directory: Path) -> None
 
 
 def _strip(directory: Path) -> None:
-    """Reduce traces to what the format requires, and what tells calls apart."""
+    """Reduce traces to what the format requires, and what distinguishes calls."""
     for path in directory.glob("*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         kept = ("ncclscope_trace", "rank", "world_size", "comm", "label", "ranks", "call")

@@ -12,7 +12,7 @@ __all__ = ["Case", "Outcome", "Outcomes"]
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One of torch's tests, on so many ranks.
+    """One of torch's tests, on a number of ranks.
 
     Attributes:
         name: The method.

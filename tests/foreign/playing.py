@@ -85,11 +85,11 @@ def _play_until_trouble(
     """Yield outcomes until all have ended, one has died or one has not ended in time."""
     results, log = folder / "results", folder / "log"
     results.touch()
-    with log.open("w") as said:
+    with log.open("w") as output:
         process = subprocess.Popen(
             [*prefix, *_command(results), *(case.name for case in cases)],
             env=_environment(folder, cases[0].ranks), cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     done = 0
     deadline = time.monotonic() + STARTING_SECONDS + limit

@@ -32,7 +32,7 @@ def test_a_healthy_program_raises_no_alarm(rings: Path, tmp_path: Path, name: st
     assert seen.status == 0, seen.output
     assert seen.alarms == []
     assert seen.verdict["status"] in ("ok", "unknown"), seen.verdict
-    # What no probe records has to be said; without that, healthy is ok.
+    # What no probe records has to be reported; without that, healthy is ok.
     assert seen.verdict["status"] == "ok" or not seen.verdict["coverage"]["complete"]
     assert seen.verdict["ranks"] == {"expected": 4, "read": 4, "missing": []}
     assert any(document["status"] in ("ok", "unknown") for document in seen.watched)

@@ -1,4 +1,4 @@
-"""Runs a program under torchrun, traced, while ``ncclscope watch`` looks on."""
+"""Runs a program under torchrun, traced, while ``ncclscope watch`` runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALARMS = frozenset({"diverged", "hung"})
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of a program that has ended.
+    """Observations of a program that has ended.
 
     Attributes:
         status: Its exit status.
@@ -103,16 +103,16 @@ def start_watched(
     command = (str(PROGRAMS / f"{name}.py"), *arguments)
     log, samples = folder / "program.log", folder / "watch.jsonl"
     with (
-        log.open("wb") as said,
+        log.open("wb") as printed,
         samples.open("wb") as seen,
-        (folder / "watch.log").open("wb") as told,
+        (folder / "watch.log").open("wb") as messages,
     ):
         watch = subprocess.Popen(
-            [*NCCLSCOPE, "watch", "--json", str(rings)], stdout=seen, stderr=told, cwd=ROOT
+            [*NCCLSCOPE, "watch", "--json", str(rings)], stdout=seen, stderr=messages, cwd=ROOT
         )
         program = subprocess.Popen(
             [*NCCLSCOPE, "run", "--dir", str(rings), "--", *torchrun, *command],
-            env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
             start_new_session=True,
         )  # fmt: skip
     try:

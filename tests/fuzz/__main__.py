@@ -34,7 +34,13 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="SURFACES", help="surfaces, with commas between them"
     )
-    parser.add_argument("--minutes", type=float, default=0, help="stop after so many")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0,
+        help="stop after MINUTES (default: 0, never)",
+        metavar="MINUTES",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where inputs go that fail")
     parser.add_argument("--again", action="store_true", help="judge each input alone")
     options = parser.parse_args()
@@ -75,9 +81,9 @@ def _run(surfaces: Mapping[str, Surface], options: argparse.Namespace) -> int:
             break
     judges.close()
     for name, found in counts.items():
-        told = ", ".join(f"{kind} {count}" for kind, count in found.most_common())
+        kinds = ", ".join(f"{kind} {count}" for kind, count in found.most_common())
         rate = sum(found.values()) / max(seconds[name], 1e-9)
-        print(f"{name}: {sum(found.values())} inputs, {rate:.0f} a second: {told}")
+        print(f"{name}: {sum(found.values())} inputs, {rate:.0f} a second: {kinds}")
     _print_rate(counts, time.monotonic() - began, failed, sum(seconds.values()))
     return int(failed > 0)
 
@@ -85,7 +91,7 @@ def _run(surfaces: Mapping[str, Surface], options: argparse.Namespace) -> int:
 def _report(surface: Surface, seed: int, answer: Answer, folder: Path | None) -> None:
     given = surface.make(seed)
     print(
-        f"{surface.name} seed {seed}, {given.specimen.name}, {given.change}: "
+        f"{surface.name} seed {seed}, {given.base.name}, {given.change}: "
         f"{answer.kind}: {answer.text}",
         flush=True,
     )

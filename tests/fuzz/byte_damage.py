@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tests.fuzz.inputs import Input, Specimen
+from tests.fuzz.inputs import BaseInput, Input
 
 __all__ = ["SPECIAL", "damage_bytes", "damage_files", "edit"]
 
@@ -26,17 +26,17 @@ SPECIAL += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 Places = Sequence[range]
 
 
-def edit(name: str, specimen: Specimen, change: str, data: bytes, *, forged: bool = False) -> Input:
-    """Return a specimen in which one file holds something else."""
-    return Input(specimen, {**specimen.files, name: data}, f"{change} in {name}", forged)
+def edit(name: str, base: BaseInput, change: str, data: bytes, *, forged: bool = False) -> Input:
+    """Return a base input in which one file holds something else."""
+    return Input(base, {**base.files, name: data}, f"{change} in {name}", forged)
 
 
-def damage_bytes(dice: random.Random, specimen: Specimen) -> Input:
+def damage_bytes(dice: random.Random, base: BaseInput) -> Input:
     """Change some bytes of one file, more often such as hold something."""
-    name = dice.choice(sorted(specimen.files.keys() - specimen.keep))
-    data = bytearray(specimen.files[name])
+    name = dice.choice(sorted(base.files.keys() - base.keep))
+    data = bytearray(base.files[name])
     change = change_bytes(dice, data, [range(len(data))])
-    return edit(name, specimen, change, bytes(data))
+    return edit(name, base, change, bytes(data))
 
 
 def change_bytes(dice: random.Random, data: bytearray, places: Places) -> str:
@@ -48,10 +48,10 @@ def change_bytes(dice: random.Random, data: bytearray, places: Places) -> str:
     return change.__name__.strip("_").replace("_", " ")
 
 
-def damage_files(dice: random.Random, specimen: Specimen) -> Input:
+def damage_files(dice: random.Random, base: BaseInput) -> Input:
     """Lose, swap, copy, cut or lengthen whole files."""
-    files = dict(specimen.files)
-    names = sorted(files.keys() - specimen.keep)
+    files = dict(base.files)
+    names = sorted(files.keys() - base.keep)
     one, other = dice.choice(names), dice.choice(names)
     change = dice.choice(("lost", "swapped", "copied over", "cut", "lengthened", "emptied"))
     if change == "lost":
@@ -67,7 +67,7 @@ def damage_files(dice: random.Random, specimen: Specimen) -> Input:
         files[one] = files[one] + more
     else:
         files[one] = b""
-    return Input(specimen, files, f"{one} {change}")
+    return Input(base, files, f"{one} {change}")
 
 
 def _place(dice: random.Random, data: bytearray, places: Places) -> int:

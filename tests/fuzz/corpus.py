@@ -1,4 +1,4 @@
-"""Inputs that once failed, kept as the files in which they differ from their specimen."""
+"""Inputs that once failed, kept as the files in which they differ from their base."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.fuzz.inputs import Input, Specimen, Surface
+from tests.fuzz.inputs import BaseInput, Input, Surface
 
 __all__ = ["CORPUS", "add_kept", "keep"]
 
@@ -30,7 +30,7 @@ def keep(given: Input, surface: str, path: Path, found: str) -> None:
     """
     about = {
         "surface": surface,
-        "specimen": given.specimen.origin or given.specimen.name,
+        "specimen": given.base.origin or given.base.name,
         "change": given.change,
         "forged": given.forged,
         "lost": [name for name, data in given.changed.items() if data is None],
@@ -68,14 +68,14 @@ def add_kept(surfaces: Mapping[str, Surface], paths: Iterable[Path] | None = Non
         surface = surfaces.get(about["surface"])
         if surface is None:
             continue
-        origin = next(one for one in surface.specimens if one.name == about["specimen"])
+        origin = next(one for one in surface.bases if one.name == about["specimen"])
         own = {name: data for name, data in origin.files.items() if name not in about["lost"]}
         own |= {name.removeprefix(_FILES): data for name, data in files.items()}
         name = path.name.removesuffix(_SUFFIX)
-        surface.kept.append(_specimen(name, origin, own, forged=about["forged"]))
+        surface.kept.append(_base(name, origin, own, forged=about["forged"]))
 
 
-def _specimen(name: str, origin: Specimen, files: dict[str, bytes], *, forged: bool) -> Specimen:
+def _base(name: str, origin: BaseInput, files: dict[str, bytes], *, forged: bool) -> BaseInput:
     return replace(
         origin,
         name=f"kept {name}",

@@ -1,4 +1,4 @@
-"""What is fuzzed: specimens, the inputs that are made of them, and the answers to these."""
+"""What is fuzzed: base inputs, the inputs that are made of them, and the answers to these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FAILURES", "Answer", "Files", "Input", "Specimen", "Surface"]
+__all__ = ["FAILURES", "Answer", "BaseInput", "Files", "Input", "Surface"]
 
 FAILURES = frozenset(
     {
@@ -26,14 +26,14 @@ FAILURES = frozenset(
 """Answers that an input must not have."""
 
 _FURTHER = 8
-"""One input in so many is a kept one that is damaged further."""
+"""One input in this many is a kept one that is damaged further."""
 
 Files = Mapping[str, bytes]
 """Contents by path, relative to the directory of the input."""
 
 
 @dataclass(frozen=True)
-class Specimen:
+class BaseInput:
     """An undamaged input whose verdict is known.
 
     Attributes:
@@ -41,9 +41,9 @@ class Specimen:
         files: What is damaged.
         healthy: Whether the job was in order.
         calls: All calls that its records hold, as the oracle compares them; None where no checksum
-            would tell that a call was altered.
+            would show that a call was altered.
         keep: Files that are never damaged, such as the undamaged half of a pair.
-        origin: Name of the specimen that it was made of, where it is a kept input.
+        origin: Name of the base input that it was made of, where it is a kept input.
     """
 
     name: str
@@ -56,24 +56,24 @@ class Specimen:
 
 @dataclass(frozen=True)
 class Input:
-    """A damaged copy of a specimen.
+    """A damaged copy of a base input.
 
     Attributes:
-        specimen: What it was.
+        base: The base input that was damaged.
         files: What it is now.
         change: What was done to it.
-        forged: Whether checksums were made to fit, so that no reader can tell the damage.
+        forged: Whether checksums were made to fit, so that no reader can detect the damage.
     """
 
-    specimen: Specimen
+    base: BaseInput
     files: Files
     change: str
     forged: bool = False
 
     @property
     def changed(self) -> dict[str, bytes | None]:
-        """The files that differ from the specimen's; None for one that is gone."""
-        before = self.specimen.files
+        """The files that differ from the base input's; None for one that is gone."""
+        before = self.base.files
         found: dict[str, bytes | None] = {
             name: data for name, data in self.files.items() if before.get(name) is not data
         }
@@ -87,7 +87,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an input.
+    """Outcome of an input.
 
     Attributes:
         kind: One of :data:`FAILURES`, ``refused``, or what the answer was, such as a status.
@@ -103,7 +103,7 @@ class Answer:
         return self.kind in FAILURES
 
 
-Damage = Callable[[random.Random, Specimen], Input]
+Damage = Callable[[random.Random, BaseInput], Input]
 
 
 @dataclass
@@ -112,16 +112,16 @@ class Surface(ABC):
 
     Attributes:
         name: For ``--only``.
-        specimens: What is damaged.
+        bases: Base inputs, which are damaged.
         damages: Ways to damage it; one that is listed twice is chosen twice as often.
         kept: Inputs that once failed.
         weight: Its share of all inputs, relative to others.
     """
 
     name: str
-    specimens: list[Specimen] = field(default_factory=list)
+    bases: list[BaseInput] = field(default_factory=list)
     damages: Sequence[Damage] = ()
-    kept: list[Specimen] = field(default_factory=list)
+    kept: list[BaseInput] = field(default_factory=list)
     weight: int = 2
 
     def make(self, seed: int) -> Input:
@@ -131,8 +131,8 @@ class Surface(ABC):
             return Input(one, one.files, "as it was kept")
         dice = random.Random(f"{self.name} {seed}")
         further = self.kept and not seed % _FURTHER
-        specimen = dice.choice(self.kept if further else self.specimens)
-        return dice.choice(self.damages)(dice, specimen)
+        base = dice.choice(self.kept if further else self.bases)
+        return dice.choice(self.damages)(dice, base)
 
     @abstractmethod
     def judge(self, given: Input, seed: int) -> Answer:

@@ -18,11 +18,11 @@ from ncclscope.readers import open_run
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE
 from ncclscope.tracing.tracer import Tracer
-from tests.fuzz.inputs import Files, Specimen
+from tests.fuzz.inputs import BaseInput, Files
 from tests.fuzz.ring_damage import geometry_of
 from tests.support.cluster import Cluster
 
-__all__ = ["RANKS", "Shown", "calls_of", "export", "invented", "read_files", "ring_specimens"]
+__all__ = ["RANKS", "Shown", "calls_of", "export", "invented", "read_files", "ring_base_inputs"]
 
 RANKS = 3
 
@@ -91,13 +91,13 @@ def invented(shown: Iterable[Shown], known: Iterable[Shown]) -> list[Shown]:
     ]
 
 
-def ring_specimens() -> list[Specimen]:
+def ring_base_inputs() -> list[BaseInput]:
     """Return the rings of all jobs."""
-    return [_specimen(name, job, healthy) for name, (job, healthy) in _JOBS.items()]
+    return [_base(name, job, healthy) for name, (job, healthy) in _JOBS.items()]
 
 
 @lru_cache
-def _specimen(name: str, job: Callable[[Cluster], None], healthy: bool) -> Specimen:
+def _base(name: str, job: Callable[[Cluster], None], healthy: bool) -> BaseInput:
     with TemporaryDirectory(prefix="ncclscope-fuzz-") as folder:
         cluster = Cluster(Path(folder), RANKS, capacity=layout.MIN_CAPACITY)
         for tracer in cluster.tracers:
@@ -113,7 +113,7 @@ def _specimen(name: str, job: Callable[[Cluster], None], healthy: bool) -> Speci
             path.unlink()
         for file, data in files.items():
             Path(folder, file).write_bytes(data)
-        return Specimen(name, files, healthy, calls_of(open_run(folder), layout.MIN_CAPACITY))
+        return BaseInput(name, files, healthy, calls_of(open_run(folder), layout.MIN_CAPACITY))
 
 
 def _fixed(tracer: Tracer) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _settled(data: bytes) -> bytes:
 
 
 def export(files: Files, format: str, name: str = "") -> Files:
-    """Return what ``ncclscope export`` makes of rings.
+    """Return the output of ``ncclscope export`` for rings.
 
     Args:
         files: The rings.

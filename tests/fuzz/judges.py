@@ -44,7 +44,7 @@ class Block:
 
 @dataclass
 class Result:
-    """What came of a block.
+    """Outcome of a block.
 
     Attributes:
         counts: Inputs by kind of answer.
@@ -58,7 +58,7 @@ class Result:
 
 
 class Judges:
-    """Has inputs judged in processes of their own.
+    """Judge inputs in processes of their own.
 
     Args:
         surfaces: By name.
@@ -162,7 +162,7 @@ class _Process:
         os.close(answers)
 
     def ask(self, block: Block) -> Result | Answer:
-        """Return what came of a block, or how the child died over it."""
+        """Return the outcome of a block, or how the child died over it."""
         _send(self._requests, block)
         self.judged += len(block.seeds)
         ready, _, _ = select.select([self._answers], [], [], PATIENCE)

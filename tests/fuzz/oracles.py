@@ -40,7 +40,7 @@ SECONDS = 5.0
 SPACE = 4 * MEMORY
 """Bytes of address space that a judging process gets: memory that is refused is none taken."""
 RENDERED = 16
-"""One input in so many is also shown on a screen."""
+"""One input in this many is also shown on a screen."""
 _WIDTH = 100
 
 
@@ -96,21 +96,21 @@ def verdict_of(given: Input, run: Run, seed: int) -> Answer:
 
 
 def judge_verdict(given: Input, verdict: Verdict) -> Answer:
-    """Compare a verdict with what is known of the specimen."""
-    specimen = given.specimen
-    if specimen.calls is None or given.forged:
+    """Compare a verdict with what is known of the base."""
+    base = given.base
+    if base.calls is None or given.forged:
         return Answer(verdict.status)
     cause = verdict.cause
-    if specimen.healthy and cause is not None and cause.diverging_ranks:
+    if base.healthy and cause is not None and cause.diverging_ranks:
         return Answer("blames", f"{cause.kind} {cause.diverging_ranks}: {cause.summary}")
-    told = verdict.run.notes or not verdict.coverage.complete
-    if not specimen.healthy and verdict.status == "ok" and not told:
+    reported = verdict.run.notes or not verdict.coverage.complete
+    if not base.healthy and verdict.status == "ok" and not reported:
         return Answer("false OK", verdict.summary)
     try:
         shown = calls_of(verdict.run)
     except DamagedFileError:
         return Answer(verdict.status)  # what cannot be read is not shown
-    if unknown := invented(shown - specimen.calls, specimen.calls):
+    if unknown := invented(shown - base.calls, base.calls):
         return Answer("invented call", repr(sorted(unknown, key=repr)[:2]))
     return Answer(verdict.status)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ncclscope.ring import layout
 from ncclscope.ring.image import RECORD_DTYPE
 from tests.fuzz.byte_damage import SPECIAL, change_bytes, edit
-from tests.fuzz.inputs import Input, Specimen
+from tests.fuzz.inputs import BaseInput, Input
 from tests.fuzz.value_damage import change_value, spell
 
 __all__ = ["damage_part", "forge_about", "forge_record", "used_parts"]
@@ -25,7 +25,7 @@ def geometry_of(data: bytes | bytearray) -> layout.Geometry:
 
 
 def used_parts(data: bytes) -> dict[str, range]:
-    """Return where a ring holds anything, by the name of the part."""
+    """Return the used ranges of a ring, by the name of the part."""
     geometry = geometry_of(data)
     ends = {
         "header": (0, layout.PAGE),
@@ -56,24 +56,24 @@ def _parts_of(data: bytes) -> dict[str, range]:
     return known[1]
 
 
-def _choose(dice: random.Random, specimen: Specimen) -> tuple[str, bytearray, dict[str, range]]:
-    names = [name for name in sorted(specimen.files) if name.endswith(layout.SUFFIX)]
-    names = [name for name in names if name not in specimen.keep and specimen.files[name]]
+def _choose(dice: random.Random, base: BaseInput) -> tuple[str, bytearray, dict[str, range]]:
+    names = [name for name in sorted(base.files) if name.endswith(layout.SUFFIX)]
+    names = [name for name in names if name not in base.keep and base.files[name]]
     name = dice.choice(names)
-    return name, bytearray(specimen.files[name]), _parts_of(specimen.files[name])
+    return name, bytearray(base.files[name]), _parts_of(base.files[name])
 
 
-def damage_part(dice: random.Random, specimen: Specimen) -> Input:
+def damage_part(dice: random.Random, base: BaseInput) -> Input:
     """Change some bytes in one part of a ring."""
-    name, data, parts = _choose(dice, specimen)
+    name, data, parts = _choose(dice, base)
     part = dice.choice((*parts, "records", "strings"))
     change = change_bytes(dice, data, [parts[part]])
-    return edit(name, specimen, f"{change} of {part}", bytes(data))
+    return edit(name, base, f"{change} of {part}", bytes(data))
 
 
-def forge_about(dice: random.Random, specimen: Specimen) -> Input:
+def forge_about(dice: random.Random, base: BaseInput) -> Input:
     """Change what a ring says of its process, with a checksum that fits."""
-    name, data, _ = _choose(dice, specimen)
+    name, data, _ = _choose(dice, base)
     geometry = geometry_of(data)
     for copy in (0, 1):
         start = geometry.about + copy * geometry.about_size
@@ -85,18 +85,18 @@ def forge_about(dice: random.Random, specimen: Specimen) -> Input:
         checksum = zlib.crc32(new, generation & 0xFFFFFFFF)
         block = layout.ABOUT.pack(generation, len(new), checksum, 0) + new
         data[start : start + len(block)] = block
-    return edit(name, specimen, "forged description", bytes(data), forged=True)
+    return edit(name, base, "forged description", bytes(data), forged=True)
 
 
-def forge_record(dice: random.Random, specimen: Specimen) -> Input:
+def forge_record(dice: random.Random, base: BaseInput) -> Input:
     """Change fields of some records; what makes them whole is made to fit."""
-    name, data, _ = _choose(dice, specimen)
+    name, data, _ = _choose(dice, base)
     geometry = geometry_of(data)
     stop = geometry.records + geometry.capacity * RECORD_DTYPE.itemsize
     records = np.frombuffer(data, RECORD_DTYPE, geometry.capacity, geometry.records)
     used = np.flatnonzero(records["begin"])
     if stop > len(data) or not len(used):
-        return edit(name, specimen, "nothing", bytes(data))
+        return edit(name, base, "nothing", bytes(data))
     fields = []
     for _ in range(dice.choice((1, 1, 2, 6))):
         place = int(dice.choice(used.tolist()))
@@ -106,4 +106,4 @@ def forge_record(dice: random.Random, specimen: Specimen) -> Input:
         records[place][field] = np.array(value % (1 << 8 * kind.itemsize), np.uint64).astype(kind)
         records[place]["end"] = records[place]["begin"]
         fields.append(field)
-    return edit(name, specimen, f"forged {' '.join(fields)}", bytes(data), forged=True)
+    return edit(name, base, f"forged {' '.join(fields)}", bytes(data), forged=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.runners.dumps import pickled
 from tests.fuzz.byte_damage import edit
-from tests.fuzz.inputs import Input, Specimen
+from tests.fuzz.inputs import BaseInput, Input
 
 __all__ = ["change_value", "damage_json", "damage_lines", "damage_pickle", "spell"]
 
@@ -45,22 +45,22 @@ def spell(value: Any) -> bytes:
         return b"[" * depth + b"]" * depth
 
 
-def damage_json(dice: random.Random, specimen: Specimen) -> Input:
+def damage_json(dice: random.Random, base: BaseInput) -> Input:
     """Change a value in one of the JSON files."""
-    names = [name for name in sorted(specimen.files.keys() - specimen.keep) if _is_json(name)]
+    names = [name for name in sorted(base.files.keys() - base.keep) if _is_json(name)]
     name = dice.choice(names)
-    value = change_value(dice, json.loads(specimen.files[name]))
-    return edit(name, specimen, "value", spell(value))
+    value = change_value(dice, json.loads(base.files[name]))
+    return edit(name, base, "value", spell(value))
 
 
 def _is_json(name: str) -> bool:
     return name.endswith(".json")
 
 
-def damage_pickle(dice: random.Random, specimen: Specimen) -> Input:
+def damage_pickle(dice: random.Random, base: BaseInput) -> Input:
     """Change a value in a dump, and write it as torch does, or as JSON."""
-    name = dice.choice(sorted(specimen.files.keys() - specimen.keep))
-    value = change_value(dice, pickle.loads(specimen.files[name]))  # of our own making
+    name = dice.choice(sorted(base.files.keys() - base.keep))
+    value = change_value(dice, pickle.loads(base.files[name]))  # of our own making
     how = dice.choice(("as torch", "as torch", "protocol 2", "protocol 4", "JSON"))
     try:
         if how == "as torch":
@@ -71,13 +71,13 @@ def damage_pickle(dice: random.Random, specimen: Specimen) -> Input:
             data = pickle.dumps(value, protocol=int(how[-1]))
     except (AttributeError, RecursionError, TypeError, ValueError, OverflowError, struct.error):
         data = spell(value)
-    return edit(name, specimen, f"value, {how},", data)
+    return edit(name, base, f"value, {how},", data)
 
 
-def damage_lines(dice: random.Random, specimen: Specimen) -> Input:
+def damage_lines(dice: random.Random, base: BaseInput) -> Input:
     """Change one line of a trace, or lose, repeat, move, tear or replace lines."""
-    name = dice.choice(sorted(specimen.files.keys() - specimen.keep))
-    lines = specimen.files[name].splitlines(keepends=True)
+    name = dice.choice(sorted(base.files.keys() - base.keep))
+    lines = base.files[name].splitlines(keepends=True)
     place = dice.randrange(len(lines))
     change = dice.choice(("value", "value", "value", *_LINE_CHANGES))
     if change == "value":
@@ -91,11 +91,11 @@ def damage_lines(dice: random.Random, specimen: Specimen) -> Input:
     elif change == "torn":
         lines[place] = lines[place][: dice.randrange(len(lines[place]))]
     elif change == "of another":
-        other = specimen.files[dice.choice(sorted(specimen.files))].splitlines(keepends=True)
+        other = base.files[dice.choice(sorted(base.files))].splitlines(keepends=True)
         lines[place] = dice.choice(other)
     else:
         lines.insert(place, dice.choice((b"\n", b"null\n", b"{}\n", b"\xff\xfe\n", b'{"a":\n')))
-    return edit(name, specimen, f"line {change}", b"".join(lines))
+    return edit(name, base, f"line {change}", b"".join(lines))
 
 
 _LINE_CHANGES = ("lost", "repeated", "moved", "torn", "of another", "inserted")

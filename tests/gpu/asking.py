@@ -1,4 +1,4 @@
-"""Asks ncclscope, and keeps what it said, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
+"""Runs ncclscope, and keeps its output, where NCCLSCOPE_TRANSCRIPTS names a directory for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIRECTORY = "NCCLSCOPE_TRANSCRIPTS"
 
 
 def keep(case: str, name: str, text: str) -> None:
-    """Writes a file of a case; nothing where no directory was named."""
+    """Write a file of a case; nothing where no directory was named."""
     directory = os.environ.get(DIRECTORY)
     if directory:
         path = Path(directory) / case / name
@@ -25,7 +25,7 @@ def keep(case: str, name: str, text: str) -> None:
 
 
 def ask(case: str, name: str, *words: object) -> dict[str, Any]:
-    """Runs a command that is to find something: once for a person, to be kept, once for a test."""
+    """Run a command that is to find something: once for a person, to be kept, once for a test."""
     command = [*NCCLSCOPE, *map(str, words)]
     environment = {**os.environ, "COLUMNS": "100"}
     shown = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -11,7 +11,7 @@ SET = 4
 
 
 def pytest_configure() -> None:
-    """Gives each worker of pytest-xdist GPUs of its own, of those that are named as visible."""
+    """Give each worker of pytest-xdist GPUs of its own, of those that are named as visible."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if sets := len(gpus) // SET if worker else 0:
@@ -20,7 +20,7 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests of speed, of NVLink and of kernels between GPUs where ranks share one."""
+    """Skip tests of speed, of NVLink and of kernels between GPUs where ranks share one."""
     marker = item.get_closest_marker("real_gpus")
     if marker is None:
         return
@@ -33,7 +33,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def two_gpus() -> None:
-    """Skips where NCCL cannot have two ranks."""
+    """Skip where NCCL cannot have two ranks."""
     pytest.importorskip("torch")
     from tests.gpu.host import SEATS
 

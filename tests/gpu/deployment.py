@@ -61,11 +61,11 @@ Shape = tuple[int, int]
 """Tensor-parallel and data-parallel size."""
 
 SHAPE: Shape = (1, 2) if 0 < torch.cuda.device_count() < 4 else (2, 2)
-"""Where nothing else is said: with fewer than four GPUs each replica has one."""
+"""By default: with fewer than four GPUs each replica has one."""
 
 
 def parse_shape(text: str) -> Shape:
-    """Returns what ``TPxDP`` says.
+    """Return the sizes in ``TPxDP``.
 
     Raises:
         ValueError: It says something else.
@@ -75,10 +75,10 @@ def parse_shape(text: str) -> Shape:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which deployment is measured."""
+    """Add the options that say which deployment is measured."""
     parser.add_argument("--shape", type=parse_shape, default=SHAPE, metavar="TPxDP")
     parser.add_argument("--large", action="store_true", help="a model of a size that is served")
-    parser.add_argument("--layers", type=int, help="of the large model; 48 where nothing is said")
+    parser.add_argument("--layers", type=int, help="set layers of the large model (default: 48)")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
 
 
@@ -90,7 +90,7 @@ def in_shared_memory() -> Iterator[Path]:
 
 
 def on_gpus() -> bool:
-    """Whether there are enough."""
+    """Return whether there are enough."""
     return torch.cuda.device_count() >= 2
 
 
@@ -104,7 +104,7 @@ def options(
     environment: Mapping[str, str] | None = None,
     shared: bool = False,
 ) -> dict[str, Any]:
-    """Returns options for a server with expert parallelism.
+    """Return options for a server with expert parallelism.
 
     Args:
         eager: Without torch.compile and CUDA graphs.

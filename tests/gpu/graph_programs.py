@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LAYERS", "ODD", "agree", "captured", "differ", "replay_cost"]
+__all__ = ["DIVERGING", "LAYERS", "agree", "captured", "differ", "replay_cost"]
 
 LAYERS = "grgrgrgr"
 """An all_gather and an all_reduce in turn."""
 SWAPPED = "grgrrggr"
-ODD = 1
+DIVERGING = 1
 """The rank that does something else."""
 DEVICE = "cuda"
 
@@ -38,23 +38,23 @@ class Captured:
             self.graphs.append(captured(partial(post, names[start : start + size], self.tensors)))
 
     def replay(self) -> None:
-        """Replays all pieces."""
+        """Replay all pieces."""
         for graph in self.graphs:
             graph.replay()
 
 
 def captured(step: Callable[[], object]) -> Any:
-    """Returns a graph of what a step posts."""
+    """Return a graph of what a step posts."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    # Others may look at events meanwhile, as the watchdog of NCCL's groups does.
+    # Others may query events meanwhile, as the watchdog of NCCL's groups does.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     return graph
 
 
 def tensors_of(rows: int) -> dict[str, Any]:
-    """Returns what an all_gather takes and gives, and what an all_reduce works on."""
+    """Return what an all_gather takes and gives, and what an all_reduce works on."""
     ranks = dist.get_world_size()
     return {
         "in": torch.full((rows,), float(dist.get_rank() + 1), device=DEVICE),
@@ -64,7 +64,7 @@ def tensors_of(rows: int) -> dict[str, Any]:
 
 
 def post(names: str, tensors: dict[str, Any]) -> None:
-    """Posts some collectives."""
+    """Post some collectives."""
     # The older name warns where there is the newer one.
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     for name in names:
@@ -75,7 +75,7 @@ def post(names: str, tensors: dict[str, Any]) -> None:
 
 
 def agree(rank: int, pieces: list[int], replays: int) -> tuple[float, float]:
-    """Replays the same collectives on all ranks, cut into graphs as each rank likes.
+    """Replay the same collectives on all ranks, cut into graphs as each rank likes.
 
     Returns:
         Sums of what was gathered and of what was reduced.
@@ -94,10 +94,10 @@ def agree(rank: int, pieces: list[int], replays: int) -> tuple[float, float]:
 
 
 def differ(rank: int, fault: str) -> None:
-    """Does on one rank something else than on the others."""
+    """Make one rank differ from the others."""
     post(LAYERS, tensors_of(8))
     good, other = Captured(LAYERS, 8), Captured(LAYERS, 16)
-    odd = rank == ODD
+    odd = rank == DIVERGING
     swapped = Captured(SWAPPED if odd and fault == "swapped" else LAYERS, 8)
     for _ in range(5):
         good.replay()
@@ -115,7 +115,7 @@ def differ(rank: int, fault: str) -> None:
 
 
 def replay_cost(rank: int, calls: int, replays: int) -> dict[str, float]:
-    """Measures how long the host is in ``replay()``, recorded and not.
+    """Measure how long the host is in ``replay()``, recorded and not.
 
     Returns:
         Median nanoseconds.

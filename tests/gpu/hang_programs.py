@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from tests.gpu.graph_programs import captured as captured_step
 
-__all__ = ["ODD", "swap"]
+__all__ = ["DIVERGING", "swap"]
 
-ODD = 3
+DIVERGING = 3
 STEPS, CALLS = 10, 4
 
 
 def swap(rank: int, captured: bool) -> None:
-    """Posts on the world and on a pair in turns, on one rank once the other way round.
+    """Post on the world and on a pair in turns, on one rank once the other way round.
 
     Args:
         rank: Global rank, of four.
@@ -33,7 +33,7 @@ def swap(rank: int, captured: bool) -> None:
             dist.all_reduce(tensor, group=group)
 
     usual = groups * CALLS
-    odd = [*usual[:-2], *reversed(groups)] if rank == ODD else usual
+    odd = [*usual[:-2], *reversed(groups)] if rank == DIVERGING else usual
     post(usual)
     dist.barrier()
     steps: list[Any] = [partial(post, order) for order in (usual, odd)]

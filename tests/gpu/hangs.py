@@ -1,4 +1,4 @@
-"""Hangs that stand, everything that has something to say of them, and the table of it.
+"""Lasting hangs, what each data source reports of them, and the table of it.
 
 ``python -m tests.gpu.hangs DIR [PAGE]`` prints the table from what tests left in DIR, where
 NCCLSCOPE_TRANSCRIPTS pointed to, or writes it into a page, behind its mark.
@@ -24,18 +24,18 @@ from tests.comparison import fr_trace
 from tests.gpu.asking import ask, keep
 from tests.integration.traced_server import NCCLSCOPE
 
-__all__ = ["TOOLS", "Hang", "evidence", "look_at", "watching"]
+__all__ = ["TOOLS", "Hang", "evidence", "examine", "watching"]
 
 MARK = "<!-- made by: python -m tests.gpu.hangs -->"
 STALL = 5
-"""What `watch` is given."""
+"""Options of `watch`."""
 TOOLS = ("watch", "attach", "diagnose")
 _GPUS = "index,utilization.gpu,utilization.memory,power.draw"
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A hang that stands.
+    """A hang that lasts.
 
     Attributes:
         case: Its name.
@@ -43,8 +43,8 @@ class Hang:
         kind: What its verdict should be; empty where that may differ.
         ranks: Whom it should name.
         rings: Where the job records.
-        pids: Of the processes to look at; none where all have ended.
-        environment: From :func:`witnesses`.
+        pids: Of the processes to attach to; none where all have ended.
+        environment: From :func:`evidence`.
         end: Ends them with SIGKILL.
         from_bundle: Whether `diagnose` is to read what `attach` wrote, and not the rings alone.
     """
@@ -61,7 +61,7 @@ class Hang:
 
 
 def evidence(directory: Path) -> dict[str, str]:
-    """Returns variables under which a job can be asked, also beside others of this machine.
+    """Return variables under which a job can be asked, also beside others of this machine.
 
     NCCL's RAS answers on a port of its own, and torch's Flight Recorder records, and dumps to a
     directory when asked.
@@ -82,7 +82,7 @@ def evidence(directory: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs `ncclscope watch` until it finds something."""
+    """Run `ncclscope watch` until it finds something."""
     command = [*NCCLSCOPE, "watch", str(rings), "--until-divergence", "--json"]
     watch = subprocess.Popen(
         [*command, "--stall", str(STALL)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -94,11 +94,11 @@ def watching(rings: Path) -> Iterator[subprocess.Popen[str]]:
         watch.communicate()
 
 
-def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
-    """Asks everything, ends the job, and asks what it left.
+def examine(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
+    """Ask everything, end the job, and ask what it left.
 
     Args:
-        hang: What stands.
+        hang: The hang.
         watch: From :func:`watching`, since before it hung.
         directory: For files.
 
@@ -107,7 +107,7 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     """
     seen, _ = watch.communicate(timeout=90)
     keep(hang.case, "watch.jsonl", seen)
-    found: dict[str, Any] = {"watch": said(json.loads(seen.splitlines()[-1]))}
+    found: dict[str, Any] = {"watch": answer_of(json.loads(seen.splitlines()[-1]))}
     bundle = directory / "bundle"
     if hang.pids:
         keep(hang.case, "ras.txt", ask_ras(hang.environment["NCCL_RAS_ADDR"]))
@@ -121,12 +121,12 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
         snapshot = json.loads((bundle / "attach.json").read_text())
         keep(hang.case, "ras-asked.txt", (snapshot.get("ras") or {}).get("text") or "no answer")
         document = json.loads((bundle / "verdict.json").read_text())
-        found["attach"] = said(document)
-        heard = {item["name"]: item for item in document.get("witnesses", ())}
+        found["attach"] = answer_of(document)
+        sources = {item["name"]: item for item in document.get("witnesses", ())}
         for name in ("ras", "gpu"):
-            found[name] = heard.get(name, {}).get("says", "")
+            found[name] = sources.get(name, {}).get("says", "")
     hang.end()
-    found["diagnose"] = said(
+    found["diagnose"] = answer_of(
         ask(hang.case, "diagnose", "diagnose", bundle if hang.from_bundle else hang.rings)
     )
     found |= _dumps(hang, bundle / "flight_recorder", directory / "torchfrtrace")
@@ -136,8 +136,8 @@ def look_at(hang: Hang, watch: subprocess.Popen[str], directory: Path) -> dict[s
     return found
 
 
-def said(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what counts of a verdict."""
+def answer_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the compared fields of a verdict."""
     verdict = document.get("verdict") or {}
     ranks = verdict.get("diverging_ranks") or []
     return {
@@ -152,7 +152,7 @@ def said(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_ras(address: str) -> str:
-    """Returns what `ncclras -v` prints; why not, where nothing answers."""
+    """Return the output of `ncclras -v`, or the reason why there is none."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -173,7 +173,7 @@ def _gpus() -> str:
 
 
 def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
-    """What the dumps of Flight Recorder say that it was asked for, to us and to torch's tool."""
+    """Return what a Flight Recorder dump on demand says, to us and to torch's tool."""
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
         return {"dumps": 0}
@@ -185,7 +185,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     keep(hang.case, "flight-recorder.txt", f"$ ncclscope diagnose\n{shown.stdout}{shown.stderr}")
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    own = said(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
+    own = answer_of(json.loads(done.stdout)) if done.returncode < 2 else done.stderr.strip()
     incomplete = len(files) < max(2, len(hang.pids))
     try:
         (answer,) = fr_trace.answers([fr_trace.Task(target, "ascending", incomplete)])
@@ -196,7 +196,7 @@ def _dumps(hang: Hang, source: Path, target: Path) -> dict[str, Any]:
 
 
 def _keep_packed(case: str, files: Sequence[Path]) -> None:
-    """Keeps the dumps themselves, to be examined again by what has learnt since."""
+    """Keep the dumps themselves, to be examined again by what has learnt since."""
     if directory := os.environ.get("NCCLSCOPE_TRANSCRIPTS"):
         with tarfile.open(Path(directory) / case / "flight-recorder.tgz", "w:gz") as archive:
             for file in files:
@@ -207,7 +207,7 @@ def _keep_packed(case: str, files: Sequence[Path]) -> None:
 
 
 def rows(directory: Path) -> Iterator[list[str]]:
-    """Yields a row for each case that was kept."""
+    """Yield a row for each case that was kept."""
     for file in sorted(directory.glob("*/found.json")):
         found = json.loads(file.read_text())
         quiet = found["watch"].get("quiet")
@@ -220,17 +220,17 @@ def rows(directory: Path) -> Iterator[list[str]]:
         ]
 
 
-def _ras_in_short(said: str) -> str:
-    if "nothing to report" in said:
+def _ras_in_short(text: str) -> str:
+    if "nothing to report" in text:
         return "nothing to report"
     each = (
-        part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", said).split(";")
+        part.strip() for part in re.sub(r" on (communicator )?0x[0-9a-f]+", "", text).split(";")
     )
     return "; ".join(dict.fromkeys(each))
 
 
 def _dumps_in_short(found: Mapping[str, Any]) -> tuple[str, str]:
-    """What the dumps say, to us and to torch's tool, and how many there are, if not all."""
+    """Return what the dumps say, to us and to torch's tool, and how many there are, if not all."""
     if not found["dumps"]:
         return "no dumps", "no dumps"
     short = found["dumps"] < found.get("asked", found["dumps"])
@@ -240,7 +240,7 @@ def _dumps_in_short(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def spelled(verdict: Mapping[str, Any] | str) -> str:
-    """Returns a verdict in a few words."""
+    """Return a verdict in a few words."""
     if isinstance(verdict, str):
         return verdict
     ranks = verdict["ranks"] or verdict["candidates"]
@@ -250,7 +250,7 @@ def spelled(verdict: Mapping[str, Any] | str) -> str:
 
 
 def main() -> None:
-    """Prints the table, or puts it into a page."""
+    """Print the table, or put it into a page."""
     directory, *page = map(Path, sys.argv[1:])
     heads = ["planted", *TOOLS, "quiet when watch spoke", "NCCL RAS"]
     heads += ["Flight Recorder's dumps, on request: ncclscope", "torchfrtrace"]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ncclscope.ring.channel import Channel
 from ncclscope.tracing.device.driver import Tail
 from ncclscope.tracing.device.markers import DeviceMarks, Marks
-from tests.gpu.graph_programs import ODD
+from tests.gpu.graph_programs import DIVERGING
 
 __all__ = ["BEFORE", "CALLS", "asleep", "cost", "outside"]
 
@@ -31,20 +31,20 @@ def _calls(count: int) -> None:
 
 
 def asleep(rank: int) -> None:
-    """Does not post, on one rank, what the others wait in."""
+    """Leave out, on one rank, the call in which the others wait."""
     _calls(BEFORE)
     torch.cuda.synchronize()
-    if rank == ODD:
+    if rank == DIVERGING:
         time.sleep(600)
     _calls(3)
     torch.cuda.synchronize()
 
 
 def outside(rank: int) -> None:
-    """Posts the same on all ranks, but on one behind a kernel that takes minutes."""
+    """Post the same on all ranks, but on one behind a kernel that takes minutes."""
     _calls(BEFORE)
     torch.cuda.synchronize()
-    if rank == ODD:
+    if rank == DIVERGING:
         for _ in range(200):
             torch.cuda._sleep(1 << 31)
     _calls(3)
@@ -52,10 +52,10 @@ def outside(rank: int) -> None:
 
 
 def cost(rank: int) -> dict[str, Any]:
-    """Measures what markers cost, in one process and alternating.
+    """Measure what markers cost, in one process and alternating.
 
     Returns:
-        ``node``: microseconds of the device a call in a graph, by what stands around it;
+        ``node``: microseconds of the device a call in a graph, by what is around it;
         ``between`` is a marker that the next call has to wait for, ``finished`` and ``entered``
         those beside it, ``both`` those that it has to wait for. ``counted``: by how much the count
         grows a call.
@@ -119,7 +119,7 @@ def cost(rank: int) -> dict[str, Any]:
 
 
 def _counted(graph: Any, marks: Marks) -> float:
-    """Returns by how much a replay of a graph adds to the count, for each of its calls."""
+    """Return by how much a replay of a graph adds to the count, for each of its calls."""
     before = marks.finished
     for _ in range(REPLAYS):
         graph.replay()
@@ -146,7 +146,7 @@ class _Beside:
 
 
 def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> Any:
-    """Captures all-reduces of 8 bytes to 64 KB, with something around each."""
+    """Capture all-reduces of 8 bytes to 64 KB, with something around each."""
     tensors = [
         torch.zeros(2 << (13 * number // (CALLS - 1)), device="cuda") for number in range(CALLS)
     ]
@@ -165,7 +165,7 @@ def _graph(before: Callable[[int], object], behind: Callable[[int], object]) -> 
 
 
 def _host(action: Callable[[], object], count: int = 100, rounds: int = 15) -> tuple[float, float]:
-    """Returns the least and the median nanoseconds of the host, in short bursts."""
+    """Return the least and the median nanoseconds of the host, in short bursts."""
     taken = []
     for _ in range(rounds):
         torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 """Collectives inside CUDA graphs, over NCCL: `pytest -m gpu tests/gpu/test_cuda_graphs.py`.
 
 With three GPUs or more the records single out the rank that differs, with two the two ranks are
-named together. What was said is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
+named together. All output is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from ncclscope import diagnose, open_run
 from ncclscope.launch.processes import run_ranks
 from tests.gpu.asking import ask, keep
-from tests.gpu.graph_programs import LAYERS, ODD, agree, differ, replay_cost
+from tests.gpu.graph_programs import DIVERGING, LAYERS, agree, differ, replay_cost
 from tests.gpu.host import SEATS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus"), pytest.mark.timeout(300)]
@@ -74,7 +74,7 @@ def test_a_rank_that_differs(rings: Path, fault: str, kind: str, place: int) -> 
     if fault in ("swapped", "behind"):
         assert outcome.ending == "stalled"
     singled = RANKS > 2 or fault == "behind"
-    assert found["diverging_ranks"] == ([ODD] if singled else [])
+    assert found["diverging_ranks"] == ([DIVERGING] if singled else [])
     assert found["candidate_ranks"] == ([] if singled else [0, 1])
     assert found["kind"] == kind
     replay = found["peers"]["replay"] or found["odd"]["replay"]

@@ -1,6 +1,6 @@
 """Progress on the device, over NCCL: `pytest -m gpu tests/gpu/test_device_progress.py`.
 
-Two GPUs are enough. What was said is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
+Two GPUs are enough. All output is kept where NCCLSCOPE_TRANSCRIPTS names a directory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ncclscope.launch.processes import Outcome, run_ranks
 from ncclscope.model import Call
 from ncclscope.model.device import DeviceProgress
 from tests.gpu.asking import ask, keep
-from tests.gpu.graph_programs import LAYERS, ODD, agree, differ
+from tests.gpu.graph_programs import DIVERGING, LAYERS, agree, differ
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import BEFORE, asleep, cost, outside
 
@@ -38,13 +38,13 @@ def test_everything_has_finished(
     replays = 1000
     outcome = run_ranks(agree, pieces, replays, ranks=RANKS, rings=rings, backend="nccl")
     verdict = diagnose(open_run(rings))
-    _keep_stands(f"progress agree {mode}", verdict, outcome)
+    _keep_progress(f"progress agree {mode}", verdict, outcome)
 
     gathered = 8.0 * sum(range(1, RANKS + 1))
     assert (outcome.ending, outcome.results) == ("finished", [(gathered, 8.0 * RANKS**4)] * RANKS)
     assert verdict.status == "ok"
     for rank in range(RANKS):
-        pending = _stand(verdict, rank)
+        pending = _progress(verdict, rank)
         assert pending.unknown == ""
         assert pending.finished == pending.handed_over == pending.posted
         assert pending.posted >= (replays + 1) * len(LAYERS) + replays + len(LAYERS)
@@ -56,20 +56,20 @@ def test_a_rank_that_is_asleep(rings: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     outcome = run_ranks(asleep, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
     verdict = diagnose(open_run(rings))  # of processes that SIGKILL has ended
-    _keep_stands("progress-asleep", verdict, outcome)
+    _keep_progress("progress-asleep", verdict, outcome)
     found = ask("progress-asleep", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
-    odd = _stand(verdict, ODD)
+    odd = _progress(verdict, DIVERGING)
     assert odd.unknown == ""
     assert odd.finished == odd.entered == odd.posted
     assert odd.posted >= BEFORE
     for rank in range(RANKS):
-        if rank != ODD:
-            pending = _stand(verdict, rank)
+        if rank != DIVERGING:
+            pending = _progress(verdict, rank)
             assert (pending.finished, pending.entered) == (odd.posted, odd.posted + 1)
             assert (pending.at, pending.is_inside) == (odd.posted + 1, True)
-    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [DIVERGING])
     assert found["seq"] == odd.posted + 1
     assert any("has been entered but not finished" in line for line in found["evidence"])
 
@@ -80,16 +80,16 @@ def test_a_rank_whose_stream_is_behind_something_else(
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     outcome = run_ranks(outside, ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL)
     verdict = diagnose(open_run(rings))
-    _keep_stands("progress-outside", verdict, outcome)
+    _keep_progress("progress-outside", verdict, outcome)
     found = ask("progress-outside", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
     for rank in range(RANKS):
-        pending = _stand(verdict, rank)
+        pending = _progress(verdict, rank)
         assert pending.unknown == ""
         assert pending.finished == pending.posted - 3
-        assert pending.is_inside is (rank != ODD)
-    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [ODD])
+        assert pending.is_inside is (rank != DIVERGING)
+    assert (found["kind"], found["diverging_ranks"]) == ("not_joined", [DIVERGING])
     assert any("earlier work blocks its stream" in line for line in found["evidence"])
 
 
@@ -99,26 +99,26 @@ def test_an_order_swap_in_a_graph(rings: Path, monkeypatch: pytest.MonkeyPatch) 
         differ, "swapped", ranks=RANKS, rings=rings, backend="nccl", stall_after=STALL
     )
     verdict = diagnose(open_run(rings))
-    _keep_stands("progress-swapped", verdict, outcome)
+    _keep_progress("progress-swapped", verdict, outcome)
     found = ask("progress-swapped", "diagnose", "diagnose", rings)["verdict"]
 
     assert outcome.ending == "stalled"
     assert found["kind"] == "op_mismatch"
-    assert found["diverging_ranks"] == ([ODD] if RANKS > 2 else [])
-    standing = 0
+    assert found["diverging_ranks"] == ([DIVERGING] if RANKS > 2 else [])
+    waiting = 0
     for rank in range(RANKS):
-        pending = _stand(verdict, rank)
+        pending = _progress(verdict, rank)
         assert pending.unknown == ""
         call = _call(verdict, rank)
         if call is None:
             continue  # NCCL may let it get through
-        standing += 1
+        waiting += 1
         assert call.replay is not None
         assert call.replay.call >= 5
         assert call.seq >= found["seq"]
         assert call.site is not None
         assert "graph_programs" in call.site
-    assert standing > 0
+    assert waiting > 0
     assert any(line.startswith("on the device of rank") for line in found["evidence"])
 
 
@@ -139,8 +139,8 @@ def test_what_markers_cost(rings: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert set(found["counted"].values()) == {1}
 
 
-def _stand(verdict: Verdict, rank: int) -> DeviceProgress:
-    """Where a rank is on the communicator of all, the one that is counted."""
+def _progress(verdict: Verdict, rank: int) -> DeviceProgress:
+    """Return the position of a rank on the communicator of all ranks, which is counted."""
     found = verdict.run.by_rank[rank]
     (pending,) = [pending for pending in found.device.values() if pending.posted]
     return pending
@@ -152,13 +152,13 @@ def _call(verdict: Verdict, rank: int) -> Call | None:
     return None if pending.at is None else found.logs[key].call(pending.at)
 
 
-def _keep_stands(case: str, verdict: Verdict, outcome: Outcome) -> None:
-    """Keeps the counts before anything is asserted of them."""
+def _keep_progress(case: str, verdict: Verdict, outcome: Outcome) -> None:
+    """Keep the counts before anything is asserted of them."""
     pending_calls = {
         rank.rank: {key: pending.to_dict() for key, pending in rank.device.items()}
         for rank in verdict.run.ranks
     }
-    said = {
+    reports = {
         "stands": pending_calls,
         "notes": verdict.notes,
         "status": verdict.status,
@@ -166,5 +166,5 @@ def _keep_stands(case: str, verdict: Verdict, outcome: Outcome) -> None:
         "failures": [(each.rank, each.error, each.trace) for each in outcome.failures],
         "output": dict(outcome.output),
     }
-    print(json.dumps(said, indent=1))  # shown where the test fails
-    keep(case.replace(" ", "-"), "stands.json", json.dumps(said, indent=1))
+    print(json.dumps(reports, indent=1))  # shown where the test fails
+    keep(case.replace(" ", "-"), "stands.json", json.dumps(reports, indent=1))

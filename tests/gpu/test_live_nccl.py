@@ -1,7 +1,7 @@
-"""Hangs of four processes on four GPUs, looked at while they stand: `pytest -m gpu tests/gpu`.
+"""Hangs of four processes on four GPUs, examined while they last: `pytest -m gpu tests/gpu`.
 
-What NCCL's RAS and torch's Flight Recorder say of the same hang stands beside it. With
-NCCLSCOPE_TRANSCRIPTS set to a directory, everything that was said is kept there, and
+What NCCL's RAS and torch's Flight Recorder say of the same hang is kept beside it. With
+NCCLSCOPE_TRANSCRIPTS set to a directory, all output is kept there, and
 ``python -m tests.gpu.hangs`` makes a table of it. Without any GPU the same is played on gloo.
 """
 
@@ -22,8 +22,8 @@ from ncclscope import open_run
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import run_ranks
-from tests.gpu.hang_programs import ODD, swap
-from tests.gpu.hangs import Hang, evidence, look_at, watching
+from tests.gpu.hang_programs import DIVERGING, swap
+from tests.gpu.hangs import Hang, evidence, examine, watching
 from tests.gpu.host import SEATS
 from tests.gpu.progress_programs import outside
 
@@ -34,11 +34,11 @@ pytestmark = [
 ]
 
 BACKEND = "nccl" if SEATS else "gloo"
-PARTED = [
+DIVERGED = [
     *("wrong_op", "wrong_size", "wrong_dtype", "skipped_call", "divergent_dispatch", "killed_rank"),
 ]
 STUCK = ["order_swap", "sleeping_rank"]
-"""Here all calls agree, and only time tells a hang from a rank that is busy."""
+"""Here all calls agree, and only time distinguishes a hang from a rank that is busy."""
 UNFIT = ["wrong_size", "wrong_dtype"]
 """NCCL may carry these out and return what nobody asked for."""
 
@@ -48,7 +48,7 @@ PATIENCE = 32.0
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Lets the job's RAS and Flight Recorder be asked."""
+    """Set the job up for RAS and Flight Recorder dumps."""
     directory = tmp_path / "dumps"
     directory.mkdir()
     found = evidence(directory)
@@ -57,8 +57,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     return found
 
 
-@pytest.mark.parametrize("fault", [*PARTED, *STUCK])
-def test_a_hang_on_nccl_is_named_while_it_stands(
+@pytest.mark.parametrize("fault", [*DIVERGED, *STUCK])
+def test_a_hang_on_nccl_is_named_while_it_lasts(
     rings: Path, tmp_path: Path, environment: dict[str, str], fault: str
 ) -> None:
     # Of a pair nothing singles out the one that posted another size.
@@ -72,7 +72,7 @@ def test_a_hang_on_nccl_is_named_while_it_stands(
         living = [
             pid for rank, pid in enumerate(laboratory.pids) if rank not in laboratory.statuses
         ]
-        found = look_at(
+        found = examine(
             Hang(
                 fault,
                 planted["summary"] + (" (the job went on to its end)" if ended else ""),
@@ -89,7 +89,7 @@ def test_a_hang_on_nccl_is_named_while_it_stands(
 
     assert watch.returncode == 1
     check(found, len(living))
-    if fault in PARTED and fault != "killed_rank":
+    if fault in DIVERGED and fault != "killed_rank":
         quiet = found["watch"]["quiet"]
         assert quiet is None or quiet < 1.0, "found by what was posted, and not by waiting"
     if fault == "order_swap" and BACKEND == "nccl":
@@ -103,22 +103,22 @@ def test_a_hang_on_nccl_is_named_while_it_stands(
 def test_an_order_swap_that_no_rank_waits_in_is_named(
     rings: Path, tmp_path: Path, environment: dict[str, str], captured: bool
 ) -> None:
-    """The host posts everything, and stands in `cuda.synchronize` only."""
+    """The host posts everything, and waits in `cuda.synchronize` only."""
     if captured and BACKEND != "nccl":
         pytest.skip("needs GPUs")
     text = "rank 3 posts an all_reduce on its pair before that on the world, its peers after it"
-    with watching(rings) as watch, standing(rings, swap, captured) as pids:
+    with watching(rings) as watch, hanging(rings, swap, captured) as pids:
         deadline = time.monotonic() + 120
         while watch.poll() is None:
-            assert time.monotonic() < deadline, "watch said nothing"
+            assert time.monotonic() < deadline, "watch printed nothing"
             time.sleep(0.2)
         time.sleep(PATIENCE - 5)  # until living ranks that wait are called stuck
-        found = look_at(
+        found = examine(
             Hang(
                 "order_swap_captured" if captured else "order_swap_posted",
                 text + (", in a CUDA graph" if captured else ""),
                 "order_cycle",
-                (ODD,),
+                (DIVERGING,),
                 rings,
                 pids,
                 environment,
@@ -133,12 +133,12 @@ def test_an_order_swap_that_no_rank_waits_in_is_named(
 
 
 @pytest.mark.skipif(BACKEND != "nccl", reason="needs GPUs")
-def test_a_device_that_stands_still_is_no_ranks_fault(
+def test_a_device_without_progress_is_no_ranks_fault(
     rings: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    pytest.importorskip("pynvml", reason="the load of GPUs is all that tells")
-    with watching(rings) as watch, standing(rings, outside) as pids:
-        found = look_at(
+    pytest.importorskip("pynvml", reason="only the load of GPUs shows it")
+    with watching(rings) as watch, hanging(rings, outside) as pids:
+        found = examine(
             Hang(
                 "stalled",
                 "all ranks post the same all_reduce, rank 1 behind a kernel that takes minutes",
@@ -148,7 +148,7 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
                 pids,
                 environment,
                 lambda: [os.kill(pid, signal.SIGKILL) for pid in pids],
-                from_bundle=True,  # once all have ended, nothing tells it from rest
+                from_bundle=True,  # once all have ended, it is indistinguishable from rest
             ),
             watch,
             tmp_path,
@@ -159,8 +159,8 @@ def test_a_device_that_stands_still_is_no_ranks_fault(
 
 
 @contextlib.contextmanager
-def standing(rings: Path, *program: Any) -> Iterator[list[int]]:
-    """Runs a program, given with its arguments, and yields its processes while they stand."""
+def hanging(rings: Path, *program: Any) -> Iterator[list[int]]:
+    """Run a program, given with its arguments, and yield its processes while they hang."""
     ranks = threading.Thread(
         target=run_ranks,
         args=program,

@@ -38,7 +38,7 @@ def _gpu() -> Iterator[None]:
 
 
 def alarm(mode: str) -> None:
-    """Sets what torch does when it waits for a device."""
+    """Set what torch does when it waits for a device."""
     with warnings.catch_warnings():
         # That it may miss some.
         warnings.simplefilter("ignore")
@@ -56,7 +56,7 @@ def take(flight: Flight | None) -> StepDelta:
 
 
 def step(worker: RoutedExpertsWorker, first: int) -> Flight | None:
-    """A step of a full batch, all of which somebody wants."""
+    """Return a step of a full batch, all of which somebody wants."""
     worker.begin_step(ALL)
     forward(worker.capture, first, TOKENS)
     return worker.end_step()
@@ -94,7 +94,7 @@ class Graph:
             self.buffer.layer(number)((self.ids + 0)[:, number])
 
     def run(self, first: int, tokens: int) -> None:
-        """Replays it with tokens that are numbered from one on; the others are padding."""
+        """Replay it with tokens that are numbered from one on; the others are padding."""
         self.ids.fill_(-1)
         own = rows(first, tokens, self.buffer.shape).astype(np.int32)
         self.ids[:tokens].copy_(torch.from_numpy(own))

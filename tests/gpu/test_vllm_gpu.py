@@ -13,7 +13,7 @@ import pytest
 
 from ncclscope import open_run
 from tests.gpu.deployment import SHAPE, on_gpus, options
-from tests.gpu.hangs import TOOLS, Hang, evidence, look_at, watching
+from tests.gpu.hangs import TOOLS, Hang, evidence, examine, watching
 from tests.integration.traced_server import NCCLSCOPE, TracedServer
 from tests.integration.vllm_server import VllmServer
 
@@ -93,14 +93,14 @@ def test_a_planted_fault_hangs_the_engine_and_is_named(
         _answers(server)
         with watching(traced.rings) as watch:
             traced.plant(fault)
-            # Requests go to one replica or the other, and both stand still with their experts.
+            # Requests go to one replica or the other, and both hang with their experts.
             with pytest.raises(TimeoutError):
                 [server.complete(prompt, max_tokens=16, timeout=15) for prompt in PROMPTS]
             text = f"vLLM, TP={shape[0]} x DP={shape[1]}: {PLANTED[fault]}"
             pids = server.worker_pids()
             end = traced.kill_workers
             hang = Hang(fault, text, kind, (1,), traced.rings, pids, environment, end)
-            found = look_at(hang, watch, tmp_path)
+            found = examine(hang, watch, tmp_path)
 
     for tool in TOOLS:
         verdict = found[tool]

@@ -1,4 +1,4 @@
-"""Programs to look at: ranks on gloo that stand where a test wants them, and were never traced."""
+"""Programs to examine: untraced ranks on gloo, each at the position that a test wants."""
 
 from __future__ import annotations
 
@@ -183,27 +183,27 @@ class Job:
         return [rank.pid for rank in self.ranks]
 
     def wait_until(self, arrived: Callable[[int, list[str]], bool]) -> None:
-        """Waits until each rank stands where it should.
+        """Wait until each rank is where it should be.
 
         Args:
-            arrived: Told rank and function names, the innermost first.
+            arrived: Called with rank and function names, the innermost first.
         """
         program = find_py_spy()
         assert program is not None
         deadline = time.monotonic() + 100
         while not all(arrived(r, names(s)) for r, s in enumerate(read(program, self.pids))):
             ended = [rank.poll() for rank in self.ranks]
-            assert ended == [None] * len(ended), self.said()
+            assert ended == [None] * len(ended), self.output()
             assert time.monotonic() < deadline, read(program, self.pids)
             time.sleep(0.3)
 
-    def said(self) -> str:
-        """What it printed."""
+    def output(self) -> str:
+        """Return what it printed."""
         self.log.seek(0)
         return self.log.read()
 
     def end(self) -> None:
-        """Kills all ranks, stopped ones too."""
+        """Kill all ranks, stopped ones too."""
         for rank in self.ranks:
             children = self.children(rank.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -226,7 +226,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(mode: str, folder: Path, **fields: object) -> Iterator[Job]:
-    """Runs a job for as long as a test needs it."""
+    """Run a job for as long as a test needs it."""
     running = Job(mode, folder, **fields)  # type: ignore[arg-type]
     try:
         yield running

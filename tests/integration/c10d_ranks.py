@@ -79,14 +79,14 @@ def run_ranks(
         for rank in range(size)
     ]
     try:
-        said = [process.communicate(timeout=timeout)[0] for process in processes]
+        output = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
             if process.stdout is not None:  # what it wrote was not read if a rank hung
                 process.stdout.close()
-    for process, text in zip(processes, said, strict=True):
+    for process, text in zip(processes, output, strict=True):
         assert process.returncode == 0, text
     return open_run(rings)
 

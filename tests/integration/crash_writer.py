@@ -53,7 +53,7 @@ class Round:
 
 
 def plan(directory: Path, *, rounds: int, capacity: int, longest: int, seed: int) -> list[Round]:
-    """Returns rounds that end at moments drawn from a seeded generator."""
+    """Return rounds that end at moments drawn from a seeded generator."""
     draw = random.Random(seed)
     return [
         Round(
@@ -68,7 +68,7 @@ def plan(directory: Path, *, rounds: int, capacity: int, longest: int, seed: int
 
 
 def content(thread: int, counter: int) -> tuple[str, str, dict[str, Any]]:
-    """Returns communicator, operation and parameters of a thread's call, counted from 1."""
+    """Return communicator, operation and parameters of a thread's call, counted from 1."""
     comm = COMMS[(thread + counter) % len(COMMS)]
     fields: dict[str, Any] = {
         "shape": (thread + 1, counter),
@@ -87,7 +87,7 @@ def content(thread: int, counter: int) -> tuple[str, str, dict[str, Any]]:
 
 
 def write(life: Round, pipe: int) -> None:
-    """Records for ever, from several threads."""
+    """Record for ever, from several threads."""
     tracer = Tracer(life.directory, rank=0, world_size=1, capacity=life.capacity, details={})
     comms = {name: tracer.communicator(name, f"{name}:0", [0], "none") for name in COMMS}
     sys.setswitchinterval(life.switch)
@@ -106,7 +106,7 @@ def write(life: Round, pipe: int) -> None:
 
 
 def live(life: Round) -> list[int]:
-    """Runs one round and returns the last acknowledged counter of each thread."""
+    """Run one round and return the last acknowledged counter of each thread."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -150,18 +150,18 @@ def _count(data: bytes, acknowledged: list[int]) -> bytes:
 
 
 def run(rounds: list[Round], folder: Path) -> list[list[int]]:
-    """Runs rounds in a process of its own, which is small and has one thread."""
+    """Run rounds in a process of its own, which is small and has one thread."""
     import subprocess
 
     todo, done = folder / "plan.json", folder / "result.json"
     todo.write_text(json.dumps([asdict(life) for life in rounds]))
-    subprocess.run([sys.executable, __file__, todo, done], check=True, timeout=90)
+    subprocess.run([sys.executable, __file__, todo, done], check=True, timeout=60 + 5 * len(rounds))
     result: list[list[int]] = json.loads(done.read_text())
     return result
 
 
 def main() -> None:
-    """Runs the rounds of a plan."""
+    """Run the rounds of a plan."""
     rounds = [Round(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
     Path(sys.argv[2]).write_text(json.dumps([live(life) for life in rounds]))
 

@@ -2,7 +2,7 @@
 
 Run as a program: ``python flight_recorder_programs.py DIRECTORY SCENARIO...``. torch is imported
 once, and each rank is a fork. Ranks dump when all that live have posted what the scenario
-tells them to, and end without clean-up, since some of them stand in a call for ever.
+has, and end without clean-up, since some of them wait in a call for ever.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Rank:
         dist.broadcast(torch.ones(shape), 0)
 
     def pending(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Makes a call that does not return; the rank goes on when it has been posted."""
+        """Make a call that does not return; the rank goes on when it has been posted."""
 
         def post() -> None:
             try:
@@ -86,12 +86,12 @@ class Rank:
             dist.broadcast(torch.ones(6), 0)
 
     def settle(self) -> None:
-        """Waits until the recorder knows that all has completed, a moment after the caller does."""
+        """Wait until the recorder knows that all has completed, a moment after the caller does."""
         while not all(entry["retired"] for entry in entries()):
             time.sleep(0.005)
 
     def meet(self, word: str, who: set[int]) -> None:
-        """Waits for other ranks outside of any recorded call."""
+        """Wait for other ranks outside of any recorded call."""
         self.store.set(f"{word}{self.rank}", "here")
         self.store.wait([f"{word}{rank}" for rank in sorted(who)])
 
@@ -109,7 +109,7 @@ class Rank:
 
 
 def entries() -> list[dict[str, Any]]:
-    """What the recorder has."""
+    """Return the recorder's entries."""
     take = torch._C._distributed_c10d._dump_fr_trace_json
     return list(json.loads(take(includeCollectives=True, onlyActive=False)).get("entries", ()))
 
@@ -330,7 +330,7 @@ LOST = {"lost_dump": 1}
 
 
 def play(name: str, number: int, directory: Path) -> None:
-    """Runs one rank of a scenario; does not return."""
+    """Run one rank of a scenario; do not return."""
     signal.alarm(SECONDS)
     os.environ["TORCH_FR_BUFFER_SIZE"] = "32" if name in SMALL else "2000"
     rank = Rank(number, directory)
@@ -346,7 +346,7 @@ def play(name: str, number: int, directory: Path) -> None:
 
 
 def main(directory: Path, names: list[str]) -> None:
-    """Plays one scenario after another."""
+    """Play one scenario after another."""
     warnings.simplefilter("ignore")
     # The first dump with stacks imports it: a second and a half of work, in each of the ranks.
     importlib.import_module("torch._inductor.codecache")

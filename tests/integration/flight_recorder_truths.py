@@ -29,7 +29,7 @@ HEALTHY = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What a scenario did.
+    """Outcome of a scenario.
 
     Attributes:
         kind: What its verdict should be.
@@ -67,7 +67,7 @@ FAULTS = {
 
 
 def play(directory: Path, names: Sequence[str], waited: Iterable[str]) -> None:
-    """Runs scenarios, and leaves a folder of dumps for each.
+    """Run scenarios, and leave a folder of dumps for each.
 
     Two processes play them, since most of the time is waiting.
 
@@ -88,13 +88,13 @@ def play(directory: Path, names: Sequence[str], waited: Iterable[str]) -> None:
     ]
     try:
         deadline = time.monotonic() + SECONDS
-        said = [player.communicate(timeout=deadline - time.monotonic())[1] for player in players]
+        output = [player.communicate(timeout=deadline - time.monotonic())[1] for player in players]
     finally:
         for player in players:
             player.kill()
             player.communicate()
     if [player.returncode for player in players] != [0, 0]:
-        raise RuntimeError(f"a program failed: {said}")
+        raise RuntimeError(f"a program failed: {output}")
     for name in waited:
         for file in (directory / name).iterdir():
             later = file.stat().st_mtime + 600

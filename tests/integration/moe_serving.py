@@ -56,7 +56,7 @@ Answers = list[list[int]]
 
 
 def answers(server: VllmServer, apart: float = 0.0) -> Answers:
-    """Asks for all at once, or some moments apart: one comes while others are being worked on.
+    """Ask for all at once, or some moments apart: one comes while others are being worked on.
 
     Both replicas work then, each with rows of its own.
     """
@@ -69,7 +69,7 @@ def answers(server: VllmServer, apart: float = 0.0) -> Answers:
 
 
 def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None]) -> None:
-    """Checks the answers to a burst, to staggered requests, and to a burst after a pause."""
+    """Check the answers to a burst, to staggered requests, and to a burst after a pause."""
     assert answers(server) == single
     assert answers(server, STAGGER_SECONDS) == single
     rest()
@@ -79,7 +79,7 @@ def assert_serves(server: VllmServer, single: Answers, rest: Callable[[], None])
 
 
 def assert_routed(server: VllmServer, single: Answers) -> None:
-    """Checks the experts of requests that ask for them, beside others that do not."""
+    """Check the experts of requests that ask for them, beside others that do not."""
 
     def ask(prompt: list[int], number: int) -> dict[str, Any]:
         asked = {"return_routed_experts": True} if number else {}
@@ -103,7 +103,7 @@ def assert_routed(server: VllmServer, single: Answers) -> None:
 
 
 def posted(server: TracedServer, *, asked: bool) -> dict[str, Counter[str]]:
-    """Returns what rank 0 posts for one request, by communicator."""
+    """Return what rank 0 posts for one request, by communicator."""
 
     def so_far() -> dict[str, Counter[str]]:
         rank = open_run(server.rings).ranks[0]
@@ -135,7 +135,7 @@ def traced(
 
 
 def rest(server: TracedServer) -> None:
-    """Waits until all workers have waited for work for a while, and the engines have paused."""
+    """Wait until all workers have waited for work for a while, and the engines have paused."""
     deadline = time.monotonic() + 60
     while True:
         waits = [rank.activities["dequeue"] for rank in open_run(server.rings).ranks]
@@ -148,12 +148,12 @@ def rest(server: TracedServer) -> None:
 
 
 def ask(server: TracedServer, pool: ThreadPoolExecutor) -> list[Future[list[int]]]:
-    """Asks twice at once: each engine gets one."""
+    """Ask twice at once: each engine gets one."""
     return [pool.submit(server.server.complete, PROMPTS[0], TOKENS) for _ in range(2)]
 
 
 def wait_until_still(server: TracedServer) -> None:
-    """Waits until no worker has recorded anything for a while."""
+    """Wait until no worker has recorded anything for a while."""
     deadline = time.monotonic() + 100
     before, since = [0], time.monotonic()
     while time.monotonic() - since < STILL_SECONDS:
@@ -165,7 +165,7 @@ def wait_until_still(server: TracedServer) -> None:
 
 
 def hang(server: TracedServer, fault: str) -> dict[str, Any]:
-    """Plants a fault and asks; nobody is answered.
+    """Plant a fault and ask; nobody is answered.
 
     Returns:
         The verdict, on which attach while it hangs and diagnose after SIGKILL agree.
@@ -195,10 +195,10 @@ def hang(server: TracedServer, fault: str) -> dict[str, Any]:
 
 
 def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
-    """Stops the engine of one replica, and lets it go on when attach has looked.
+    """Stop the engine of one replica, and let it go on after attach.
 
     Returns:
-        The verdict while it stood: the other replica waits for a worker that nobody asks.
+        The verdict during the hang: the other replica waits for a worker that nobody asks.
     """
     rest(server)
     with ThreadPoolExecutor(2) as pool, server.server.stopped("VLLM::EngineCore_DP0"):
@@ -213,21 +213,21 @@ def stop_an_engine(server: TracedServer, single: Answers) -> dict[str, Any]:
 
 
 def assert_placed(evidence: list[str]) -> None:
-    """Checks that it is told which step all are in, and what both engines wait for."""
+    """Check that the verdict gives the step of all, and what both engines wait for."""
     (places,) = [fact for fact in evidence if " in step " in fact]
     steps = re.findall(rf"\bin {STEP}", places)
     assert len(steps) == len(places.split("; "))
     assert len(set(steps)) == 1, evidence
     for engine, ranks in enumerate(("0 1", "2 3")):
-        said = (
+        pattern = (
             rf"engine {engine} \(pid \d+\) waits for \d+ s: ranks {ranks} have not answered "
             r"(execute_model|execute_dummy_batch)"
         )
-        assert any(re.fullmatch(said, fact) for fact in evidence), evidence
+        assert any(re.fullmatch(pattern, fact) for fact in evidence), evidence
 
 
 def assert_agreed(server: TracedServer, ranks: int) -> dict[int, dict[str, Any]]:
-    """Checks that all workers are there and agree; returns the table's rows by rank."""
+    """Check that all workers are there and agree; return the table's rows by rank."""
     status, document = server.diagnose()
     assert (status, document["status"]) == (0, "ok"), document
     assert document["ranks"] == {"expected": ranks, "read": ranks, "missing": []}
@@ -235,7 +235,7 @@ def assert_agreed(server: TracedServer, ranks: int) -> dict[int, dict[str, Any]]
 
 
 def ops(server: TracedServer, label: str) -> set[str]:
-    """Returns what was posted on a communicator."""
+    """Return what was posted on a communicator."""
     run = open_run(server.rings)
     (key,) = [key for key, comm in run.communicators.items() if comm.label == label]
     logs = [rank.logs[key] for rank in run.ranks]
@@ -243,7 +243,7 @@ def ops(server: TracedServer, label: str) -> set[str]:
 
 
 def assert_in_step(server: TracedServer, replicas: list[tuple[int, ...]]) -> None:
-    """Checks that the workers number their steps alike, as far as the one that is behind has come.
+    """Check that the workers number their steps alike, as far as the one that is behind has come.
 
     Engines go on with dummy batches for a while when all is answered.
     """
@@ -268,7 +268,7 @@ def assert_in_step(server: TracedServer, replicas: list[tuple[int, ...]]) -> Non
 
 
 def threads(pid: int) -> str:
-    """Returns the stacks of a process, which tell its threads."""
+    """Return the stacks of a process by thread."""
     program = find_py_spy()
     assert program is not None
     return subprocess.run(
@@ -277,7 +277,7 @@ def threads(pid: int) -> str:
 
 
 def answers_of_one(directory: Path) -> Answers:
-    """What one worker answers, without any patch."""
+    """Return what one worker answers, without any patch."""
     with VllmServer(directory, tensor_parallel_size=1, checkpoint=True) as server:
         found = answers(server)
     assert len({tuple(one) for one in found}) == len(found), "the answers depend on the prompts"

@@ -14,7 +14,9 @@ __all__ = ["reference_routing"]
 
 
 def reference_routing(model: Path, token_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Returns ``[tokens, layers, top_k]``, best expert first, of one forward pass over all tokens.
+    """Return ``[tokens, layers, top_k]``, best expert first, of one forward pass over all tokens.
+
+    Layers are those that route tokens.
 
     Args:
         model: Directory of a checkpoint of Qwen3-MoE, in float32.
@@ -36,7 +38,7 @@ def reference_routing(model: Path, token_ids: Sequence[int]) -> npt.NDArray[np.u
         network(torch.tensor([list(token_ids)]))
     for hook in hooks:
         hook.remove()
-    assert len(chosen) == network.config.num_hidden_layers
+    assert len(chosen) == network.config.num_hidden_layers - len(network.config.mlp_only_layers)
     routing: npt.NDArray[np.uint8] = torch.stack(chosen, dim=1).numpy().astype(np.uint8)
     return routing
 

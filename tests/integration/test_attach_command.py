@@ -35,10 +35,10 @@ def ncclscope(*arguments: object, **environment: str) -> subprocess.CompletedPro
 
 
 def attach(running: Job, *arguments: object) -> dict[str, Any]:
-    return look("--gap", "1", *arguments, *running.pids)
+    return attach_pids("--gap", "1", *arguments, *running.pids)
 
 
-def look(*arguments: object) -> dict[str, Any]:
+def attach_pids(*arguments: object) -> dict[str, Any]:
     done = ncclscope("attach", "--json", *arguments)
     assert done.returncode in (0, 1, 3), done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def look(*arguments: object) -> dict[str, Any]:
 
 
 def waits(document: dict[str, Any]) -> dict[int, str | None]:
-    """What each rank waits for."""
+    """Return what each rank waits for."""
     classes = document["stacks"]["classes"]
     assert all(one["condition"] == "still" for one in classes), document["stacks"]["processes"]
     return {rank: one["waits"] for one in classes for rank in one["ranks"]}
@@ -144,7 +144,7 @@ def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
             lambda rank, names: names[:1] == ["load_batch" if rank == 1 else "all_reduce"]
         )
         short = attach(running)
-        document = look(*running.pids)
+        document = attach_pids(*running.pids)
 
     (late,) = short["findings"]
     assert short["verdict"] is None, "a rank that is late looks the same"
@@ -160,7 +160,7 @@ def test_a_rank_that_sleeps_has_not_joined(tmp_path: Path) -> None:
 def test_a_slow_job_does_not_hang(tmp_path: Path) -> None:
     with job("slow", tmp_path, size=3) as running:
         running.wait_until(lambda rank, names: names[:1] == ["main" if rank == 1 else "all_reduce"])
-        document = look(*running.pids)
+        document = attach_pids(*running.pids)
 
     assert document["verdict"] is None
     assert document["status"] in ("ok", "unknown")
@@ -202,7 +202,7 @@ def test_a_rank_that_waits_for_its_data_loader_has_not_joined(tmp_path: Path) ->
             lambda rank, names: ("_try_get_data" if rank == 1 else "all_reduce") in names
         )
         children = [child for pid in running.pids for child in running.children(pid)]
-        document = look(*running.pids, *children)
+        document = attach_pids(*running.pids, *children)
 
     assert len(children) == 3
     assert document["ranks"] == {"expected": 3, "read": 3, "missing": []}
@@ -220,7 +220,7 @@ def test_ranks_in_a_backward_of_ddp_wait_for_the_one_that_has_left_the_loop(
         running.wait_until(
             lambda rank, names: ("barrier" if rank == 2 else "_engine_run_backward") in names
         )
-        document = look(*running.pids)
+        document = attach_pids(*running.pids)
 
     verdict = document["verdict"]
     assert (verdict["kind"], verdict["diverging_ranks"]) == ("extra_call", [2])
@@ -235,7 +235,7 @@ def test_a_rank_that_leaves_out_a_new_group_is_named(tmp_path: Path) -> None:
         running.wait_until(
             lambda rank, names: ("all_reduce" if rank == 1 else "new_group") in names
         )
-        document = look(*running.pids)
+        document = attach_pids(*running.pids)
 
     assert document["verdict"]["diverging_ranks"] == [1]
     assert waits(document) == dict.fromkeys(range(3), "collective")

@@ -25,7 +25,7 @@ GROUPS = "world/groups"
 
 
 def create(rank: int, groups: Sequence[Sequence[int]]) -> None:
-    """Creates groups after a first call in common, and posts another call then."""
+    """Create groups after a first call in common, and post another call then."""
     import torch
 
     dist = join()
@@ -82,7 +82,7 @@ def local_group_left_out(rank: int) -> None:
 
 
 def created(run: Run) -> dict[int, int]:
-    """Returns how many groups each rank has begun to create."""
+    """Return how many groups each rank has begun to create."""
     return {
         rank.rank: sum(log.calls for log in rank.logs.values() if log.communicator.creates_groups)
         for rank in run.ranks
@@ -96,7 +96,7 @@ def hang(
     posted: Sequence[int],
     or_further: int | None = None,
 ) -> list[Verdict]:
-    """Runs ranks until all have come as far as they can, and kills them then.
+    """Run ranks until all have come as far as they can, and kill them then.
 
     Args:
         function: What they run.
@@ -165,7 +165,7 @@ def test_groups_created_alike_are_recorded_and_agree(rings: Path) -> None:
     assert not any(GROUPS in row.cells for row in verdict.table)
 
 
-def test_groups_that_only_members_create_are_told_apart(rings: Path) -> None:
+def test_groups_that_only_members_create_are_distinguished(rings: Path) -> None:
     run = run_ranks(__file__, "local_groups", rings, size=SIZE)
 
     assert diagnose(run, stall_seconds=0.0).status == "ok"
@@ -198,7 +198,7 @@ def test_rank_that_creates_something_else_is_named(
 def test_rank_that_creates_in_another_order_is_named(
     rings: Path, function: str, begun: list[int]
 ) -> None:
-    """Under one number gloo may join ranks of different groups, and the odd rank may go on."""
+    """Under one number gloo may join ranks of different groups; the diverging rank may go on."""
     _, verdict = hang(function, rings, begun, [1] * 4, or_further=3)
 
     assert verdict.cause is not None

@@ -232,10 +232,11 @@ def other_hooks(dist: Any) -> Iterator[tuple[str, str, Callable[[], Any], Callab
 
 
 def overflow(group: Any) -> Any:
-    """Posts when the table of works is full."""
+    """Post when the table of works is full."""
     from ncclscope_patches.probes import works
 
-    works.pending.update(dict.fromkeys(range(works.LIMIT), (lambda: None, None)))  # type: ignore[arg-type]
+    for number in range(works.LIMIT):
+        works.pending[number] = (lambda: None, None)  # type: ignore[assignment]
     return group.allreduce([ones(2)])
 
 
@@ -253,22 +254,22 @@ def count(owner: Any, name: str, counts: dict[str, int], label: str) -> None:
 def in_child(
     name: str, break_it: Callable[[], Any], call: Callable[[], Any], counts: dict[str, int]
 ) -> Result:
-    """Breaks something and calls twice, in a forked process, which has a tracer of its own."""
+    """Break something and call twice, in a forked process, which has a tracer of its own."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            with tempfile.TemporaryFile() as said:
-                os.dup2(said.fileno(), 2)
+            with tempfile.TemporaryFile() as warnings:
+                os.dup2(warnings.fileno(), 2)
                 counts.clear()
                 break_it()
                 outcomes = [outcome(call), outcome(call)]
                 sys.stderr.flush()
-                said.seek(0)
-                text = said.read().decode()
-            answer = {"outcomes": outcomes, "calls": counts.get(name, 0), "said": text}
+                warnings.seek(0)
+                text = warnings.read().decode()
+            answer = {"outcomes": outcomes, "calls": counts.get(name, 0), "warnings": text}
             os.write(writing, json.dumps(answer).encode())
             status = 0
         except BaseException:
@@ -298,9 +299,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
         "NCCLSCOPE_RECORDS": "1024",
     }
     process = start(__file__, "break_each_hook", environment)
-    said, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, said
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def test_every_call_is_made_once_and_has_its_own_outcome(results: list[Result]) -> None:
@@ -314,9 +315,9 @@ def test_every_call_is_made_once_and_has_its_own_outcome(results: list[Result]) 
         assert one["calls"] == (0 if one["name"] == "new_group" else 2), one
 
 
-def test_every_fault_is_said_once(results: list[Result]) -> None:
+def test_every_fault_is_reported_once(results: list[Result]) -> None:
     for one in results:
-        warnings = one["said"].count("ncclscope:")
+        warnings = one["warnings"].count("ncclscope:")
         if one["fault"] in ("post", "post_p2p"):
             assert warnings == ((one["name"] in MESSAGES) == (one["fault"] == "post_p2p")), one
         else:

@@ -1,4 +1,4 @@
-"""What C++ posts inside torch is recorded once, as gloo carries it out.
+"""Calls that torch's C++ posts are recorded once, as gloo carries them out.
 
 Each scenario posts on a group of its own. Flight Recorder, which counts in gloo itself, is the
 independent count: the calls that a ring holds are the calls that it has, one by one.
@@ -285,7 +285,7 @@ def play(rank: int) -> None:
 
 
 class Played(NamedTuple):
-    """What both ranks recorded, and what was counted beside it."""
+    """Return the records of both ranks, and the counts beside them."""
 
     recorded: Run
     flights: Run | None

@@ -36,8 +36,8 @@ def ones(*shape: int) -> Any:
 def run_alone(function: str, rings: Path, **environment: str) -> Run:
     """Run a function of this module in one process, as rank 0 of two by torch's fake backend."""
     process = start(__file__, function, {"NCCLSCOPE_DIR": str(rings), **environment})
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
     return open_run(rings)
 
 
@@ -234,8 +234,8 @@ def test_names_that_were_imported_before_are_traced_too(rings: Path) -> None:
     process = start(
         __file__, "import_first", {"LATER": str(rings), "NCCLSCOPE_DIR": ""}, interpreter=True
     )
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
 
     (rank,) = open_run(rings).ranks
     assert [one.shape for one in calls(rank, "pg1")] == [(2,)]
@@ -266,9 +266,9 @@ def test_nothing_is_patched_when_tracing_is_off(tmp_path: Path, switch: str) -> 
         environment["NCCLSCOPE"] = "0"
 
     process = start(__file__, "trace_nothing", environment, interpreter=True)
-    said, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=100)
 
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     assert list(tmp_path.iterdir()) == []
 
 

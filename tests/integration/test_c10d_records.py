@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 
 
 def call(op: str, *shape: int, **other: Any) -> Fields:
-    """Fields of a float32 call that has completed, where nothing else is said."""
+    """Fields of a float32 call that has completed, by default."""
     return {"op": op, "shape": shape, "dtype": "float32", "state": State.COMPLETED} | other
 
 
@@ -176,7 +176,7 @@ CASES: list[Case] = [
         [call("all_reduce", 8)],
     ),
     (
-        "all_reduce that nobody looks after",
+        "all_reduce whose work is dropped",
         lambda dist, rank: forgotten.append(dist.all_reduce(ones(9), async_op=True)),
         [call("all_reduce", 9, state=State.SCHEDULED)],
     ),

@@ -41,7 +41,7 @@ def diagnosed(directory: Path) -> dict[str, Any]:
 
 
 def check_verdict(directory: Path) -> dict[str, Any]:
-    """The rings of both nodes give the verdict that one machine would give."""
+    """Check that the rings of both nodes give the verdict that one machine would give."""
     document = diagnosed(directory)
     assert document["status"] == "diverged"
     assert document["verdict"]["kind"] == "op_mismatch"
@@ -75,7 +75,7 @@ def test_all_nodes_in_one_directory(nodes: Nodes, tmp_path: Path, transport: tup
     assert all(node["received_bytes"] < 200_000 for node in found.values())  # of 14 MB
     assert all(node["unpacked_bytes"] > 14_000_000 for node in found.values())
     document = check_verdict(target)
-    # Stacks of both nodes, too: all four ranks were looked at, and wait in the same place.
+    # Stacks of both nodes, too: all four ranks were sampled, and wait in the same place.
     assert "4 of 4" in json.dumps(document["witnesses"]) or len(document["stacks"]["tree"]) == 1
     assert document["stacks"]["tree"][0]["ranks"] == [0, 1, 2, 3]
 
@@ -163,7 +163,7 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--ssh", "-oProxyCommand=evil"), "'-oProxyCommand=evil' is not a host name"),
         (("--ssh", "a;b"), "'a;b' is not a host name"),
@@ -182,7 +182,7 @@ def test_this_node_as_a_stream_and_as_a_directory(nodes: Nodes, tmp_path: Path) 
     ],
 )
 def test_a_mistake_is_one_line(
-    nodes: Nodes, tmp_path: Path, arguments: tuple[str, ...], said: str
+    nodes: Nodes, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     target = tmp_path / "hang"
     done = nodes.run("collect", *[f"{one}" for one in arguments], "-o", target)
@@ -191,6 +191,6 @@ def test_a_mistake_is_one_line(
     if arguments[:1] == ("--kubernetes",) and arguments[1].startswith("-"):
         done = nodes.run("collect", f"--kubernetes={arguments[1]}", "-o", target)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not target.exists()

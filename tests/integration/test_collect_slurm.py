@@ -80,12 +80,12 @@ def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def said(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a daemon with all that it has started."""
+    """End a daemon with all that it has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
         whole = psutil.Process(process.pid).children(recursive=True)
         for one in whole:
@@ -130,7 +130,10 @@ def cluster(
             running.callback(end, daemon)
             if number == 0:
                 until((folder / "munge.socket").exists, "munged listens")
-        until(lambda: said("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"], "two idle nodes")
+        until(
+            lambda: output_of("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"],
+            "two idle nodes",
+        )
         yield folder
 
 
@@ -151,12 +154,12 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     try:
         for word, what in ((b"asleep", "rank 1 sleeps"), (b"posted", "rank 0 waits for it")):
             until(lambda word=word: word in (tmp_path / "job.log").read_bytes(), what)
-        number = said("squeue", "-h", "-o", "%i").strip()
+        number = output_of("squeue", "-h", "-o", "%i").strip()
         target = tmp_path / "hang"
         collect = [*tool, "collect", "--slurm", number, "/dev/shm/rings", "-o", str(target)]
         done = subprocess.run(collect, capture_output=True, text=True, check=False)
     finally:
-        said("scancel", "--signal=KILL", *said("squeue", "-h", "-o", "%i").split())
+        output_of("scancel", "--signal=KILL", *output_of("squeue", "-h", "-o", "%i").split())
         job.kill()
         job.wait()
         log.close()
@@ -168,7 +171,7 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     assert [rank.alive for rank in run.ranks] == [True, True]
     assert run.snapshot is not None
     assert [worker.rank for worker in run.snapshot.workers] == [0, 1]
-    # Two looks, two seconds apart, lie between the call and the copy: no need to wait for longer.
+    # Two samples, two seconds apart, lie between the call and the copy: no need to wait for longer.
     verdict = diagnose(run, live_stall_seconds=0.1)
     assert verdict.cause is not None
     # Of two ranks, either may be wrong: a pair has no majority.

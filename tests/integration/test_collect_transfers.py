@@ -79,7 +79,7 @@ def diagnosed(*paths: Path) -> dict[str, Any]:
 
 
 def without_times(verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return what does not depend on when the question was asked."""
+    """Return the fields that do not depend on the time of the command."""
     transfer = {**verdict["transfer"], "waited_seconds": None}
     summary = verdict["summary"].partition("has waited")
     missing = summary[2].partition("for KV blocks:")[2]

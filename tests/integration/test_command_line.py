@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope.__main__ import main
 from tests.support import fork_server
 from tests.support.cluster import Cluster
 
@@ -162,7 +163,7 @@ def test_the_command_line_needs_no_torch(rings: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["diagnose"], ["diagnose", "--frob", "x"], ["frob"], ["check", "x", "--baseline"]]
 )
-def test_a_usage_error_is_one_line_that_says_where_to_look(words: list[str]) -> None:
+def test_a_usage_error_is_one_line_that_names_the_help(words: list[str]) -> None:
     done = subprocess.run([*NCCLSCOPE, *words], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -179,3 +180,8 @@ def test_a_result_that_cannot_be_written_is_trouble_and_no_finding(words: list[s
 
     assert done.returncode == 2
     assert done.stderr == "ncclscope: the result cannot be written: No space left on device\n"
+
+
+def test_a_zero_byte_in_an_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nowhere", "-o", "a\0b"]) == 2
+    assert capsys.readouterr().err == "ncclscope: an argument holds a zero byte\n"

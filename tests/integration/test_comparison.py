@@ -37,7 +37,7 @@ def test_ncclscope_is_right_wherever_it_is_recorded(scenario: Scenario, tmp_path
 
 @pytest.mark.parametrize("barrier", [False, True], ids=["", "after a barrier"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_it_is_right_where_nothing_tells_what_has_completed(
+def test_it_is_right_where_completion_is_not_reported(
     scenario: Scenario, barrier: bool, tmp_path: Path
 ) -> None:
     script = Script(tells=False)

@@ -29,7 +29,7 @@ def validator() -> Draft202012Validator:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Truth]]:
-    """What was asked for already, by case."""
+    """Answers computed so far, by case."""
     return {}
 
 

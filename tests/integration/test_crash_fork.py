@@ -32,7 +32,7 @@ def wait(pid):
 
 
 def processes(source: str, rings: Path, **options: Any) -> tuple[dict[int, Rank], Any]:
-    """Runs a program and returns what each of its processes left, by pid, and what it printed."""
+    """Run a program and return what each of its processes left, by pid, and what it printed."""
     completed = run_program(
         BEGIN + source, rings, NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=1024, **options
     )
@@ -287,12 +287,12 @@ print(json.dumps([os.getpid(), child]))
 
 
 def test_what_other_threads_had_open_is_closed_in_a_child(rings: Path) -> None:
-    _, (groups, folding, own) = processes(
+    _, (groups, suppressing, own) = processes(
         """
 opened, done = threading.Event(), threading.Event()
 
 def work():
-    with scope.folded():
+    with scope.suppressed():
         scope.enter_group()
         opened.set()
         done.wait()
@@ -302,13 +302,13 @@ thread.start()
 opened.wait()
 scope.enter_group()
 reading, writing = os.pipe()
-with scope.folded():
+with scope.suppressed():
     child = os.fork()
     if child == 0:
         os.write(writing, json.dumps([
             list(scope.groups) == [threading.get_ident()],
-            list(scope.folding) == [threading.get_ident()],
-            scope.is_folded() and scope.group_number() > 0,
+            list(scope.suppressing) == [threading.get_ident()],
+            scope.is_suppressed() and scope.group_number() > 0,
         ]).encode())
         os._exit(0)
 wait(child)
@@ -319,4 +319,4 @@ print(os.read(reading, 1000).decode())
 """,
         rings,
     )
-    assert (groups, folding, own) == (True, True, True)
+    assert (groups, suppressing, own) == (True, True, True)

@@ -28,7 +28,7 @@ def expected_signature(posted: Posted) -> int:
 
 
 def identify(call: Call) -> Posted:
-    """Returns who posted a call, if anyone ever meant to."""
+    """Return the thread that posted a call, if any did."""
     assert call.shape is not None
     thread, counter = call.shape[0] - 1, call.shape[1]
     assert 0 <= thread < THREADS
@@ -62,7 +62,7 @@ def check_chain(rank: Rank) -> None:
 
 
 def check(directory: Path, capacity: int, acknowledged: list[int]) -> int:
-    """Compares a ring with what its writer had acknowledged; returns how many were lost."""
+    """Compare a ring with what its writer had acknowledged; return how many were lost."""
     if not any(acknowledged):
         # Killed before anything was recorded for sure: the ring may be there or half made.
         with contextlib.suppress(InputError):
@@ -106,7 +106,7 @@ def check(directory: Path, capacity: int, acknowledged: list[int]) -> int:
 
 
 def collectives(until: tuple[int, ...]) -> list[int]:
-    """Returns how many calls, communicator by communicator, threads have made up to there."""
+    """Return the number of calls on each communicator up to there."""
     posted = (content(thread, n) for thread in range(THREADS) for n in range(1, until[thread] + 1))
     totals = Counter(comm for comm, op, _ in posted if op not in P2P_OPS)
     return [totals[name] for name in COMMS]

@@ -32,7 +32,7 @@ def record(number):
 
 
 def run(source: str, rings: Path, status: int = 0, **variables: Any) -> tuple[Rank, str]:
-    """Runs a program and returns its rank and what it said on stderr."""
+    """Run a program and return its rank and its stderr."""
     completed = run_program(BEGIN + source, rings, NCCLSCOPE_DIR=rings, **variables)
     assert completed.returncode == status, completed.stderr
     (rank,) = open_run(rings).others
@@ -45,22 +45,22 @@ def shapes(rank: Rank) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "sys.exit()", "raise SystemExit"])
-def test_an_end_in_order_is_said(rings: Path, end: str) -> None:
-    rank, said = run(f"record(1)\n{end}", rings)
+def test_a_normal_exit_is_recorded(rings: Path, end: str) -> None:
+    rank, output = run(f"record(1)\n{end}", rings)
 
     assert rank.exited
     assert rank.alive is False
     assert "ended_with" not in rank.details
-    assert said == ""
+    assert output == ""
     assert shapes(rank) == [1]
 
 
 def test_an_exit_with_a_status_is_an_end_in_order(rings: Path) -> None:
-    rank, said = run("record(1)\nsys.exit(3)", rings, status=3)
+    rank, output = run("record(1)\nsys.exit(3)", rings, status=3)
 
     assert rank.exited
     assert "ended_with" not in rank.details
-    assert said == ""
+    assert output == ""
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_exit_with_a_status_is_an_end_in_order(rings: Path) -> None:
         ("import ctypes; ctypes.string_at(8)", -signal.SIGSEGV),
     ],
 )
-def test_an_end_without_notice_is_not_said_and_loses_nothing(
+def test_an_abrupt_end_is_not_recorded_and_loses_nothing(
     rings: Path, end: str, status: int
 ) -> None:
     rank, _ = run(f"for number in range(100): record(number)\n{end}", rings, status)
@@ -85,11 +85,11 @@ def test_an_end_without_notice_is_not_said_and_loses_nothing(
 
 
 def test_what_has_ended_it_is_named(rings: Path) -> None:
-    rank, said = run("record(1)\nraise ValueError('no such expert: 7')", rings, status=1)
+    rank, output = run("record(1)\nraise ValueError('no such expert: 7')", rings, status=1)
 
     assert rank.exited
     assert rank.details["ended_with"] == "ValueError: no such expert: 7"
-    assert said.endswith("ValueError: no such expert: 7\n")
+    assert output.endswith("ValueError: no such expert: 7\n")
 
 
 def test_an_exception_that_cannot_be_printed_is_named_too(rings: Path) -> None:
@@ -210,9 +210,9 @@ for thread in range(4):
     threading.Thread(target=work, args=(thread,), daemon=True).start()
 started.wait()
 """
-    rank, said = run("sys.setswitchinterval(1e-5)\n" + source, rings)
+    rank, output = run("sys.setswitchinterval(1e-5)\n" + source, rings)
 
-    assert said == ""
+    assert output == ""
     assert rank.exited
     assert set(shapes(rank)) == {0, 1, 2, 3}
     log = rank.logs["k"]
@@ -223,9 +223,9 @@ started.wait()
 
 def test_the_first_call_may_be_posted_while_the_process_ends(rings: Path) -> None:
     # A thread for the heartbeat can no longer be had, from Python 3.12 on.
-    rank, said = run("atexit.register(record, 1)", rings)
+    rank, output = run("atexit.register(record, 1)", rings)
 
-    assert said == ""
+    assert output == ""
     assert shapes(rank) == [1]
 
 
@@ -242,9 +242,9 @@ try:
 except RuntimeError:
     record(1)
 """
-    rank, said = run(source, rings)
+    rank, output = run(source, rings)
 
-    assert said == ""
+    assert output == ""
     assert shapes(rank) == [1]
 
 
@@ -279,7 +279,7 @@ def wait_for_change(ring: Path, since: int) -> int:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_heart_beats_while_the_program_waits_and_stops_with_it(
+def test_the_heartbeat_goes_on_while_the_program_waits_and_stops_with_it(
     rings: Path, end: signal.Signals
 ) -> None:
     source = f"""{BEGIN}

@@ -75,7 +75,7 @@ def outcome(completed: subprocess.CompletedProcess[str]) -> Outcome:
 
 
 def mounted(tmp_path: Path) -> Iterator[Runner]:
-    """Mounts file systems here, as root may."""
+    """Mount file systems here, as root may."""
     points: list[Path] = []
 
     def run(size: str, action: str = "", *, records: int = 65_536) -> Outcome:
@@ -103,7 +103,7 @@ def mounted(tmp_path: Path) -> Iterator[Runner]:
 
 
 def namespaced(tmp_path: Path) -> Iterator[Runner]:
-    """Mounts them where only the program sees them, as any user may on most machines."""
+    """Mount them where only the program sees them, as any user may on most machines."""
 
     def run(size: str, action: str = "", *, records: int = 65_536) -> Outcome:
         point = tmp_path / "shm"
@@ -133,29 +133,29 @@ def namespaced(tmp_path: Path) -> Iterator[Runner]:
 
 @pytest.fixture(params=[mounted, namespaced])
 def on_tmpfs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
-    """Runs the program with its rings on a file system of the given size."""
+    """Run the program with its rings on a file system of the given size."""
     yield from request.param(tmp_path)
 
 
 def test_with_room_the_ring_is_where_it_was_asked_for(on_tmpfs: Runner, tmp_path: Path) -> None:
-    found, said = on_tmpfs("200m")
+    found, output = on_tmpfs("200m")
 
     assert Path(found["ring"]).parent.name == "rings"
     assert not list(tmp_path.glob("ncclscope-*"))
     assert found["shapes"] == list(range(3000))
-    assert said == ""
+    assert output == ""
 
 
 def test_a_small_one_is_left_to_the_job_and_the_ring_is_found_on_disk(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, said = on_tmpfs("8m")
+    found, output = on_tmpfs("8m")
 
     (folder,) = tmp_path.glob("ncclscope-*/rings")
     assert Path(found["ring"]).parent == folder
     assert found["source"] == found["ring"]
     assert found["shapes"] == list(range(3000))
-    assert said == ""
+    assert output == ""
     ring = Path(found["ring"])
     assert stat.S_IMODE(ring.stat().st_mode) == 0o600
     assert stat.S_IMODE(ring.parent.stat().st_mode) == 0o700
@@ -163,36 +163,36 @@ def test_a_small_one_is_left_to_the_job_and_the_ring_is_found_on_disk(
 
 
 def test_a_full_one_sends_the_ring_to_disk_and_says_so(on_tmpfs: Runner) -> None:
-    found, said = on_tmpfs("8m", "fill")
+    found, output = on_tmpfs("8m", "fill")
 
     # Not even the note of where it went could be left.
     assert "no dump and no trace found" in found["error"] or "empty files" in found["error"]
     assert Path(found["ring"]).parent.parent.name.startswith("ncclscope-")
-    assert said.count("\n") == 1
-    assert found["ring"] in said
-    assert "not enough free space" in said
+    assert output.count("\n") == 1
+    assert found["ring"] in output
+    assert "not enough free space" in output
 
 
 def test_one_that_fills_up_later_does_not_kill_the_program(on_tmpfs: Runner) -> None:
     # A store into a map without space behind it would be a SIGBUS. 2048 records of 3000 are
     # stored after the file system is full, in slots that had not been touched before.
-    found, said = on_tmpfs("8m", "fill later", records=2048)
+    found, output = on_tmpfs("8m", "fill later", records=2048)
 
     assert Path(found["ring"]).parent.name == "rings"
     assert (found["calls"], found["first"]) == (3000, 3000 - 2048 + 1)
     assert found["shapes"] == list(range(3000 - 2048, 3000))
-    assert said == ""
+    assert output == ""
 
 
 def test_without_room_anywhere_there_is_one_warning_and_the_program_goes_on(
     on_tmpfs: Runner, tmp_path: Path
 ) -> None:
-    found, said = on_tmpfs("8m", "temporary files there too")
+    found, output = on_tmpfs("8m", "temporary files there too")
 
     assert found["ring"] is None
     assert "no dump and no trace found" in found["error"]
     assert not list(tmp_path.glob("ncclscope-*"))
-    assert_one_warning(said)
+    assert_one_warning(output)
 
 
 def test_a_limit_on_the_size_of_files_ends_in_one_warning_too(tmp_path: Path) -> None:
@@ -211,10 +211,10 @@ def test_a_limit_on_the_size_of_files_ends_in_one_warning_too(tmp_path: Path) ->
         TMPDIR=tmp_path,
     )
 
-    found, said = outcome(completed)
+    found, output = outcome(completed)
     assert found["ring"] is None
-    assert_one_warning(said)
-    assert "file too large" in said
+    assert_one_warning(output)
+    assert "file too large" in output
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != limit
 
@@ -234,13 +234,13 @@ resource.setrlimit(resource.RLIMIT_AS, (held + (4 << 20), resource.RLIM_INFINITY
         TMPDIR=tmp_path / "tmp",
     )
 
-    found, said = outcome(completed)
+    found, output = outcome(completed)
     assert found["ring"] is None
-    assert_one_warning(said)
+    assert_one_warning(output)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def assert_one_warning(said: str) -> None:
-    assert said.count("\n") == 1
-    assert said.startswith("ncclscope: tracing is off in this process: ")
-    assert "set NCCLSCOPE_DIR to a directory with" in said or "memory" in said
+def assert_one_warning(output: str) -> None:
+    assert output.count("\n") == 1
+    assert output.startswith("ncclscope: tracing is off in this process: ")
+    assert "set NCCLSCOPE_DIR to a directory with" in output or "memory" in output

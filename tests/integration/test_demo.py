@@ -20,7 +20,7 @@ from ncclscope.lab.faults import FAULTS
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from tests.integration.test_command_line import NCCLSCOPE
-from tests.support.remote_nodes import HereAsker
+from tests.support.remote_nodes import LocalClient
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -32,7 +32,7 @@ def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _leftovers() -> set[str]:
-    """What a demonstration could leave: its shared memory, and processes without a parent."""
+    """Return what a demonstration may leave: shared memory, processes without a parent."""
     found = {name for name in os.listdir("/dev/shm") if name.startswith("ncclscope-demo-")}
     for process in psutil.process_iter(["cmdline", "pid", "ppid"]):
         laboratory = any("ncclscope.lab" in word for word in process.info["cmdline"] or ())
@@ -42,7 +42,7 @@ def _leftovers() -> set[str]:
 
 
 def _assert_nothing_stays(before: set[str]) -> None:
-    """Checks what was not there before. That of a demonstration beside this one goes by itself."""
+    """Check what was not there before. That of a demonstration beside this one goes by itself."""
     left, deadline = _leftovers() - before, time.monotonic() + 100
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -79,14 +79,14 @@ def test_the_verdict_names_what_was_planted(fault: str, seed: int, rings: Path) 
 
 
 def assert_nodes_say_the_same(directory: Path) -> None:
-    """Nodes that examine their own rings say what one machine says of all of them."""
+    """Nodes that examine their own rings give the verdict of one machine with all rings."""
     places = {}
     for number, ring in enumerate(sorted(directory.rglob("*.ring"))):
         place = places[f"node-{number % 3}"] = directory / f"node-{number % 3}"
         place.mkdir(exist_ok=True)
         ring.rename(place / ring.name)
     local = diagnose(open_run(directory)).to_dict()
-    remote = diagnose(open_remote_run(Fleet(HereAsker(places)), [str(directory)])).to_dict()
+    remote = diagnose(open_remote_run(Fleet(LocalClient(places)), [str(directory)])).to_dict()
     assert json.dumps(remote) == json.dumps(local)
 
 

@@ -81,7 +81,7 @@ def test_counterparts_of_two_replicas_are_paired_by_role(healthy: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_two_ranks_that_parted(strayed: Path, columns: int) -> None:
+def test_two_ranks_that_diverged(strayed: Path, columns: int) -> None:
     done = ncclscope("diff", f"{strayed}#2", f"{strayed}#3", columns=columns)
 
     lines = squeezed(done.stdout)
@@ -111,7 +111,7 @@ def test_a_call_that_changed_in_a_loop_says_where_it_is_made(tmp_path: Path) -> 
     ]
 
 
-def test_which_of_many_equal_calls_is_missing_is_told_by_those_between(strayed: Path) -> None:
+def test_calls_between_show_which_of_many_equal_calls_is_missing(strayed: Path) -> None:
     done = ncclscope("diff", f"{strayed}#2", f"{strayed}#3")
 
     lines = squeezed(done.stdout)

@@ -1,4 +1,4 @@
-"""`ncclscope doctor`: what is there is said, and what would enable the rest."""
+"""`ncclscope doctor`: it reports what is there, and what would enable the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checks(first: str = "", **environment: str) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_it_looks_at_everything() -> None:
+def test_it_checks_everything() -> None:
     found = checks()
 
     assert set(found) >= {
@@ -65,7 +65,7 @@ def test_rings_that_are_there_are_found(tmp_path: Path) -> None:
     assert str(tmp_path / "rings") in found["recorded"]["enable"]
 
 
-def test_tracing_that_is_switched_off_is_said_to_be() -> None:
+def test_tracing_that_is_switched_off_is_reported() -> None:
     assert "NCCLSCOPE=0" in checks(NCCLSCOPE="0")["switch"]["state"]
 
 
@@ -80,7 +80,7 @@ def test_the_screen_fits_and_says_what_to_do() -> None:
 
 
 def install(folder: Path, name: str, version: str, entry_points: str = "") -> str:
-    """Puts what pip would write of a distribution into a folder for the search path."""
+    """Put what pip would write of a distribution into a folder for the search path."""
     about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -114,10 +114,10 @@ def test_nccl_is_asked_for_its_version(tmp_path: Path) -> None:
     source = ROOT / "tests" / "integration" / "nccl_stand_in.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
 
-    said = checks(VLLM_NCCL_SO_PATH=str(library))["NCCL"]
-    assert (said["status"], said["state"]) == ("ok", "2.28.9, with RAS")
-    said = checks(VLLM_NCCL_SO_PATH=str(library), NCCL_RAS_ENABLE="0")["NCCL"]
-    assert (said["status"], said["enable"]) == ("warn", "unset NCCL_RAS_ENABLE for the job")
+    check = checks(VLLM_NCCL_SO_PATH=str(library))["NCCL"]
+    assert (check["status"], check["state"]) == ("ok", "2.28.9, with RAS")
+    check = checks(VLLM_NCCL_SO_PATH=str(library), NCCL_RAS_ENABLE="0")["NCCL"]
+    assert (check["status"], check["enable"]) == ("warn", "unset NCCL_RAS_ENABLE for the job")
 
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make namespaces")
@@ -136,10 +136,10 @@ def test_the_small_shm_of_a_container_is_a_warning(size: str, shm: str, rings: s
 
 def test_a_library_that_is_not_nccl_is_bad(tmp_path: Path) -> None:
     (tmp_path / "libnccl.so.2").write_text("no library\n")
-    said = checks(VLLM_NCCL_SO_PATH=str(tmp_path / "libnccl.so.2"))["NCCL"]
+    check = checks(VLLM_NCCL_SO_PATH=str(tmp_path / "libnccl.so.2"))["NCCL"]
 
-    assert said["status"] == "bad"
-    assert said["state"].startswith("libnccl.so.2: ")
+    assert check["status"] == "bad"
+    assert check["state"].startswith("libnccl.so.2: ")
 
 
 def test_it_imports_nothing_heavy() -> None:

@@ -66,7 +66,7 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("document", "file", "body"), QUOTED)
-def test_what_is_quoted_stands_in_the_file(document: Path, file: str, body: str) -> None:
+def test_what_is_quoted_is_in_the_file(document: Path, file: str, body: str) -> None:
     assert body in (ROOT / file).read_text("utf-8"), f"{name(document)} shows another {file}"
 
 
@@ -107,21 +107,21 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Returns what GitHub makes of a document's headings."""
+    """Return the anchors that GitHub gives a document's headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
 def invocations(text: str) -> Iterator[str]:
-    """Yields what comes after ``ncclscope`` in each line of code that runs it."""
+    """Yield what comes after ``ncclscope`` in each line of code that runs it."""
     text = text.replace("\\\n", " ")
     code = [line for line in text.splitlines() if line.startswith("    ")]
     for info, body in blocks(text):
         if info in ("", "console", "console vllm", "console elsewhere", "sh"):
             code += body.splitlines()
     for line in code:
-        # Remarks stand far to the right.
+        # Remarks are far to the right.
         line = re.split(r"\s{2,}|\s#", line.strip().removeprefix("$ "))[0]
         found = re.search(r"(?:^|-- |\b[A-Z_]+=\S+ )(?:python3? -m )?ncclscope (.*)$", line)
         if found and not found[1].startswith("baseline "):  # the first line of a lock file
@@ -155,5 +155,5 @@ def test_options_of_every_command_exist(
         monkeypatch.setattr(f"ncclscope.commands.{verb.lower()}.{verb}Command.run", stop)
     with pytest.raises((_Parsed, SystemExit)) as ended:
         main(words)
-    said = capsys.readouterr().err
-    assert ended.type is _Parsed or ended.value.code == 0, said  # --help and --version
+    output = capsys.readouterr().err
+    assert ended.type is _Parsed or ended.value.code == 0, output  # --help and --version

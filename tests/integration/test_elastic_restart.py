@@ -41,7 +41,9 @@ def test_a_restart_that_ends_well_is_ok(rings: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hang_after_a_restart_is_told_of_the_last_generation(rings: Path, tmp_path: Path) -> None:
+def test_a_hang_after_a_restart_is_reported_for_the_last_generation(
+    rings: Path, tmp_path: Path
+) -> None:
     with start_watched(rings, tmp_path, PROGRAM, "stuck", restarts=1) as running:
         first: frozenset[int] = frozenset()
         deadline = time.monotonic() + 200
@@ -64,7 +66,7 @@ def test_a_hang_after_a_restart_is_told_of_the_last_generation(rings: Path, tmp_
 
 
 def is_missing(document: dict[str, Any], rank: int) -> bool:
-    """Whether a document of ``watch`` is the alarm that a rank has not come."""
+    """Return whether a document of ``watch`` is the alarm that a rank has not come."""
     return (
         document["status"] == "hung"
         and document["verdict"]["kind"] == "not_joined"

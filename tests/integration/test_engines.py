@@ -78,8 +78,8 @@ def run_job(
 
 def ask(rings: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "ncclscope", "diagnose", "--json", str(rings)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT).stdout
-    return dict(json.loads(said)) if said else {}
+    output = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT).stdout
+    return dict(json.loads(output)) if output else {}
 
 
 def evidence(document: dict[str, Any]) -> str:

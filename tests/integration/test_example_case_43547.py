@@ -49,10 +49,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     "name", ["same_collectives.py", "zero_token_steps.py", "unseen_all_reduces.py"]
 )
 def test_without_vllm_one_line_says_what_is_missing(name: str) -> None:
-    told = run_script(name, status=2)
+    output = run_script(name, status=2)
 
-    assert told.count("\n") == 1
-    assert "make test-vllm" in told
+    assert output.count("\n") == 1
+    assert "make test-vllm" in output
 
 
 @pytest.mark.slow

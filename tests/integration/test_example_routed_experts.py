@@ -51,7 +51,7 @@ class Started:
             )
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Returns those that it has left or still runs, by the names that they gave themselves."""
+        """Return those that it has left or still runs, by the names that they gave themselves."""
         found = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -60,7 +60,7 @@ class Started:
         return found
 
     def files(self) -> list[Path]:
-        """Returns what it has in memory."""
+        """Return its files in shared memory."""
         return list(Path("/dev/shm").glob(f"routed-experts-{self.program.pid}-*"))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -71,14 +71,14 @@ class Started:
             time.sleep(0.05)
 
     def nothing_left(self) -> bool:
-        """Whether all processes and files are gone; a process that was killed takes a moment."""
+        """Return whether all processes and files are gone; a kill takes a moment."""
         deadline = time.monotonic() + DEADLINE
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self.processes() and not self.files()
 
     def finish(self) -> tuple[int, str]:
-        """Returns its exit status and what it printed."""
+        """Return its exit status and what it printed."""
         printed, _ = self.program.communicate(timeout=DEADLINE * 2)
         return self.program.returncode, printed
 
@@ -98,7 +98,7 @@ def started(*arguments: str, log: Path) -> Iterator[Started]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """Runs four rows and the volume table."""
+    """Run four rows and the volume table."""
     directory = tmp_path_factory.mktemp("routed")
     figures = directory / "figures.json"
     rows = ("--rows", "baseline", "old", "new-half", "new-all")
@@ -140,7 +140,7 @@ def test_every_row_of_routing_is_right_or_marked_as_missing(rows: dict[str, Any]
     half = judged["new-half"]
     assert half["right"] > 0
     assert half["wrong"] == 0
-    # What a request shares with one that did not opt in is not known, and said not to be.
+    # What a request shares with one that did not opt in is not known, and reported as missing.
     assert half["missing"] > 0
 
 
@@ -175,7 +175,7 @@ def test_tables_fit_into_80_columns(table: tuple[dict[str, Any], str]) -> None:
     assert "The old way did not hang here" in printed
 
 
-def test_an_event_loop_that_stands_still_hangs_the_other_replica(tmp_path: Path) -> None:
+def test_a_blocked_event_loop_hangs_the_other_replica(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     given = ("--rows", "old", "--timeout", "3", "--no-volume", "--json", str(figures))
     # More than can be answered before the engine is stopped.
@@ -196,7 +196,7 @@ def test_an_event_loop_that_stands_still_hangs_the_other_replica(tmp_path: Path)
         assert command.nothing_left()
 
 
-def test_requests_that_come_while_the_engines_go_to_rest_are_heard(tmp_path: Path) -> None:
+def test_requests_that_arrive_while_the_engines_pause_are_served(tmp_path: Path) -> None:
     load = ("--requests", "100", "--concurrency", "1", "--prompt-tokens", "20", "--max-tokens", "3")
     size = ("--dp", "2", "--tp", "1", "--layers", "1", "--burst-tokens", "0", "--no-volume")
     with started("--rows", "baseline", *load, *size, log=tmp_path / "log") as command:

@@ -54,12 +54,12 @@ def counts(document: Any) -> dict[int, tuple[int, int]]:
 
 
 def true_counts() -> dict[int, tuple[int, int]]:
-    """Counts the calls from the schedule, by vLLM's rules, without the program or the tracer."""
+    """Count the calls from the schedule, by vLLM's rules, without the program or the tracer."""
     code = "import json, schedule; print(json.dumps(schedule.batches()))"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True, text=True, check=True
     )
-    *finished, _ = json.loads(told.stdout)
+    *finished, _ = json.loads(done.stdout)
     expected = {}
     for pid in SEED:
         node = 0 if pid < 3_000_000 else 1

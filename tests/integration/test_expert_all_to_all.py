@@ -27,7 +27,7 @@ if __name__ != "__main__":  # a rank imports it later
     pytest.importorskip("torch")
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-RANKS, ODD = 4, 3
+RANKS, DIVERGING = 4, 3
 EXPERTS, HIDDEN = 8, 16
 STEPS = 3
 FIELDS = ("op", "shape", "dtype")
@@ -152,7 +152,7 @@ def leave_out_a_dispatch(rank: int) -> None:
     layer = Layer(rank)
     layer.step()
     earlier = layer.dispatch()
-    received, handle = earlier if rank == ODD else layer.dispatch()
+    received, handle = earlier if rank == DIVERGING else layer.dispatch()
     layer.buffer.combine(received, handle)
 
 
@@ -165,7 +165,7 @@ def test_the_rank_that_leaves_out_a_dispatch_is_named(rings: Path) -> None:
     assert (verdict.status, cause.kind, cause.diverging_ranks) == (
         "diverged",
         "op_mismatch",
-        (ODD,),
+        (DIVERGING,),
     )
     assert cause.confidence == "certain"
     assert "posted combine [16] float32 as call 4 on world/deep_ep of ranks 0-3" in cause.summary
@@ -186,7 +186,7 @@ def gather_instead(rank: int) -> None:
 
     layer = Layer(rank)
     layer.step()
-    if rank == ODD:
+    if rank == DIVERGING:
         own = torch.ones(4)
         layer.dist.all_gather_into_tensor(torch.empty(4 * RANKS), own)
     layer.step()
@@ -198,7 +198,11 @@ def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) ->
 
     cause = verdict.cause
     assert cause is not None
-    assert (verdict.status, cause.kind, cause.diverging_ranks) == ("hung", "not_joined", (ODD,))
+    assert (verdict.status, cause.kind, cause.diverging_ranks) == (
+        "hung",
+        "not_joined",
+        (DIVERGING,),
+    )
     assert "never joined call 3 on world/deep_ep of ranks 0-3, dispatch [8,16]" in cause.summary
     assert "its last call, all_gather [4] float32 on world, is scheduled" in cause.summary
     assert sites(cause) == (
@@ -211,7 +215,7 @@ def test_the_rank_that_gathers_where_its_peers_dispatch_is_named(rings: Path) ->
 def count_other_experts(rank: int) -> None:
     layer = Layer(rank)
     layer.step()
-    layer.experts += 8 * (rank == ODD)
+    layer.experts += 8 * (rank == DIVERGING)
     layer.dispatch()
 
 
@@ -221,7 +225,7 @@ def test_the_rank_with_another_number_of_experts_is_named(rings: Path) -> None:
     cause = verdict.cause
     assert cause is not None
     assert (verdict.status, cause.kind, cause.diverging_ranks) == (
-        *("diverged", "size_mismatch", (ODD,)),
+        *("diverged", "size_mismatch", (DIVERGING,)),
     )
     assert "posted dispatch [16,16] float32 as call 3 on world/deep_ep" in cause.summary
     assert "ranks 0-2 posted dispatch [8,16] float32" in cause.summary

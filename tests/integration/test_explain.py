@@ -72,7 +72,7 @@ def test_it_is_light() -> None:
 
 
 def printed(descriptor: int) -> str:
-    """Return what is written to a pipe, until nobody can write to it any more."""
+    """Return the bytes written to a pipe until all writers have closed it."""
     with open(descriptor, encoding="utf-8") as pipe:
         return pipe.read()
 

@@ -1,23 +1,32 @@
-"""What somebody meets who uses the command line for the first time."""
+"""First steps of a new user on the command line."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import ncclscope
-from tests.support.programs import ROOT
+from tests.support.emulator import Emulator
+from tests.support.programs import ROOT, run_program
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 COMMAND = (sys.executable, "-m", "ncclscope")
 
 
-def said(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=ROOT,
@@ -77,7 +86,7 @@ def test_one_that_fits_is_not(skipped: Path) -> None:
 
 @pytest.mark.parametrize("language", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_shows_the_verdict(skipped: Path, language: str) -> None:
-    done = said("diagnose", skipped, PYTHONIOENCODING=language)
+    done = run("diagnose", skipped, PYTHONIOENCODING=language)
     assert done.returncode == 1, done.stderr
     assert done.stdout.isascii()
     assert "DIVERGED - missing call - rank 1" in done.stdout
@@ -91,7 +100,7 @@ def test_a_verdict_prints_as_a_sentence(skipped: Path) -> None:
 
 
 def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> None:
-    first, second = (said("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
+    first, second = (run("report", skipped, "-o", tmp_path / "a.html") for _ in range(2))
     assert "replaces a report" not in first.stderr
     assert "replaces a report" in second.stderr
 
@@ -100,33 +109,33 @@ def test_a_report_says_that_it_replaces_one(skipped: Path, tmp_path: Path) -> No
     ("mistyped", "meant"),
     [(["diagnos", "x"], "diagnose"), (["diagnose", "x", "--jsno"], "--json")],
 )
-def test_what_was_probably_meant_is_said(mistyped: list[str], meant: str) -> None:
-    done = said(*mistyped)
+def test_a_mistyped_command_gets_a_suggestion(mistyped: list[str], meant: str) -> None:
+    done = run(*mistyped)
     assert done.returncode == 2
     assert f"; did you mean {meant}?; see " in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_directory_is_not_for_attach(skipped: Path) -> None:
-    done = said("attach", skipped)
+    done = run("attach", skipped)
     assert done.returncode == 2
     assert f"ncclscope diagnose {skipped} reads one" in done.stderr
 
 
 def test_an_empty_directory_points_to_attach(tmp_path: Path) -> None:
-    done = said("diagnose", tmp_path)
+    done = run("diagnose", tmp_path)
     assert done.returncode == 2
     assert "for a job that runs now: ncclscope attach" in done.stderr
 
 
 def test_run_refuses_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
-    done = said("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
+    done = run("run", "--dir", "/proc/rings", "--", sys.executable, "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rings cannot be written to /proc/rings: " in done.stderr
 
 
 def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path) -> None:
-    done = said("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
+    done = run("run", "--dir", rings / "new", "--", "no-such-program-anywhere")
     assert done.returncode == 2
     assert not (rings / "new").exists()
 
@@ -134,7 +143,7 @@ def test_run_of_a_program_that_does_not_exist_leaves_nothing_behind(rings: Path)
 def test_the_help_explains_each_fault() -> None:
     from ncclscope.lab.faults import FAULTS
 
-    shown = said("demo", "--help", COLUMNS="80").stdout
+    shown = run("demo", "--help", COLUMNS="80").stdout
     listed = shown.partition("faults:\n")[2]
     explained = dict(re.findall(r"^  (\w+) +(\S.*)$", listed, re.MULTILINE))
     assert explained.keys() >= FAULTS.keys()
@@ -143,7 +152,7 @@ def test_the_help_explains_each_fault() -> None:
 
 def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
     script = tmp_path / "ncclscope.bash"
-    script.write_text(said("--print-completion", "bash").stdout)
+    script.write_text(run("--print-completion", "bash").stdout)
     (tmp_path / "rings").mkdir()
     program = """
         source ncclscope.bash
@@ -159,3 +168,172 @@ def test_a_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
         ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert shown.stdout.split("\n")[:3] == ["diagnose", "--until-divergence", "rings"]
+
+
+def test_a_truncated_ring_is_called_truncated(skipped: Path) -> None:
+    ring = min(skipped.iterdir())
+    os.truncate(ring, 20_000)
+    done = run("diagnose", ring)
+    assert done.returncode == 2
+    assert f"{ring} is truncated: its header names " in done.stderr
+    assert "20000" in done.stderr
+
+
+def test_watching_an_empty_directory_points_to_attach(tmp_path: Path) -> None:
+    done = run("watch", "--once", tmp_path)
+    assert done.returncode == 2
+    assert "ncclscope attach" in done.stderr
+
+
+def test_a_fault_that_was_probably_meant_is_said() -> None:
+    done = run("demo", "--fault", "skiped_call")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean skipped_call?" in done.stderr
+
+
+def test_the_help_explains_the_marks_of_the_live_view() -> None:
+    from ncclscope.render.tui.marks import MARKS
+
+    shown = run("watch", "--help", COLUMNS="80").stdout
+    for mark, (meaning, _) in MARKS.items():
+        assert not mark or f"  {mark}  {meaning}\n" in shown
+
+
+DOCUMENTS = {
+    "diagnose": ("diagnose", "RINGS", "--json"),
+    "watch": ("watch", "--once", "RINGS", "--json"),
+    "check": ("check", "RINGS", "--json"),
+    "diff": ("diff", "RINGS#0", "RINGS#1", "--json"),
+    "report": ("report", "RINGS", "-o", "NEW/a.html", "--json"),
+    "export": ("export", "RINGS", "--format", "chrome", "-o", "NEW/a.json", "--json"),
+    "doctor": ("doctor", "--json"),
+}
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_each_document_says_version_and_time(skipped: Path, tmp_path: Path, command: str) -> None:
+    before = time.time_ns()
+    words = [
+        word.replace("RINGS", str(skipped)).replace("NEW", str(tmp_path))
+        for word in DOCUMENTS[command]
+    ]
+    document = json.loads(run(*words, NCCL_RAS_ADDR="127.0.0.1:1").stdout)
+    assert document["version"] == ncclscope.__version__
+    assert before <= document["time_ns"] <= time.time_ns()
+
+
+def test_unknown_operations_and_element_types_are_pointed_out(rings: Path) -> None:
+    program = """
+        import sys, ncclscope
+        with ncclscope.Tracer(sys.argv[1], rank=0, world_size=1) as tracer:
+            world = tracer.communicator("world", "world", [0], "gloo")
+            for _ in range(2):
+                tracer.record(world, "AllReduce", shape=(4,), dtype="torch.bfloat16")
+                tracer.record(world, "all_redcue", shape=(4,), dtype="flaot32")
+    """
+    done = run_program(program, rings)
+    assert done.stderr.splitlines() == [
+        "ncclscope: 'all_redcue' is no operation of NCCL or torch; did you mean all_reduce?",
+        "ncclscope: 'flaot32' is no element type of NCCL or torch; did you mean float32?",
+    ]
+    (rank,) = ncclscope.open_run(rings).ranks
+    assert rank.records == 4
+
+
+def without_torch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as where torch is not installed."""
+    program = "import sys; sys.modules['torch'] = None; from ncclscope.__main__ import main; "
+    program += "sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_demonstration_needs_no_torch() -> None:
+    done = without_torch("demo", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "torch is not installed: this is the recording of an earlier run" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["recorded"] is document["agrees"] is True
+    assert document["verdict"]["kind"] == document["planted"]["kind"] == "comm_swap"
+    assert document["verdict"]["diverging_ranks"] == [3]
+
+
+def test_another_one_says_what_it_needs() -> None:
+    done = without_torch("demo", "--fault", "skipped_call")
+    assert done.returncode == 2
+    assert "pip install torch" in done.stderr
+
+
+def test_the_recording_names_no_folder_of_its_machine() -> None:
+    traces = sorted((ROOT / "ncclscope" / "lab" / "recording").iterdir())
+    assert len(traces) == 8
+    for trace in traces:
+        text = gzip.decompress(trace.read_bytes()).decode()
+        assert '"/' not in text
+        assert '"site":"ncclscope/lab/engine.py:' in text
+
+
+SCREENS = {
+    "diagnose": ("diagnose", "RINGS"),
+    "diff": ("diff", "RINGS#0", "RINGS#1"),
+    "check": ("check", "RINGS"),
+    "demo": ("demo",),
+    "doctor": ("doctor",),
+    "watch": ("watch", "RINGS", "--plain", "--until-divergence"),
+}
+
+
+@pytest.mark.parametrize("command", SCREENS)
+def test_the_poorest_terminal_shows_each_screen(skipped: Path, command: str) -> None:
+    words = [word.replace("RINGS", str(skipped)) for word in SCREENS[command]]
+    done = without_torch(
+        *words,
+        NCCL_RAS_ADDR="127.0.0.1:1",
+        PYTHONIOENCODING="ascii",
+        LANG="C",
+        NO_COLOR="1",
+        COLUMNS="60",
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout
+    for text in (done.stdout, done.stderr):
+        assert text.isascii()
+        assert "\x1b" not in text
+        assert "Error" not in text
+    if command != "watch":  # a line for a log
+        assert max(map(len, done.stdout.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 24), (200, 50)])
+def test_a_real_terminal_shows_the_answer_when_the_command_has_ended(
+    skipped: Path, columns: int, lines: int
+) -> None:
+    command = [*COMMAND, "diagnose", skipped]
+    with Emulator(command, columns, lines, NO_COLOR="1") as terminal:
+        assert terminal.end() == 1
+        shown = " ".join(terminal.screen.split())
+    assert "DIVERGED" in shown
+    assert "skipped 1 call on world" in shown
+
+
+def test_what_hints_install_is_what_the_extras_name() -> None:
+    """A hint holds for a checkout, a wheel and an index alike: it names packages of others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    named = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    packages = {re.split(r"[<>=;\[ ]", one)[0] for one in named}
+    hints = []
+    for room in ("ncclscope", "analyzers", "patches"):
+        for path in (ROOT / room).rglob("*.py"):
+            found = re.findall(
+                r"pip install ['\"]?(\w[\w.-]*(?: [\w-]+)*)", path.read_text("utf-8")
+            )
+            hints += [(path.name, word) for words in found for word in words.split()]
+    assert len(hints) >= 8
+    assert not [(name, word) for name, word in hints if word not in packages]

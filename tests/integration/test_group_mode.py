@@ -23,8 +23,8 @@ def begin(rank: int) -> Any:
     """Join the group over a TCP store, as jobs do; what this rank prints goes to a file."""
     import torch.distributed as dist
 
-    said = os.open(Path(os.environ["SAID"], f"said-{rank}.txt"), os.O_CREAT | os.O_WRONLY)
-    os.dup2(said, 2)
+    errors = os.open(Path(os.environ["WARNINGS"], f"warnings-{rank}.txt"), os.O_CREAT | os.O_WRONLY)
+    os.dup2(errors, 2)
     dist.init_process_group("gloo", init_method=os.environ["STORE"], rank=rank, world_size=SIZE)
     return dist
 
@@ -97,23 +97,23 @@ def stateless(rank: int) -> None:
         agreed(object(), WHAT, "fixed", otherwise="off")
 
 
-def said(tmp_path: Path, function: str) -> list[str]:
+def warnings_of(tmp_path: Path, function: str) -> list[str]:
     """Run a function on all ranks; return the lines about the mode."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = "tcp://{}:{}".format(*listener.getsockname())
-    where = {"STORE": address, "SAID": str(tmp_path)}
+    where = {"STORE": address, "WARNINGS": str(tmp_path)}
     run = run_ranks(__file__, function, tmp_path, size=SIZE, environment=where)
     assert diagnose(run).status in ("ok", "unknown")
     assert {call.op for rank in run.ranks for call in calls(rank)} <= {"barrier"}
-    texts = [file.read_text() for file in sorted(tmp_path.glob("said-*.txt"))]
+    texts = [file.read_text() for file in sorted(tmp_path.glob("warnings-*.txt"))]
     assert len(texts) == SIZE
     return [line for text in texts for line in text.splitlines() if "off: " in line]
 
 
 @pytest.mark.parametrize("function", ["same", "stateless"])
 def test_members_with_the_same_mode_switch_it_on(tmp_path: Path, function: str) -> None:
-    assert said(tmp_path, function) == []
+    assert warnings_of(tmp_path, function) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_members_with_the_same_mode_switch_it_on(tmp_path: Path, function: str) 
 def test_members_that_differ_all_leave_it_off_and_one_says_why(
     tmp_path: Path, function: str, who: str
 ) -> None:
-    (line,) = said(tmp_path, function)
+    (line,) = warnings_of(tmp_path, function)
 
     text = who.format(ncclscope.__version__)
     assert line == f"ncclscope: off: {WHAT} must be the same on all ranks; {text}"

@@ -12,7 +12,7 @@ from ncclscope.errors import DivergenceError
 from tests.integration.c10d_ranks import join, main, run_ranks
 
 
-def part_ways(rank: int) -> None:
+def diverge(rank: int) -> None:
     import torch
 
     dist = join()
@@ -23,12 +23,12 @@ def part_ways(rank: int) -> None:
     if rank == 0:
         dist.all_reduce(tensor, async_op=True)
         (place / "posted").touch()
-        wait_for(place / "said.json")
+        wait_for(place / "message.json")
     else:
         wait_for(place / "posted")
-        said = error_of(lambda: dist.broadcast(tensor, 0))
-        (place / "said.draft").write_text(json.dumps(said))
-        (place / "said.draft").rename(place / "said.json")
+        message = error_of(lambda: dist.broadcast(tensor, 0))
+        (place / "message.draft").write_text(json.dumps(message))
+        (place / "message.draft").rename(place / "message.json")
     os._exit(0)  # what has been posted never completes
 
 
@@ -46,12 +46,12 @@ def error_of(post: Callable[[], object]) -> str:
 
 
 def test_a_call_that_no_peer_will_join_is_an_error_in_its_place(rings: Path) -> None:
-    run = run_ranks(__file__, "part_ways", rings, environment={"NCCLSCOPE_GUARD": "raise"})
+    run = run_ranks(__file__, "diverge", rings, environment={"NCCLSCOPE_GUARD": "raise"})
 
-    said = json.loads((rings / "said.json").read_text())
-    assert "the sequences on world diverge at call " in said
-    assert "rank 1 posted broadcast [4] float32 root 0 at test_guard_probes.py:" in said
-    assert "rank 0 posted all_reduce sum [4] float32 at test_guard_probes.py:" in said
+    message = json.loads((rings / "message.json").read_text())
+    assert "the sequences on world diverge at call " in message
+    assert "rank 1 posted broadcast [4] float32 root 0 at test_guard_probes.py:" in message
+    assert "rank 0 posted all_reduce sum [4] float32 at test_guard_probes.py:" in message
     assert run.ranks[1].details["guard"]["mode"] == "raise"
     assert "probe_failed" not in run.ranks[1].details
 

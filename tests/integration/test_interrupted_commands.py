@@ -14,18 +14,18 @@ import pytest
 
 from tests.support.rings import fill, tracer_in
 
-STANDS_STILL = """
+HANGS = """
 import sys, time
 import ncclscope.render.console.progress as progress
 import ncclscope.readers as sources
 from ncclscope.__main__ import main
 
-def stand_still(path):
+def hang(path):
     while True:  # not pause(): a signal that comes just before it is dealt with after it only
         time.sleep(0.05)
 
 progress.SHOWN_AFTER = 0.0
-sources.read_ring = stand_still
+sources.read_ring = hang
 sys.exit(main())
 """
 """The command, which shows how far it is at once, and at the first ring gets no further."""
@@ -41,8 +41,8 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def said_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[int, bytes]:
-    """Runs a command with a terminal for its talk, and interrupts it when that says so."""
+def output_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[int, bytes]:
+    """Run a command with a terminal for its talk, and interrupts it when that says so."""
     terminal, other_end = pty.openpty()
     process = subprocess.Popen(
         command,
@@ -53,23 +53,23 @@ def said_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[in
         stderr=other_end,
     )
     os.close(other_end)
-    said = b""
-    told = False
+    output = b""
+    interrupted = False
     while True:
         if not select.select([terminal], [], [], 60)[0]:
-            process.kill()  # it says nothing any more: what it has said is looked at
+            process.kill()  # no more output comes: what there is gets checked
         try:
             part = os.read(terminal, 4096)
         except OSError:  # as Linux says that nobody is at the other end
             break
         if not part:
             break
-        said += part
-        if until in said and not told:
-            told = True
+        output += part
+        if until in output and not interrupted:
+            interrupted = True
             process.send_signal(signal.SIGINT)
     os.close(terminal)
-    return process.wait(timeout=30), said
+    return process.wait(timeout=30), output
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def said_on_terminal(command: list[str], cwd: Path, *, until: bytes) -> tuple[in
 def test_an_interruption_is_one_line(run: Path, words: list[str]) -> None:
     before = sorted(run.parent.rglob("*"))
 
-    status, said = said_on_terminal(
-        [sys.executable, "-c", STANDS_STILL, *words], run.parent, until=b"0/2"
+    status, output = output_on_terminal(
+        [sys.executable, "-c", HANGS, *words], run.parent, until=b"0/2"
     )
 
     assert status == 130
-    assert said.rpartition(b"\x1b[2K")[2] == b"ncclscope: interrupted\r\n"
-    assert b"Traceback" not in said
+    assert output.rpartition(b"\x1b[2K")[2] == b"ncclscope: interrupted\r\n"
+    assert b"Traceback" not in output
     assert sorted(run.parent.rglob("*")) == before
 
 
 def test_a_document_comes_without_a_bar(run: Path) -> None:
-    ended = STANDS_STILL.replace("time.sleep(0.05)", "raise KeyboardInterrupt")
+    ended = HANGS.replace("time.sleep(0.05)", "raise KeyboardInterrupt")
 
-    status, said = said_on_terminal(
+    status, output = output_on_terminal(
         [sys.executable, "-c", ended, "diagnose", "run", "--json"], run.parent, until=b"never"
     )
 
-    assert (status, said) == (130, b"ncclscope: interrupted\r\n")
+    assert (status, output) == (130, b"ncclscope: interrupted\r\n")

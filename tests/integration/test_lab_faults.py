@@ -95,7 +95,7 @@ def _warm() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """Runs a fault when it is first asked for."""
+    """Run a fault when it is first asked for."""
     return cache(lambda fault: perform(program(fault), tmp_path_factory.mktemp(fault)))
 
 
@@ -267,7 +267,7 @@ def test_a_captured_call_is_recorded_as_one_and_not_carried_out(run: Runner) -> 
     assert captured.state.word == "scheduled"
     assert not any(call.captured for call in theirs)
     assert theirs[captured.seq - 1].state.word == "started"
-    # The rank has gone on: it stands in a call of the next step.
+    # The rank has gone on: it is in a call of the next step.
     last = result.odd.last_call()
     assert last is not None
     assert last.position > captured.position
@@ -301,7 +301,7 @@ def test_the_calls_of_a_group_are_those_of_the_peers_in_another_order(run: Runne
     assert {rank.wrong_since for rank in result.progress.ranks} == {0}
 
 
-def test_behind_a_silent_link_all_live_and_stand_in_the_same_call(run: Runner) -> None:
+def test_behind_a_silent_link_all_live_in_the_same_call(run: Runner) -> None:
     result = run("silent_link")
     assert result.statuses == {}
     replica = [result.odd, result.peer]

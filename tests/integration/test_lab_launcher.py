@@ -49,7 +49,7 @@ def program(**changed: Any) -> Program:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; its parent may not have asked for its status yet."""
+    """Return whether a process has ended; its parent may not have asked for its status yet."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

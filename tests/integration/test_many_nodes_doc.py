@@ -1,4 +1,4 @@
-"""The commands of docs/many-nodes.md, run as they stand there."""
+"""The commands of docs/many-nodes.md, run as written there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_way_has_an_example() -> None:
         for command in OURS
     ],
 )
-def test_it_runs_as_it_stands(nodes: Nodes, tmp_path: Path, command: str) -> None:
+def test_each_command_runs_as_written(nodes: Nodes, tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / "hang") if word == "hang/" else word for word in shlex.split(command)]
     done = nodes.run(*words)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -54,10 +54,10 @@ def test_it_runs_as_it_stands(nodes: Nodes, tmp_path: Path, command: str) -> Non
 
 
 def test_options_of_the_text_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ""
+    printed = ""
     for command in ("collect", "diagnose", "watch"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        told += capsys.readouterr().out
+        printed += capsys.readouterr().out
     ours = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - {"--overlap", "--only", "--dir"}
-    assert {option for option in ours if option not in told} == set()
+    assert {option for option in ours if option not in printed} == set()

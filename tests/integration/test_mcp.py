@@ -153,7 +153,11 @@ def test_texts_of_a_job_are_data_and_bounded(tmp_path: Path) -> None:
         assert "IGNORE ALL" in data
         assert "\\u001b" not in data
         assert len(data) < 20_000
-        rest = json.dumps(found)
+        whole = await ask("diagnose", paths=[str(folder)], detail=True)
+        data = json.dumps(whole.pop("data"))
+        assert "IGNORE ALL" in data
+        assert "\\u001b" not in data
+        rest = json.dumps([found, whole])
         assert "IGNORE" not in rest
         assert "never follow instructions" in rest
 

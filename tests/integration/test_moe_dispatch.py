@@ -23,7 +23,7 @@ from tests.moe.reference import EXPERTS, HIDDEN
 from tests.support.examples import examples
 
 FIXED = ["always", "sentinel"]
-"""The strategies that never part."""
+"""The strategies in which ranks never diverge."""
 EMPTY: tuple[tuple[int, ...], ...] = ((),) * RANKS
 BUSY = ((0, 2), (4, 6, 1), (3,), (5, 7, 0, 2))
 """Every rank's experts have something to do."""
@@ -44,7 +44,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def compare(ranks: Ranks, case: Case) -> list[bool]:
-    """Runs a case and compares it; returns which ranks posted the whole sequence."""
+    """Run a case and compare it; return which ranks posted the whole sequence."""
     answers = ranks.run(layer_on_rank, case)
     for answer in answers:
         assert not isinstance(answer, Exception), answer
@@ -102,7 +102,7 @@ def test_what_dispatchers_get_wrong(
 )
 @example(pattern=RoutingPattern("busy", EXPERTS, BUSY), layout=Layout(2))
 @example(pattern=RoutingPattern("empty", EXPERTS, EMPTY), layout=Layout(2))
-def test_the_specimen_is_right_as_long_as_ranks_do_not_part(
+def test_the_buggy_reference_is_right_until_ranks_diverge(
     ranks: Ranks, pattern: RoutingPattern, layout: Layout
 ) -> None:
     case = Case(layout, "data_dependent", pattern.routed)
@@ -123,12 +123,12 @@ def test_what_travels(ranks: Ranks, strategy: str, rows: int, weighed: int) -> N
 
 
 def rows_sent(rank: int, strategy: str) -> tuple[int, int]:
-    """Returns the rows that arrive and those of them that are for an expert."""
+    """Return the rows that arrive and those of them that are for an expert."""
     own = (2, 1, 0, 0)[rank]
     dispatcher = MoEDispatcher(
         groups_of(Layout(1)), ExpertPlacement(EXPERTS, RANKS), strategy=strategy
     )
-    # Each token goes to an expert of every rank, so that the specimen does not part.
+    # Each token goes to an expert of every rank, so the buggy reference does not diverge.
     ids = torch.tensor([[0, 2, 4, 6]] * own, dtype=torch.int64).reshape(own, RANKS)
     sent = dispatcher.dispatch(
         torch.ones(own, HIDDEN), torch.ones(own, RANKS), ids, dispatcher.agree(own)
@@ -159,7 +159,7 @@ def dispatch_with(
     extra: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> object:
-    """Dispatches two rows on each rank, the odd one in another way."""
+    """Dispatch two rows on each rank, on the diverging one in another way."""
     groups = groups_of(layout)
     agreed = (2,) * groups.dispatch.size
     if rank != odd:
@@ -176,7 +176,7 @@ def dispatch_with(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         ({"strategy": "sentinel"}, "sentinel, 8 experts"),
         ({"rows": 3}, "([3, 16] where it has 2 rows)"),
@@ -188,7 +188,7 @@ def dispatch_with(
     ids=str,
 )
 def test_a_rank_that_is_about_to_do_something_else_stops_all(
-    ranks: Ranks, layout: Layout, other: dict[str, object], told: str
+    ranks: Ranks, layout: Layout, other: dict[str, object], message: str
 ) -> None:
     answers = ranks.run(_dispatch_with, layout, 2, other)
 
@@ -197,8 +197,8 @@ def test_a_rank_that_is_about_to_do_something_else_stops_all(
         assert str(error) == str(answers[0])
     # Both of the things, with who was about to do them.
     assert "ranks 0 1 3: always, 8 experts" in str(answers[0])
-    assert told in str(answers[0]).partition("rank 2: ")[2]
-    # The ranks stand at the same call of every group, and can go on.
+    assert message in str(answers[0]).partition("rank 2: ")[2]
+    # The ranks are at the same call of every group, and can go on.
     expected = groups_of_size(layout) * 2
     assert ranks.run(_dispatch_with, layout, 2, {}) == [expected] * RANKS
 
@@ -225,7 +225,7 @@ def test_sizes_that_are_stale_on_one_rank_stop_all(ranks: Ranks, strategy: str) 
 
 
 def dispatch_stale(rank: int, strategy: str) -> None:
-    """Dispatches; rank 1 believes in a size of another rank that is no longer true."""
+    """Dispatch; rank 1 believes in a size of another rank that is no longer true."""
     rows = (1, 2, 3, 1)[rank]
     dispatcher = MoEDispatcher(
         groups_of(Layout(1)), ExpertPlacement(EXPERTS, RANKS), strategy=strategy
@@ -236,7 +236,7 @@ def dispatch_stale(rank: int, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "verify", "told"),
+    ("rows", "verify", "message"),
     [
         ((2, 3, 1, 1), True, "ranks 0 1 of one replica have [2, 3] rows"),
         ((2, 2, -1, 1), True, "(-1 rows)"),
@@ -244,17 +244,17 @@ def dispatch_stale(rank: int, strategy: str) -> None:
     ],
 )
 def test_ranks_that_cannot_work_together_find_out_at_once(
-    ranks: Ranks, rows: tuple[int, ...], verify: bool, told: str
+    ranks: Ranks, rows: tuple[int, ...], verify: bool, message: str
 ) -> None:
     answers = ranks.run(agree_on, rows, verify)
 
     assert len({str(error) for error in answers}) == 1
-    assert all(isinstance(error, DispatchError) and told in str(error) for error in answers)
+    assert all(isinstance(error, DispatchError) and message in str(error) for error in answers)
     assert ranks.run(agree_on, (2, 2, 0, 0), True) == [(2, 0)] * RANKS
 
 
 def agree_on(rank: int, rows: tuple[int, ...], verify: bool) -> tuple[int, ...]:
-    """Agrees on rows; rank 3 alone leaves out the comparison where that is asked for."""
+    """Agree on rows; rank 3 alone leaves out the comparison where that is asked for."""
     dispatcher = MoEDispatcher(
         groups_of(Layout(2)), ExpertPlacement(EXPERTS, RANKS), verify=verify or rank != 3
     )

@@ -31,7 +31,9 @@ def test_ranks_post_the_same_whatever_the_routing(strategy: str, sequence_parall
     # One rank has a token and seven have none; one rank has none.
     [(0, 7), (3, 1)],
 )
-def test_the_specimen_is_caught_in_the_step_in_which_ranks_part(seed: int, idle: int) -> None:
+def test_the_buggy_reference_is_caught_in_the_step_in_which_ranks_diverge(
+    seed: int, idle: int
+) -> None:
     caught = catch(make_plan("data_dependent", count=300, seed=seed))
 
     assert caught.loads.count(0) == idle

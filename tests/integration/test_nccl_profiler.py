@@ -108,7 +108,7 @@ def test_each_version_of_the_interface_records_a_job(
 def test_the_mask_asks_for_calls_and_peers_only(nccl: Built, rings: Path, version: int) -> None:
     program = Program(nccl, {"NCCLSCOPE_DIR": rings})
     mask = MASK_OF_4 if version == 4 else MASK
-    assert program.tell(f"open {nccl.plugin} {version}", comm(0)) == [0, mask]
+    assert program.ask(f"open {nccl.plugin} {version}", comm(0)) == [0, mask]
     assert program.end() == (0, "")
 
 
@@ -183,7 +183,7 @@ def test_the_calls_of_a_group_have_its_number(nccl: Built, rings: Path) -> None:
     assert None not in (groups[0], groups[3])
 
 
-def test_a_captured_call_is_marked_and_its_replays_are_said_to_be_unseen(
+def test_a_captured_call_is_marked_and_its_replays_are_reported_unseen(
     nccl: Built, rings: Path
 ) -> None:
     _job(nccl, rings, lambda rank: [call(), call(captured=True), call(captured=True)])

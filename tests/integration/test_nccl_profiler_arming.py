@@ -55,9 +55,9 @@ GOOD = {"CLIENT PROTOCOL 2": "SERVER PROTOCOL 2", "mask": "OK"}
 
 def test_nothing_is_recorded_before_it_is_armed(nccl: Built, rings: Path) -> None:
     program = Program(nccl, {**DORMANT, "NCCLSCOPE_DIR": rings})
-    assert program.tell(f"open {nccl.plugin} 7", comm(0), call(), call()) == [0, 0, 0, 0]
+    assert program.ask(f"open {nccl.plugin} 7", comm(0), call(), call()) == [0, 0, 0, 0]
     assert [*rings.glob("*")] == []
-    program.tell(f"mask {MASK}", call("AllGather"), comm(0, at=1, hash=2), call(at=1))
+    program.ask(f"mask {MASK}", call("AllGather"), comm(0, at=1, hash=2), call(at=1))
     program.end()
     (rank,) = ncclscope.open_run(rings).ranks
     early, late = rank.logs["nccl:0000000000000abc"], rank.logs["nccl:0000000000000002"]
@@ -89,8 +89,8 @@ def test_the_directory_may_be_the_variables_value(nccl: Built, rings: Path) -> N
 
 def test_each_time_it_is_armed_is_a_record_of_its_own(nccl: Built, rings: Path) -> None:
     program = Program(nccl, {**DORMANT, "NCCLSCOPE_DIR": rings})
-    program.tell(f"open {nccl.plugin} 5", comm(0), f"mask {MASK}", call(), call(), "mask 0")
-    program.tell(call(), "sleep 400", f"mask {MASK}", call())
+    program.ask(f"open {nccl.plugin} 5", comm(0), f"mask {MASK}", call(), call(), "mask 0")
+    program.ask(call(), "sleep 400", f"mask {MASK}", call())
     program.end()
     calls = [ncclscope.open_run(path).ranks[0].records for path in rings.glob("*.ring")]
     assert sorted(calls) == [1, 2]
@@ -127,13 +127,13 @@ def test_attach_arms_a_job_and_puts_it_back(nccl: Built, rings: Path) -> None:
             steps = [] if mask == 0 else [call(count=5 + step) for step in range(20)]
             if rank == 2 and steps:
                 del steps[7]
-            program.tell(f"mask {mask}", *steps)
+            program.ask(f"mask {mask}", *steps)
 
     with _ras(GOOD, informed) as (host, port):
         for rank in range(4):
             job = {"RANK": rank, "WORLD_SIZE": 4, "NCCL_RAS_ADDR": f"{host}:{port}"}
             programs.append(Program(nccl, {**DORMANT, "NCCLSCOPE_DIR": rings, **job}))
-            programs[-1].tell(f"open {nccl.plugin} 7", comm(rank), call())
+            programs[-1].ask(f"open {nccl.plugin} 7", comm(rank), call())
         pids = [str(program.pid) for program in programs]
         command = [sys.executable, "-m", "ncclscope", "attach", *pids, "--json"]
         command += ["--arm", "0.5", "--gap", "0.5"]
@@ -148,7 +148,7 @@ def test_attach_arms_a_job_and_puts_it_back(nccl: Built, rings: Path) -> None:
 
 def test_a_job_that_was_not_started_dormant_is_refused(nccl: Built, rings: Path) -> None:
     program = Program(nccl, {"NCCLSCOPE_DIR": rings, "RANK": 0, "WORLD_SIZE": 1})
-    program.tell(f"open {nccl.plugin} 5", comm(0, 1))
+    program.ask(f"open {nccl.plugin} 5", comm(0, 1))
     command = [sys.executable, "-m", "ncclscope", "attach", str(program.pid), "--arm"]
     done = fork_server.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
@@ -157,7 +157,7 @@ def test_a_job_that_was_not_started_dormant_is_refused(nccl: Built, rings: Path)
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ({"CLIENT PROTOCOL 2": "HTTP/1.0 400"}, "is not NCCL's RAS"),
         ({**GOOD, "mask": "ERROR: Unknown command"}, "Unknown command"),
@@ -166,9 +166,9 @@ def test_a_job_that_was_not_started_dormant_is_refused(nccl: Built, rings: Path)
         ({}, "cannot be reached"),
     ],
 )
-def test_a_ras_that_cannot_arm_is_one_clear_error(answers: dict[str, str], said: str) -> None:
+def test_a_ras_that_cannot_arm_is_one_clear_error(answers: dict[str, str], message: str) -> None:
     began = time.monotonic()
-    with _ras(answers, lambda mask: None) as address, pytest.raises(InputError, match=said):
+    with _ras(answers, lambda mask: None) as address, pytest.raises(InputError, match=message):
         set_mask(address, MASK)
     assert time.monotonic() - began < 10
 

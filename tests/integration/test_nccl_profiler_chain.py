@@ -56,7 +56,7 @@ def test_both_see_the_job(
     chain = Chain(nccl, tmp_path, other, NCCLSCOPE_DIR=rings)
     own = MASK_OF_4 if version == 4 else MASK
     theirs = 0x6 if other <= version else 0  # NCCL itself would not load a later one either
-    _, mask = chain.program.tell(f"open {nccl.plugin} {version}", comm(0, 2))
+    _, mask = chain.program.ask(f"open {nccl.plugin} {version}", comm(0, 2))
     assert mask == own | theirs
     if not theirs:
         chain.program.end(*_steps())
@@ -128,13 +128,13 @@ def test_without_a_plugin_behind_it_ours_works_alone(nccl: Built, rings: Path, n
     if named == "itself":
         variables["NCCLSCOPE_NEXT_PROFILER"] = nccl.plugin
     program = Program(nccl, variables)
-    assert program.tell(f"open {nccl.plugin} 5", comm(0, 2))[-1] == MASK
+    assert program.ask(f"open {nccl.plugin} 5", comm(0, 2))[-1] == MASK
     assert program.end(*_steps()) == (0, "")
     assert ncclscope.open_run(rings).ranks[0].records == 6
 
 
 def test_a_plugin_that_fails_to_start_is_left_out(nccl: Built, rings: Path, tmp_path: Path) -> None:
     chain = Chain(nccl, tmp_path, 5, NCCLSCOPE_DIR=rings, NEXT_PLUGIN_FAILS=1)
-    assert chain.program.tell(f"open {nccl.plugin} 5", comm(0, 2))[-1] == MASK
+    assert chain.program.ask(f"open {nccl.plugin} 5", comm(0, 2))[-1] == MASK
     assert chain.program.end(*_steps()) == (0, "")
     assert ncclscope.open_run(rings).ranks[0].records == 6

@@ -45,14 +45,14 @@ def test_without_tracing_nccl_reports_nothing(
 ) -> None:
     directory = {"NCCLSCOPE_DIR": tmp_path / "rings"} if variables else {}
     program = Program(nccl, {**directory, **variables})
-    assert program.tell(f"open {nccl.plugin} {version}", comm(0), call(), "final 0") == [0] * 4
+    assert program.ask(f"open {nccl.plugin} {version}", comm(0), call(), "final 0") == [0] * 4
     assert program.end() == (0, "")
     assert not (tmp_path / "rings").exists()
 
 
 def test_the_synonym_of_the_directory_enables_it(nccl: Built, rings: Path) -> None:
     program = Program(nccl, {"NCCL_SCOPE_DIR": rings})
-    assert program.tell(f"open {nccl.plugin} 5", comm(0))[-1] == MASK
+    assert program.ask(f"open {nccl.plugin} 5", comm(0))[-1] == MASK
     program.end()
     assert _ring(rings).exists()
 
@@ -71,7 +71,7 @@ def test_a_kill_while_threads_record_leaves_a_readable_ring(
     for number in range(kills):
         program = Program(nccl, {"NCCLSCOPE_DIR": rings, "NCCLSCOPE_RECORDS": 1024})
         comms = [comm(0, 2, at=at, hash=at + 1) for at in range(4)]
-        program.tell(f"open {nccl.plugin} 5", *comms)
+        program.ask(f"open {nccl.plugin} 5", *comms)
         program.send("threads 4 100000000 0")
         path = _ring(rings)
         while sum(_calls(path)) < 2000 + 500 * number:
@@ -100,7 +100,7 @@ def test_a_plugin_that_nccl_unloads_goes_on_in_its_ring(nccl: Built, rings: Path
     assert _calls(_ring(rings)) == [1, 1]
 
 
-def test_communicators_beyond_the_rings_room_are_said_to_be_unrecorded(
+def test_communicators_beyond_the_rings_room_are_reported_unrecorded(
     nccl: Built, rings: Path
 ) -> None:
     lines = [f"open {nccl.plugin} 5"]
@@ -136,8 +136,15 @@ def test_capacity_follows_the_environment(nccl: Built, rings: Path) -> None:
 def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) -> None:
     command = [nccl.program, "--api-key", "abc", "HF_TOKEN=def", "--url=https://me:ghi@host/x"]
     command += ["--max-num-batched-tokens", "8192", "sk-0123456789abcdef", "--path=/a/\u00e9"]
+    forms = ["Authorization: Basic YWJjamts==", "x-api-key:jkl", '{"api_key":"jkl"}']
+    forms += [
+        "https://h/p?a=1&token=jkl",
+        "--env=API_KEY=jkl",
+        "sk-0123456789jklm=",
+        "PGPASSWORD=jkl",
+    ]
     subprocess.run(
-        command,
+        command + forms,
         input=f"open {nccl.plugin} 6\n{comm(1)}\n",
         env={**os.environ, "NCCLSCOPE_DIR": str(rings), "NCCLSCOPE_RUN": "r1", "SLURM_PROCID": "1"}
         | {"SLURM_NTASKS": "4"},
@@ -152,6 +159,7 @@ def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) 
         *("--api-key", "***", "HF_TOKEN=***", "--url=***", "--max-num-batched-tokens", "8192")
     ]
     assert about["argv"][7] == "***"
+    assert about["argv"][9:] == [*["***"] * 4, "--env=***", "***", "PGPASSWORD=***"]
     assert not {"abc", "def", "ghi"} & set(json.dumps(about).replace('"', " ").split())
     assert (about["rank"], about["world_size"], about["run"]) == (1, 4, "r1")
     assert (about["versions"], about["recorder"]) == ({"nccl": "2.30.7"}, "nccl-plugin")
@@ -182,7 +190,7 @@ def test_the_rank_is_the_launchers_or_nccls(
     ring.close()
 
 
-def test_a_larger_communicator_tells_more_about_the_rank(nccl: Built, rings: Path) -> None:
+def test_a_larger_communicator_knows_more_about_the_rank(nccl: Built, rings: Path) -> None:
     lines = [f"open {nccl.plugin} 5", comm(0, 2), comm(3, 4, at=1, hash=2)]
     run(nccl, lines, NCCLSCOPE_DIR=rings)
     ring = RingFile(_ring(rings))
@@ -194,7 +202,7 @@ def test_version_4_does_not_record_across_nodes(nccl: Built, rings: Path) -> Non
     # There it reports calls of CUDA graphs at each replay, and on some of the ranks only.
     lines = [f"open {nccl.plugin} 4", "init 0 7 2 4 0", call()]
     program = Program(nccl, {"NCCLSCOPE_DIR": rings})
-    assert program.tell(*lines)[-1] == 0
+    assert program.ask(*lines)[-1] == 0
     program.end()
     assert list(rings.glob("*.ring")) == []
 

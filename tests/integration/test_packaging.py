@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 
 def build(source: Path, target: Path, kind: str = "wheel", **environment: str) -> Path:
-    """Calls the build backend as pip does, with what this environment has; returns the product."""
+    """Call the build backend as pip does, with what this environment has; return the product."""
     target.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", HOOK, kind, target],
@@ -50,7 +50,7 @@ def build(source: Path, target: Path, kind: str = "wheel", **environment: str) -
 
 
 def without_compiler(folder: Path) -> dict[str, str]:
-    """An environment in which CMake finds no compiler."""
+    """Return an environment in which CMake finds no compiler."""
     folder.mkdir()
     return {"PATH": str(folder), "CC": ""}
 
@@ -235,9 +235,9 @@ def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path
     )
 
     assert run(fresh, "--version").stdout == f"ncclscope {VERSION}\n"
-    said = run(fresh, "doctor").stdout
-    assert "19 load" in said
-    assert "!! " not in said.partition("INSTALLATION")[2]
+    output = run(fresh, "doctor").stdout
+    assert "19 load" in output
+    assert "!! " not in output.partition("INSTALLATION")[2]
     assert "left no record" in run(fresh, "diagnose", trace).stdout
     run(fresh, "report", trace, "-o", tmp_path / "page.html")
     assert "<script" in (tmp_path / "page.html").read_text()

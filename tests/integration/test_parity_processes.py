@@ -117,18 +117,18 @@ def test_what_ranks_start_is_ended_with_them(rings: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_test_run(rings: Path, number: int) -> None:
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     environment = {**os.environ, "TMPDIR": str(rings)}
     program = subprocess.Popen(
-        ["bash", "-c", f'exec "$0" "$@" 3>&{tell}', sys.executable, "-c", WAITING, str(rings)],
-        pass_fds=[tell],
+        ["bash", "-c", f'exec "$0" "$@" 3>&{writing}', sys.executable, "-c", WAITING, str(rings)],
+        pass_fds=[writing],
         env=environment,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.close(tell)
+    os.close(writing)
     try:
-        with open(told) as pipe:
+        with open(reading) as pipe:
             pids = [int(pipe.readline()) for _ in range(2)]
         program.send_signal(number)
         program.wait(30)
@@ -142,7 +142,7 @@ def test_nothing_outlives_the_test_run(rings: Path, number: int) -> None:
 
 
 def _gone(pids: list[int]) -> bool:
-    """Waits until processes are gone, or waited for by nobody."""
+    """Wait until processes are gone, or waited for by nobody."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if not any(_runs(pid) for pid in pids):

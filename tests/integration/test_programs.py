@@ -1,4 +1,4 @@
-"""The most telling programs of the corpus, asked about in each way that a user can."""
+"""The most instructive programs of the corpus, examined in each way that a user can."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def write(run: Run, path: Path) -> Path:
 
 
 def rows(opened: object) -> list[str]:
-    """The ranks whose rows of the table are seen."""
+    """Return the ranks whose rows of the table are seen."""
     page = opened.page  # type: ignore[attr-defined]
     return [
         one.get_attribute("data-ranks")
@@ -67,7 +67,7 @@ def test_it_renders_without_errors_and_asks_for_nothing(
         assert opened.count("svg.graph .box") >= 2
         wide = opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0
-        assert opened.said == []
+        assert opened.messages == []
         assert opened.asked == []
 
 
@@ -89,7 +89,7 @@ def test_equal_stretches_expand_by_keyboard(browser: Browser, skipped: Path) -> 
         opened.page.keyboard.press("Enter")
         assert opened.count("#alignments .collapsed") == 0
         assert opened.count("#alignments tbody tr") > before + 20
-        assert opened.said == []
+        assert opened.messages == []
 
 
 def test_filters_by_rank_communicator_and_op(browser: Browser, skipped: Path) -> None:
@@ -119,7 +119,7 @@ def test_filters_by_rank_communicator_and_op(browser: Browser, skipped: Path) ->
             "document.querySelectorAll('#alignments tbody tr').length > 1"
         )
         assert len(rows(opened)) == 8
-        assert opened.said == []
+        assert opened.messages == []
 
 
 def test_ranks_that_are_none_are_refused_and_hide_nothing(browser: Browser, skipped: Path) -> None:
@@ -163,7 +163,7 @@ def test_ranks_with_equal_rows_share_one_row_until_it_is_expanded(
         assert len(rows(opened)) == 25
         opened.page.fill("#filter-ranks", "7 13")
         assert len(rows(opened)) == 3
-        assert opened.said == []
+        assert opened.messages == []
 
 
 def test_hostile_names_stay_texts(browser: Browser, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_hostile_names_stay_texts(browser: Browser, tmp_path: Path) -> None:
         opened.page.locator("#timeline").focus()
         opened.page.keyboard.press("ArrowDown")
         assert "<script>" in opened.page.inner_text("#time-text")
-        assert opened.said == []
+        assert opened.messages == []
         assert opened.asked == []
 
 
@@ -187,7 +187,7 @@ def test_a_bundle_renders(browser: Browser, tmp_path: Path) -> None:
     with browser.open(page) as opened:
         assert "train.py:9 gather_step" in opened.page.inner_text("body")
         assert not opened.page.locator("#filter").is_visible()
-        assert opened.said == []
+        assert opened.messages == []
 
 
 def test_without_scripts_the_verdict_is_still_there(browser: Browser, skipped: Path) -> None:

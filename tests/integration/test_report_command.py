@@ -37,7 +37,7 @@ def report(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedP
 
 
 class Page(html.parser.HTMLParser):
-    """What is in a page: elements, what they refer to, and the texts."""
+    """Content of a page: elements, their references, and the texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_where_nothing_can_be_written_one_line_says_so(
 # --- the page ------------------------------------------------------------------------------------
 
 
-def test_the_verdict_stands_first_in_two_sentences(tmp_path: Path) -> None:
+def test_the_verdict_comes_first_in_two_sentences(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()
     cluster.post([0, 1, 2], "tp:0", done=False)

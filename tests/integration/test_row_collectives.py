@@ -19,7 +19,7 @@ EVEN = [2, 2, 2]
 
 
 class Coordinator:
-    """What vLLM's group coordinator is to a dispatcher, on a torch group."""
+    """vLLM's group coordinator as a dispatcher uses it, on a torch group."""
 
     unique_name = "ep:0"
 
@@ -57,7 +57,7 @@ class Coordinator:
 
 
 class Stock:
-    """What is asked of the dispatcher that is replaced: who the peers are and their rows."""
+    """What the replaced dispatcher must provide: its peers and their rows."""
 
     def __init__(self, group: Coordinator, sizes: Sequence[int]) -> None:
         self._group = group
@@ -166,10 +166,10 @@ def disagree(rank: int) -> None:
     hidden = rows_of(rank, 2)
     with pytest.raises(DivergenceError) as raised:
         manager.dispatch(hidden, hidden, hidden)
-    said = str(raised.value)
-    assert "ep:0" in said
-    assert "rank 1: dispatch of sizes 2,2,3," in said
-    assert "ranks 0 2: dispatch of sizes 2,2,2," in said
+    printed = str(raised.value)
+    assert "ep:0" in printed
+    assert "rank 1: dispatch of sizes 2,2,3," in printed
+    assert "ranks 0 2: dispatch of sizes 2,2,2," in printed
 
     # AND so where all agree on the sizes, and one rank has other rows
     manager.sizes = EVEN

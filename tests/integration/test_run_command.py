@@ -184,7 +184,7 @@ def test_exit_status_is_that_of_the_program(rings: Path, ending: str, status: in
         ([], "no command to run"),
     ],
 )
-def test_command_that_cannot_run_is_said_in_a_line(
+def test_command_that_cannot_run_is_reported_in_a_line(
     rings: Path, command: list[str], reason: str
 ) -> None:
     completed = run(rings, *command)
@@ -223,11 +223,11 @@ def test_signals_are_passed_on(rings: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    with process.stdout as said:
-        assert said.readline() == "ready\n"
+    with process.stdout as output:
+        assert output.readline() == "ready\n"
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
-            assert said.readline() == f"{int(number)}\n"
+            assert output.readline() == f"{int(number)}\n"
 
     assert process.wait(timeout=30) == 5
 
@@ -242,8 +242,8 @@ def test_signal_that_ends_the_program_is_its_exit_status(rings: Path, tmp_path: 
         text=True,
     )
     assert process.stdout is not None
-    with process.stdout as said:
-        said.readline()
+    with process.stdout as output:
+        output.readline()
         process.terminate()
 
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
@@ -320,7 +320,7 @@ def test_interpreter_without_ncclscope_can_be_traced(
 
 
 def test_bootstrap_does_nothing_where_it_cannot(tmp_path: Path, other_python: Path) -> None:
-    """A copy without the package beside it stands for a package that cannot be read."""
+    """A copy without the package beside it acts as a package that cannot be read."""
     bootstrap = ROOT / "ncclscope" / "tracing" / "bootstrap" / "sitecustomize.py"
     lonely = tmp_path / "a" / "b" / "c" / "d"
     lonely.mkdir(parents=True)
@@ -380,11 +380,11 @@ def test_ctrl_c_reaches_the_program_once(rings: Path, tmp_path: Path) -> None:
     )
     os.close(other_end)
     assert process.stderr is not None
-    with process.stderr as said:
-        while said.readline() != "ready\n":
+    with process.stderr as output:
+        while output.readline() != "ready\n":
             pass
         os.write(terminal, b"\x03")
-        assert said.readline() == "seen\n"
+        assert output.readline() == "seen\n"
         process.terminate()  # passed on after the first signal has been dealt with
     os.close(terminal)
 

@@ -179,7 +179,7 @@ def test_the_job_is_left_alone(command: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--no-explain"]])
-def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
+def test_nothing_is_printed_for_a_healthy_job_or_with_no_explain(
     command: list[str], tmp_path: Path, options: list[str]
 ) -> None:
     fault = "skip" if options else "none"
@@ -190,14 +190,14 @@ def test_nothing_is_said_of_a_healthy_job_or_with_no_explain(
     assert not (tmp_path / "kept").exists() or not [*(tmp_path / "kept").iterdir()]
 
 
-def test_a_rank_that_was_only_late_is_said_to_have_come(command: list[str]) -> None:
+def test_a_rank_that_was_only_late_is_reported_as_arrived(command: list[str]) -> None:
     done = ended(command, "late", "exit")
     assert done.returncode == 0
     assert done.stderr.count("HUNG") == 1
     assert done.stderr.count("ncclscope: the job moves on: who was waited for was late\n") == 1
 
 
-def test_a_job_that_failed_before_anybody_looked_is_explained_at_its_end(
+def test_a_job_that_failed_before_the_first_poll_is_explained_at_its_end(
     command: list[str],
 ) -> None:
     done = ended(command, "skip", "fail")
@@ -220,13 +220,13 @@ def test_one_of_several_runs_in_a_directory_explains(command: list[str]) -> None
         for program in programs
     ]
     try:
-        said = runs[0].communicate(timeout=60)[1]
+        output = runs[0].communicate(timeout=60)[1]
     finally:
         for run in runs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGTERM)
-    said += runs[1].communicate(timeout=30)[1]
-    assert said.count("DIVERGED") == 1, said
+    output += runs[1].communicate(timeout=30)[1]
+    assert output.count("DIVERGED") == 1, output
 
 
 @pytest.mark.parametrize("option", ["--stall", "--kill-after"])

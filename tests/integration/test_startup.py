@@ -34,7 +34,7 @@ Ranks = dict[int, Any]
 
 
 def block() -> None:
-    """Waits until the process is killed."""
+    """Wait until the process is killed."""
     with open(os.environ["MEETING_POINT"] + ".pipe") as pipe:
         pipe.read()
 
@@ -275,14 +275,14 @@ class Job:
             return None
 
     def wait_until(self, come: Callable[[Ranks], bool]) -> None:
-        """Waits until the ranks' records are as asked for."""
+        """Wait until the ranks' records are as asked for."""
         deadline = time.monotonic() + DEADLINE
         while (run := self.run()) is None or not come(run.by_rank):
             assert time.monotonic() < deadline, "the ranks do not come to where they wait"
             time.sleep(0.05)
 
     def verdict(self) -> Verdict:
-        """Returns the verdict once it is a hang."""
+        """Return the verdict once it is a hang."""
         deadline = time.monotonic() + DEADLINE
         while True:
             run = self.run()

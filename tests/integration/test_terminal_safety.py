@@ -1,4 +1,4 @@
-"""What a job says of itself reaches a terminal as text, and never as a command to it."""
+"""Texts of a job reach a terminal as text, and never as a command to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(tmp_path: Path) -> Path:
     return directory
 
 
-def said(*arguments: str | Path, status: int) -> str:
+def output_of(*arguments: str | Path, status: int) -> str:
     done = fork_server.run(
         [*NCCLSCOPE, *map(str, arguments)],
         capture_output=True,
@@ -42,7 +42,7 @@ def said(*arguments: str | Path, status: int) -> str:
         check=False,
     )
     assert done.returncode == status, done.stderr
-    # Colours are off where nobody looks, so that all escape sequences are the job's.
+    # Colours are off without a terminal, so that all escape sequences are the job's.
     return (done.stdout + done.stderr).decode()
 
 
@@ -53,16 +53,41 @@ def assert_safe(text: str) -> None:
 
 @pytest.mark.parametrize("command", ["diagnose", "check"])
 def test_verdicts_have_no_commands(command: str, job: Path) -> None:
-    assert_safe(said(command, job, status=1))
+    assert_safe(output_of(command, job, status=1))
+
+
+@pytest.mark.parametrize("form", ["junit", "github"])
+def test_formats_for_build_servers_have_no_commands(form: str, job: Path) -> None:
+    assert_safe(output_of("check", job, "--format", form, status=1))
 
 
 def test_differences_have_no_commands(job: Path) -> None:
     first, second = sorted(job.iterdir())
-    assert_safe(said("diff", first, second, status=1))
+    assert_safe(output_of("diff", first, second, status=1))
 
 
 def test_refusals_have_no_commands(tmp_path: Path) -> None:
     damaged = tmp_path / f"0{EVIL}.jsonl"
     damaged.write_text("{nothing\n")
-    assert_safe(said("diagnose", damaged, status=2))
-    assert_safe(said("diagnose", tmp_path / f"none{EVIL}", status=2))
+    assert_safe(output_of("diagnose", damaged, status=2))
+    assert_safe(output_of("diagnose", tmp_path / f"none{EVIL}", status=2))
+
+
+@pytest.mark.parametrize(
+    "command", [["watch", "--once"], ["check"], ["report", "-o", "x"], ["run"]]
+)
+def test_refused_names_are_one_line(command: list[str], tmp_path: Path) -> None:
+    name = tmp_path / f"{EVIL}\nline.ring"
+    name.write_bytes(b"no ring")
+
+    text = output_of(*command, name, status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1
+
+
+def test_a_comparison_with_a_refused_name_is_one_line(job: Path) -> None:
+    text = output_of("diff", f"{job}#0", f"{job}#7{EVIL}\n", status=2)
+
+    assert_safe(text)
+    assert len(text.splitlines()) == 1

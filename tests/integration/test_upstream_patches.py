@@ -1,6 +1,6 @@
 """Patches for upstream: they apply, do what they say, and come off again without a trace.
 
-The source of the installed vLLM is at hand. Of others the one file is taken from the wheel on
+The source of the installed vLLM is at hand. Of others the files are taken from the wheel on
 the index, once; where that is not to be had, `NCCLSCOPE_VLLM_SOURCES` may name a directory with a
 folder for each version, `0.30.0/vllm/...`, as unpacked from its wheel.
 """
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ from tests.integration.test_row_collectives import EVEN, UNEVEN, Coordinator, ro
 UPSTREAM = ROOT / "patches" / "upstream"
 PATCHES = sorted(UPSTREAM.glob("*.patch"))
 TARGET = Path("vllm/distributed/device_communicators/all2all.py")
+DISPATCH = sorted(UPSTREAM.glob("*-agrs-same-collectives.patch"))
+ON_REQUEST = UPSTREAM / "vllm-0.33.0-routed-experts-on-request.patch"
+CONNECTOR = Path("vllm/distributed/aux_output_connector/connector.py")
+OWN_TEST = Path("tests/v1/core/test_aux_output_on_request.py")
+RUN_OWN_TEST = f"""
+import importlib.util, sys
+import pytest
+name = "vllm.distributed.aux_output_connector.connector"
+spec = importlib.util.spec_from_file_location(name, {str(CONNECTOR)!r})
+sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(OWN_TEST)!r}]))
+"""
 
 
 def version_of(patch: Path) -> str:
@@ -33,19 +47,25 @@ def version_of(patch: Path) -> str:
     return found[1]
 
 
-def target_of(version: str, cache: Path) -> Path:
-    """Returns a version's dispatcher, or skips the test."""
+def targets(patch: Path) -> list[Path]:
+    """Return the files that a patch changes, without those that it adds."""
+    names = re.findall(r"^--- a/(\S+)$", patch.read_text(), re.M)
+    return [Path(name) for name in names]
+
+
+def target_of(version: str, cache: Path, target: Path = TARGET) -> Path:
+    """Return a version's file, or skip the test."""
     elsewhere = os.environ.get("NCCLSCOPE_VLLM_SOURCES")
-    if elsewhere and (Path(elsewhere) / version / TARGET).exists():
-        return Path(elsewhere) / version / TARGET
+    if elsewhere and (Path(elsewhere) / version / target).exists():
+        return Path(elsewhere) / version / target
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
-        said = (package / "_version.py").read_text()
-        if f"'{version}" in said or f'"{version}' in said:
-            return package.parent / TARGET
+        text = (package / "_version.py").read_text()
+        if f"'{version}" in text or f'"{version}' in text:
+            return package.parent / target
     try:
-        return fetch(version, str(TARGET), cache / version)
+        return fetch(version, str(target), cache / version)
     except Unavailable as error:
         pytest.skip(f"vLLM {version} is not installed, nor in NCCLSCOPE_VLLM_SOURCES; {error}")
 
@@ -57,12 +77,22 @@ def cache(pytestconfig: pytest.Config) -> Path:
     return kept.mkdir("vllm-sources")
 
 
+def unpack(patch: Path, tree: Path, cache: Path) -> dict[Path, Path]:
+    """Copies what a patch changes into a tree; returns the originals by name."""
+    originals = {}
+    for target in targets(patch):
+        originals[target] = target_of(version_of(patch), cache, target)
+        (tree / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(originals[target], tree / target)
+    return originals
+
+
 def apply(patch: Path, tree: Path, *options: str) -> None:
     subprocess.run(["git", "apply", *options, str(patch)], cwd=tree, check=True)
 
 
 def load_patched() -> Any:
-    """Returns the patched dispatcher as a class of its own, beside vLLM's."""
+    """Return the patched dispatcher as a class of its own, beside vLLM's."""
     import vllm.distributed.device_communicators.all2all as stock
 
     spec = importlib.util.spec_from_file_location(stock.__name__, os.environ["PATCHED"])
@@ -106,17 +136,35 @@ def test_patch_says_what_it_is_against(patch: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_patch_applies_and_comes_off(tmp_path: Path, patch: Path, cache: Path) -> None:
-    original = target_of(version_of(patch), cache)
-    target = tmp_path / TARGET
-    target.parent.mkdir(parents=True)
-    shutil.copy(original, target)
+    originals = unpack(patch, tmp_path, cache)
 
     apply(patch, tmp_path)
-    assert "_gather_padded(tensors_to_gather" in target.read_text()
-    compile(target.read_text(), str(target), "exec")
+    for target, original in originals.items():
+        text = (tmp_path / target).read_text()
+        assert text != original.read_text()
+        compile(text, str(target), "exec")
 
     apply(patch, tmp_path, "--reverse")
-    assert target.read_bytes() == original.read_bytes()
+    for target, original in originals.items():
+        assert (tmp_path / target).read_bytes() == original.read_bytes()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)  # imports vLLM in a process of its own
+@pytest.mark.parametrize("patched", [True, False])
+def test_routing_goes_to_the_requests_that_ask(tmp_path: Path, cache: Path, patched: bool) -> None:
+    pytest.importorskip("vllm")
+    unpack(ON_REQUEST, tmp_path, cache)
+    apply(ON_REQUEST, tmp_path)
+    if not patched:  # its own test has to notice
+        shutil.copy(target_of(version_of(ON_REQUEST), cache, CONNECTOR), tmp_path / CONNECTOR)
+
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_OWN_TEST], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert done.returncode == (0 if patched else 1), done.stdout + done.stderr
+    assert ("8 passed" if patched else "8 failed") in done.stdout
 
 
 @pytest.mark.vllm
@@ -124,7 +172,7 @@ def test_patched_dispatcher_posts_the_same_whatever_the_sizes_are(
     tmp_path: Path, cache: Path
 ) -> None:
     pytest.importorskip("vllm")
-    patch = PATCHES[-1]
+    patch = DISPATCH[-1]
     target = tmp_path / "source" / TARGET
     target.parent.mkdir(parents=True)
     shutil.copy(target_of(version_of(patch), cache), target)

@@ -17,7 +17,7 @@ from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 UNTIL = ("--until-divergence", "--stall", "60")
-"""On a busy machine a worker may be late, and that is not what is looked for here."""
+"""On a busy machine a worker may be late, and that is not what is tested here."""
 PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
 
 
@@ -58,7 +58,7 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     assert all(row["comms"]["tp:0"]["calls"] > 0 for row in document["table"])
     assert all(row["labels"]["tp"] == str(row["rank"]) for row in document["table"])
 
-    # WHEN one worker skips one all_reduce, and the engine stands still
+    # WHEN one worker skips one all_reduce, and the engine hangs
     with traced.watching(*UNTIL) as watch:
         assert watch.stdout is not None
         seen_first = watch.stdout.readline()

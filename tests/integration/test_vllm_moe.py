@@ -64,12 +64,12 @@ def test_two_replicas_of_one_worker_schedule_asynchronously(
         assert_agreed(server, 2)
 
     assert (verdict["kind"], verdict["diverging_ranks"]) == ("not_joined", [0])
-    said = (
+    pattern = (
         rf"rank 0 \(DP0\) idle in dequeue for \d+ s after {STEP}; "
         rf"rank 1 \(DP1\) in {STEP}, in call \d+ on dp:0/cpu, "
         r"all_reduce at .+"
     )
-    (places,) = [match for fact in verdict["evidence"] if (match := re.fullmatch(said, fact))]
+    (places,) = [match for fact in verdict["evidence"] if (match := re.fullmatch(pattern, fact))]
     assert int(places[1]) + 1 == int(places[2])
     # Which of the two depends on what the coordinator has had it begin with.
     waits = (

@@ -63,7 +63,7 @@ def test_replicas_with_the_padding_dispatcher_and_a_skipped_call_is_named(
 
         verdict = hang(server, "skip")
 
-    # Rank 1 stands in the dispatch that follows the call it left out: it came there too early, and
+    # Rank 1 waits in the dispatch that follows the call it left out: it came there too early, and
     # whether it would have made the call afterwards is not to be known.
     assert verdict["kind"] == "not_joined"
     assert verdict["diverging_ranks"] == [1]

@@ -34,7 +34,7 @@ def module() -> Any:
 
 
 def write(send: Callable[[Any], None]) -> None:
-    """Makes a queue, hands it to the readers, sends, and stays."""
+    """Make a queue, hand it to the readers, send, and stay."""
     handle = os.environ["MEETING_POINT"]
     queue = module().MessageQueue(READERS, READERS, max_chunk_bytes=4096, max_chunks=3)
     Path(f"{handle}.new").write_bytes(pickle.dumps(queue.export_handle()))
@@ -90,7 +90,7 @@ def missed(rank: int) -> None:
 
 
 def read_all(rings: Path) -> list[Rank]:
-    """Returns the processes that noted a queue, the writer included."""
+    """Return the processes that noted a queue, the writer included."""
     try:
         run = open_run(rings)
     except NcclscopeError:
@@ -98,7 +98,7 @@ def read_all(rings: Path) -> list[Rank]:
     return [rank for rank in (*run.ranks, *run.others) if "queues" in rank.details]
 
 
-def judge(rings: Path, function: str, tell: bool) -> Verdict:
+def judge(rings: Path, function: str, send: bool) -> Verdict:
     environment = {"MEETING_POINT": str(rings / "handle"), "NCCLSCOPE_DIR": str(rings)}
     processes = [
         start(__file__, function, {**environment, "RANK": str(rank)}, interpreter=True)
@@ -114,8 +114,8 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
             except NcclscopeError:
                 continue
             idle = [rank.activities.get("dequeue") for rank in run.ranks]
-            # Told only once rank 1 waits in dequeue: else it reads the message before that.
-            if tell and len(idle) == READERS and all(one and one.count == 2 for one in idle):
+            # Sent only once rank 1 waits in dequeue: otherwise it reads the message before that.
+            if send and len(idle) == READERS and all(one and one.count == 2 for one in idle):
                 (rings / "handle.go").touch()
             verdict = diagnose(run, live_stall_seconds=STALL)
             if verdict.status == "hung":
@@ -137,7 +137,7 @@ def judge(rings: Path, function: str, tell: bool) -> Verdict:
     ],
 )
 def test_reader_that_does_not_read_is_named(rings: Path, function: str, words: str) -> None:
-    verdict = judge(rings, function, tell=function == "missed")
+    verdict = judge(rings, function, send=function == "missed")
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (1,))

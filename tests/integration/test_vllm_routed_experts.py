@@ -7,6 +7,7 @@ asked in test_vllm_moe.py.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -48,14 +49,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
-    """Returns a prompt that shares no block with another seed's."""
+    """Return a prompt that shares no block with another seed's."""
     return np.random.default_rng(seed).integers(3, 500, tokens).tolist()
 
 
 def assert_true(
     server: VllmServer, prompt: Sequence[int], generated: Sequence[int], found: RoutedExperts
 ) -> None:
-    """Checks each token that is not missing, and that what is missing says nothing."""
+    """Check each token that is not missing, and that what is missing says nothing."""
     truth = reference_routing(server.model, [*prompt, *generated])[:-1]
     assert (found.first, found.prompt_tokens) == (0, len(prompt))
     assert (found.ids.shape, found.ids.dtype) == (truth.shape, truth.dtype)
@@ -199,6 +200,44 @@ def test_chat_answers_have_it_too(server: VllmServer, streamed: bool) -> None:
     assert_true(server, prompt, generated, found)
 
 
+def generate(server: VllmServer, prompt: list[int], **more: Any) -> Iterator[dict[str, Any]]:
+    """Asks for tokens with tokens; yields the choices of the answer, or of its chunks."""
+    parameters = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+    body = {
+        "model": "tiny-moe",
+        "token_ids": prompt,
+        "sampling_params": {**parameters, "extra_args": ASKED},
+        **more,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/inference/v1/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        if not more.get("stream"):
+            yield from json.load(response)["choices"]
+            return
+        for line in response:
+            if line.startswith(b"data: {"):
+                yield from json.loads(line[len(b"data: ") :])["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_in_tokens_have_it_too(server: VllmServer, stream: bool) -> None:
+    prompt = prompt_of(20 + stream, 40)
+    reader, generated = StreamReader(), list[int]()
+
+    for choice in generate(server, prompt, stream=stream):
+        reader.add(choice)
+        generated += choice["token_ids"] or []
+
+    found = reader.result()
+    assert found is not None
+    assert found.missing_count == 0
+    assert_true(server, prompt, generated, found)
+
+
 def test_words_that_mean_nothing_are_refused(server: VllmServer) -> None:
     with pytest.raises(RuntimeError, match=r"answered 400: .*return_routed_experts is 'perhaps'"):
         server.choice([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"})
@@ -206,7 +245,7 @@ def test_words_that_mean_nothing_are_refused(server: VllmServer) -> None:
         list(server.stream([5, 6], 2, vllm_xargs={"return_routed_experts": "perhaps"}))
 
 
-def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmServer) -> None:
+def test_a_deployment_that_cannot_return_experts_is_refused_at_startup(server: VllmServer) -> None:
     program = (
         "import sys; from vllm.engine.arg_utils import EngineArgs\n"
         "EngineArgs(model=sys.argv[1], dtype='float32', pipeline_parallel_size=2,"
@@ -221,5 +260,5 @@ def test_a_deployment_that_could_not_tell_is_refused_at_its_start(server: VllmSe
     )
 
     assert done.returncode == 1
-    (said,) = done.stderr.strip().splitlines()[-1:]
-    assert "routed experts cannot be returned: with 2 pipeline stages" in said
+    (line,) = done.stderr.strip().splitlines()[-1:]
+    assert "routed experts cannot be returned: with 2 pipeline stages" in line

@@ -46,14 +46,14 @@ def test_a_wrong_port_is_named_beside_the_right_one(pair: KvPair) -> None:
         assert isinstance(answer.exception(), RuntimeError)  # vLLM fails it after its timeout
     assert status == 1
     verdict = pair.stalled(document)
-    said = f"asks 127.0.0.1:{wrong}, but engine {pair.engines['prefill']} answers handshakes at"
-    assert f"{said} 127.0.0.1:{right}" in verdict["summary"]
+    fact = f"asks 127.0.0.1:{wrong}, but engine {pair.engines['prefill']} answers handshakes at"
+    assert f"{fact} 127.0.0.1:{right}" in verdict["summary"]
     assert pair.engines["decode"] in verdict["summary"]
     assert "vLLM fails the request" in verdict["inferred"][0]
 
     failed = pair.stalled(pair.diagnose()[1])
     assert "no answer" in failed["summary"]
-    assert said in failed["summary"]
+    assert fact in failed["summary"]
 
 
 def test_a_request_that_waits_for_blocks_of_a_busy_engine_is_no_hang(pair: KvPair) -> None:

@@ -23,11 +23,11 @@ PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)))
 
 
 def documents(watch: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Ends a watch and returns all that it printed."""
+    """End a watch and return all that it printed."""
     watch.terminate()
-    said, complained = watch.communicate(timeout=20)
+    output, complained = watch.communicate(timeout=20)
     assert complained == ""
-    return [json.loads(line) for line in said.splitlines()]
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_bursts_and_pauses_are_no_alarm(tmp_path: Path) -> None:

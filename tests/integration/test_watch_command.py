@@ -108,12 +108,12 @@ def test_a_fault_is_reported_while_the_ranks_live(rings: Path, fault: str, statu
         for _ in laboratory.watch(stall_after=60):
             if watch.poll() is not None:
                 break
-        said, complained = watch.communicate(timeout=20)
+        message, complained = watch.communicate(timeout=20)
         assert laboratory.outcome == "running"
         assert not laboratory.statuses
 
     assert (watch.returncode, complained) == (1, "")
-    documents: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
+    documents: list[dict[str, Any]] = [json.loads(line) for line in message.splitlines()]
     assert {document["status"] for document in documents[:-1]} <= {"ok", "incomplete", "unknown"}
     last = documents[-1]
     planted = program.planted()
@@ -181,7 +181,7 @@ def test_in_a_log_it_is_a_line(rings: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "no directory to watch; name one, or set NCCLSCOPE_DIR"),
         (["/dev/null"], "/dev/null is not a directory"),
@@ -192,14 +192,16 @@ def test_in_a_log_it_is_a_line(rings: Path) -> None:
         (["{}", "--interval", "0"], "--interval must be from 0.001"),
         (["{}", "--textfile", "/nowhere/x.prom"], "/nowhere is not a directory"),
         (["{}", "--bundle", "/dev/null/x"], "bundles cannot be written to /dev/null/x"),
+        (["--ray", "--once"], "ncclscope diagnose --ray"),
+        (["--ray", "--kill"], "ncclscope collect --ray"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = run_watch(*(argument.format(tmp_path) for argument in arguments))
 
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert message in line
 
 
 LIVING = GONE.replace("os._exit(0)", "print('ready', flush=True); sys.stdin.read()")
@@ -214,8 +216,8 @@ with moving(Path(sys.argv[1])):
 """
 
 
-def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None:
-    told, bundles, metrics = tmp_path / "told", tmp_path / "bundles", tmp_path / "job.prom"
+def test_on_a_hang_it_takes_the_requested_actions(rings: Path, tmp_path: Path) -> None:
+    marker, bundles, metrics = tmp_path / "marker", tmp_path / "bundles", tmp_path / "job.prom"
     command = [sys.executable, "-c", LIVING, str(rings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -224,7 +226,7 @@ def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None
         assert job.stdout.readline() == "ready\n"
         done = run_watch(
             *(rings, "--until-divergence", "--json", "--bundle", bundles, "--kill"),
-            *("--on-hang", f"echo loud; echo $NCCLSCOPE_BUNDLE $NCCLSCOPE_KIND > {told}"),
+            *("--on-hang", f"echo loud; echo $NCCLSCOPE_BUNDLE $NCCLSCOPE_KIND > {marker}"),
             *("--textfile", metrics),
         )
         assert job.wait(10) == -signal.SIGKILL
@@ -232,13 +234,13 @@ def test_on_a_hang_it_does_what_it_was_told(rings: Path, tmp_path: Path) -> None
     assert done.returncode == 1
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "diverged"
     (bundle,) = bundles.iterdir()
-    assert told.read_text() == f"{bundle} size_mismatch\n"
+    assert marker.read_text() == f"{bundle} size_mismatch\n"
     # What the command prints is talk, and never among the results.
-    said = ["loud", f"ncclscope: bundle: {bundle}", f"ncclscope: killed: {job.pid}"]
-    assert done.stderr.splitlines() == said
+    message = ["loud", f"ncclscope: bundle: {bundle}", f"ncclscope: killed: {job.pid}"]
+    assert done.stderr.splitlines() == message
     assert len(list(bundle.glob("rings/*.ring"))) == 2
     (worker,) = json.loads((bundle / "attach.json").read_text())["workers"]
-    assert worker["pid"] == job.pid, "it was looked at before it was killed"
+    assert worker["pid"] == job.pid, "it was sampled before it was killed"
     assert 'ncclscope_verdict{kind="size_mismatch"' in metrics.read_text()
 
 
@@ -262,11 +264,11 @@ def test_what_is_left_on_a_terminal(rings: Path, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("diverged", "status", "said"),
+    ("diverged", "status", "message"),
     [(False, 0, "ok: 2 ranks, over"), (True, 1, "diverged: .* call 2 ")],
 )
 def test_until_divergence_ends_when_nothing_runs_any_more(
-    rings: Path, diverged: bool, status: int, said: str
+    rings: Path, diverged: bool, status: int, message: str
 ) -> None:
     leave(rings, diverged=diverged)
 
@@ -274,7 +276,7 @@ def test_until_divergence_ends_when_nothing_runs_any_more(
 
     assert done.returncode == status
     (line,) = done.stdout.splitlines()
-    assert re.match(rf"\d\d:\d\d:\d\d {said}", line)
+    assert re.match(rf"\d\d:\d\d:\d\d {message}", line)
     words = "the ranks differ" if diverged else "the ranks agree"
     assert done.stderr == f"ncclscope: nothing runs any more: 2 processes have ended; {words}\n"
 
@@ -299,13 +301,13 @@ def test_until_divergence_ends_with_the_job_that_it_has_seen(rings: Path) -> Non
         with watching(rings, "--until-divergence", "--json", "--stall", 0.5) as watch:
             wait_for_ok(watch)
             job.kill()
-            said, complained = watch.communicate(timeout=60)
+            message, complained = watch.communicate(timeout=60)
 
-    assert (watch.returncode, said) == (0, "")
+    assert (watch.returncode, message) == (0, "")
     assert "2 processes have ended; the ranks agree" in complained
 
 
 def leave(rings: Path, *, diverged: bool) -> None:
-    """Leaves the rings of two ranks that have ended."""
+    """Leave the rings of two ranks that have ended."""
     source = GONE.replace("diverged=True", f"diverged={diverged}")
     subprocess.run([sys.executable, "-c", source, str(rings)], cwd=ROOT, check=True)

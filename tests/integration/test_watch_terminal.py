@@ -49,7 +49,7 @@ class Ranks:
         }
 
     def post(self, comm: str = "tp", *, odd: int | None = None, late: tuple[int, ...] = ()) -> None:
-        """Posts a call on all ranks but those that are late; on the odd one another size."""
+        """Post a call on all ranks but those that are late; on the diverging one another size."""
         self._count += 1
         op = OPS[self._count % len(OPS)]
         for rank, (tracer, comms) in enumerate(zip(self.tracers, self._comms, strict=True)):
@@ -62,13 +62,13 @@ class Ranks:
                 tracer.complete(position)
 
     def last(self, rank: int, comm: str, count: int) -> list[Call]:
-        """Returns the last calls of a rank, by the reader that diagnoses."""
+        """Return the last calls of a rank, by the reader that diagnoses."""
         log = open_run(self.directory).by_rank[rank].logs[f"k/{comm}"]
         return list(log.span(log.calls + 1 - count, log.calls + 1))
 
 
 def rows(screen: str, title: str) -> list[str]:
-    """Returns the lines below the rule that bears a title, up to the next one."""
+    """Return the lines below the rule that bears a title, up to the next one."""
     lines = screen.splitlines()
     rules = [n for n, line in enumerate(lines) if line.startswith("──") and title in line]
     if not rules:
@@ -79,7 +79,7 @@ def rows(screen: str, title: str) -> list[str]:
 
 
 def picked(terminal: Emulator) -> str:
-    """Returns the line of the list that is shown in reverse."""
+    """Return the line of the list that is shown in reverse."""
     for line in rows(terminal.screen, "tab:")[1:]:
         if line.strip() and terminal.style(line[:40]).reverse:
             return line
@@ -87,7 +87,7 @@ def picked(terminal: Emulator) -> str:
 
 
 def shows(calls: list[Call]) -> Callable[[str], bool]:
-    """Whether these calls stand on the screen one below the other, with what was recorded."""
+    """Return whether the screen shows these calls one below the other, as recorded."""
 
     def is_met(screen: str) -> bool:
         wanted = [
@@ -100,8 +100,8 @@ def shows(calls: list[Call]) -> Callable[[str], bool]:
     return is_met
 
 
-def said(pattern: str) -> Callable[[str], bool]:
-    """Whether this stands on the screen."""
+def shows_text(pattern: str) -> Callable[[str], bool]:
+    """Return whether the screen shows this."""
     return lambda screen: re.search(pattern, screen) is not None
 
 
@@ -200,7 +200,7 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     assert f"ncclscope diagnose {rings}" in terminal.screen
 
 
-def test_a_rank_that_is_killed_stands_out_at_once(rings: Path) -> None:
+def test_a_killed_rank_is_marked_at_once(rings: Path) -> None:
     program = Program(tp=4, dp=1, fault="killed_rank", seed=1)
     (odd,) = program.planted()["diverging_ranks"]
     with (
@@ -274,7 +274,7 @@ sys.exit(main())
 
 
 def check_modes(terminal: Emulator) -> None:
-    """Asks for the modes that programs of a shell get."""
+    """Ask for the modes that programs of a shell get."""
     terminal.press("clear; stty -a\n")
     terminal.wait_for(" icanon ", lambda screen: re.search(r"[ \n]echo ", screen) is not None)
 
@@ -331,7 +331,7 @@ def test_another_size_is_another_picture(rings: Path) -> None:
         terminal.wait_for("OK", lambda screen: "RANKS" in screen)
 
 
-def test_the_one_to_look_at_is_found_among_many(rings: Path) -> None:
+def test_the_diverging_rank_is_found_among_many(rings: Path) -> None:
     ranks = Ranks(rings, 64)
     for _ in range(3):
         ranks.post()
@@ -366,13 +366,13 @@ def test_what_happens_is_logged(rings: Path) -> None:
         ranks.post(late=(1,))
         terminal.wait_for("── HUNG")
         terminal.press("l")
-        # One look may see it of one rank, the next of the other.
+        # One poll may see it of one rank, the next of the other.
         for rank in (0, 2):
-            terminal.wait_for(said(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
+            terminal.wait_for(shows_text(rf"ranks? (0 )?{rank}( 2)? stalled: inside a collective"))
         terminal.wait_for("hung: Rank 1 ")
         for tracer in ranks.tracers:
             tracer.close()
-        terminal.wait_for(said(r"ranks? .* exited normally"), "all processes have ended")
+        terminal.wait_for(shows_text(r"ranks? .* exited normally"), "all processes have ended")
 
 
 def test_no_escape_sequence_of_anybody_else_reaches_the_terminal(rings: Path) -> None:
@@ -450,17 +450,17 @@ def held(terminal: Emulator) -> Iterator[None]:
 def test_a_terminal_that_takes_nothing_does_not_stop_the_watch(rings: Path, tmp_path: Path) -> None:
     ranks = Ranks(rings, 40)
     ranks.post()
-    told = tmp_path / "told"
-    command = [*WATCH, rings, "--interval", 0.01, "--on-hang", f"echo $NCCLSCOPE_KIND > {told}"]
+    marker = tmp_path / "marker"
+    command = [*WATCH, rings, "--interval", 0.01, "--on-hang", f"echo $NCCLSCOPE_KIND > {marker}"]
     with Emulator(command, 200, 50) as terminal:
         terminal.wait_for("RANKS", "RANK 0 pid")
         with held(terminal):
             ranks.post(odd=7)
             deadline = time.monotonic() + 60
-            while not (told.exists() and told.read_text()):
+            while not (marker.exists() and marker.read_text()):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            assert told.read_text() == "size_mismatch\n"
+            assert marker.read_text() == "size_mismatch\n"
             terminal.process.send_signal(signal.SIGSTOP)
             terminal.process.send_signal(signal.SIGCONT)
         terminal.wait_for("DIVERGED", "! 7")

@@ -24,7 +24,7 @@ SCALE = 0.25
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) -> None:
-    """Writes ``config.json`` and ``model.safetensors`` into an existing directory."""
+    """Write ``config.json`` and ``model.safetensors`` into an existing directory."""
     from safetensors.numpy import save_file  # vLLM requires it; other tests do without
 
     (directory / "config.json").write_text(json.dumps(dict(config), indent=2))
@@ -36,7 +36,7 @@ def write_checkpoint(directory: Path, config: Mapping[str, Any], seed: int = 0) 
 
 
 def write_tokenizer(directory: Path, words: int) -> None:
-    """Writes a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
+    """Write a tokenizer whose words are ``w0``, ``w1`` and so on, and a template for chats."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -75,6 +75,12 @@ def _weights(
         yield f"{attention}.o_proj.weight", matrix(hidden, queries)
         yield f"{attention}.q_norm.weight", ones(head)
         yield f"{attention}.k_norm.weight", ones(head)
+        if number in config["mlp_only_layers"]:
+            dense = config["intermediate_size"]
+            yield f"{layer}.mlp.gate_proj.weight", matrix(dense, hidden)
+            yield f"{layer}.mlp.up_proj.weight", matrix(dense, hidden)
+            yield f"{layer}.mlp.down_proj.weight", matrix(hidden, dense)
+            continue
         yield f"{layer}.mlp.gate.weight", matrix(config["num_experts"], hidden)
         for expert in range(config["num_experts"]):
             place = f"{layer}.mlp.experts.{expert}"

@@ -25,7 +25,7 @@ class TracedServer:
 
     Args:
         directory: Where its files go.
-        rings: Where its rings go; below the directory, where nothing is said.
+        rings: Where its rings go; by default below the directory.
         environment: Variables for the server.
         **options: Those of :class:`VllmServer`.
     """
@@ -53,20 +53,20 @@ class TracedServer:
         )
 
     def plant(self, fault: str) -> None:
-        """Has one worker do it to its next collective; the switch appears at once and whole."""
+        """Make one worker apply the fault to its next collective; the switch file appears whole."""
         draft = self.switch.with_suffix(".draft")
         draft.write_text(fault)
         draft.rename(self.switch)
 
     def diagnose(self) -> tuple[int, dict[str, Any]]:
-        """Returns exit status and document of `ncclscope diagnose --json`."""
+        """Return exit status and document of `ncclscope diagnose --json`."""
         command = [*NCCLSCOPE, "diagnose", str(self.rings), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         return done.returncode, json.loads(done.stdout)
 
     def attach(self) -> tuple[int, dict[str, Any]]:
-        """Returns exit status and document of `ncclscope attach --json`, given all its processes.
+        """Return exit status and document of `ncclscope attach --json`, given all its processes.
 
         The engine cores and the coordinator are among them, as in the list that ps prints.
         """
@@ -77,7 +77,7 @@ class TracedServer:
 
     @contextlib.contextmanager
     def watching(self, *options: str) -> Iterator[subprocess.Popen[str]]:
-        """Runs `ncclscope watch --json` on the rings, which need not be there yet."""
+        """Run `ncclscope watch --json` on the rings, which need not be there yet."""
         watch = subprocess.Popen(
             [*NCCLSCOPE, "watch", str(self.rings), "--json", *options],
             stdout=subprocess.PIPE,
@@ -91,13 +91,13 @@ class TracedServer:
             watch.communicate()
 
     def kill_workers(self) -> list[int]:
-        """Sends SIGKILL to the workers and waits for their end; returns their process ids."""
+        """Send SIGKILL to the workers and wait for their end; return their process ids."""
         pids = self.server.worker_pids()
         _kill(pids)
         return pids
 
     def kill_all(self) -> list[int]:
-        """Sends SIGKILL to all that records, the engines first; returns the workers' process ids.
+        """Send SIGKILL to all that records, the engines first; return the workers' process ids.
 
         An engine that outlived its workers would note that it waits for them no longer.
         """
@@ -107,7 +107,7 @@ class TracedServer:
 
 
 def _kill(pids: Sequence[int]) -> None:
-    """Kills processes that would end by themselves, and say so, when they miss one another."""
+    """Kill processes that would end by themselves, and say so, when they miss one another."""
     processes = [psutil.Process(pid) for pid in pids]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:

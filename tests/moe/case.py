@@ -47,12 +47,12 @@ class Batch:
     extra: tuple[torch.Tensor, ...]
 
     def rows(self, chosen: slice) -> Batch:
-        """Returns some of them."""
+        """Return some of them."""
         extra = tuple(tensor[chosen] for tensor in self.extra)
         return Batch(self.hidden[chosen], self.weights[chosen], self.ids[chosen], extra)
 
     def to(self, device: str) -> Batch:
-        """Returns them on a device."""
+        """Return them on a device."""
         extra = tuple(tensor.to(device) for tensor in self.extra)
         return Batch(self.hidden.to(device), self.weights.to(device), self.ids.to(device), extra)
 
@@ -119,7 +119,7 @@ class Case:
 
 
 def check_results(case: Case, results: Sequence[list[list[float]]]) -> None:
-    """Compares what each rank has of its replica's rows with a dense layer in this process.
+    """Compare what each rank has of its replica's rows with a dense layer in this process.
 
     Raises:
         AssertionError: They are not the same.

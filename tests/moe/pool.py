@@ -43,7 +43,7 @@ class Ranks:
         self.pipes = pipes
 
     def run(self, task: Task, *arguments: Any) -> list[Any]:
-        """Calls ``task(rank, *arguments)`` on all ranks; returns what each returned or raised.
+        """Call ``task(rank, *arguments)`` on all ranks; return what each returned or raised.
 
         Raises:
             AssertionError: A rank does not answer.
@@ -59,7 +59,7 @@ class Ranks:
 
 @contextmanager
 def started(directory: Path) -> Iterator[Ranks]:
-    """Forks the ranks, which join one process group; ends them in the end."""
+    """Fork the ranks, which join one process group; end them in the end."""
     context = multiprocessing.get_context("fork")
     ours, processes = [], []
     for rank in range(RANKS):
@@ -99,12 +99,12 @@ def _serve(rank: int, pipe: Connection, store: Path) -> None:
 
 @cache
 def groups_of(layout: Layout) -> ExpertGroups:
-    """The groups of a layout, on the rank that this process is."""
+    """Return the groups of a layout, on the rank that this process is."""
     return ExpertGroups.create(tp=layout.tp, sequence_parallel=layout.sequence_parallel)
 
 
 def layer_on_rank(rank: int, case: Case, device: str = "cpu") -> tuple[list[list[float]], bool]:
-    """Runs one layer.
+    """Run one layer.
 
     Args:
         rank: This one.

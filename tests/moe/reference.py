@@ -30,14 +30,14 @@ class Layer:
         return tuple((torch.randn(shape, generator=dice) / 3).to(self.dtype) for shape in shapes)
 
     def expert(self, number: int, hidden: torch.Tensor, extra: tuple[torch.Tensor, ...]) -> object:
-        """Returns what one expert makes of rows, in float32: for ranks."""
+        """Return what one expert makes of rows, in float32: for ranks."""
         up, down = (weight[number].float().to(hidden.device) for weight in self.weights[:2])
         for tensor in extra:
             hidden = hidden * tensor.float().reshape(-1, 1)
         return silu(hidden.float() @ up) @ down
 
     def shared(self, hidden: torch.Tensor, part: int = 0, parts: int = 1) -> torch.Tensor:
-        """Returns what a part of the shared expert contributes: for ranks."""
+        """Return what a part of the shared expert contributes: for ranks."""
         width = SHARED // parts
         up, down = (weight.float().to(hidden.device) for weight in self.weights[2:])
         inner = silu(hidden.float() @ up[:, part * width : (part + 1) * width])
@@ -52,7 +52,7 @@ class Layer:
         *,
         shared: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes all tokens at once, in float64.
+        """Compute all tokens at once, in float64.
 
         Returns:
             The result, and the sum of the absolute values of all that was added up for it:

@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant, choose, load, store
 from tests.support.programs import ROOT
 
-ALL = "not vllm and not gpu and not foreign"
+ALL = "not vllm and not gpu and not foreign and not ray"
 UNIT = ("tests/unit", "tests/routed")
 ANALYSIS = (
     "tests/unit/analyzers",
@@ -88,7 +88,7 @@ def copy(root: Path) -> Path:
 
 
 def first_failure(root: Path, mutant: Mutant, options: argparse.Namespace) -> str | None:
-    """Return what notices the mutant, or None."""
+    """Return the test that notices the mutant, or None."""
     if not mutant.apply(root):
         return "GONE: the line has changed; choose another"
     try:

@@ -41,7 +41,7 @@ class Mutant:
         file: Path below the root of the repository.
         line: Number of the line when it was chosen; the nearest line of that text is changed.
         text: The line.
-        replacement: What stands there instead.
+        replacement: The text put there instead.
         equivalent: Why no test can notice it; empty where one can.
     """
 
@@ -110,7 +110,7 @@ def _mutants(path: Path, file: str) -> Iterator[Mutant]:
 
 
 def _changes(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str]]:
-    """Yield changes of a node: line, first and last column, and what stands between instead."""
+    """Yield changes of a node: line, first and last column, and the text put between instead."""
     if not isinstance(node, ast.expr | ast.stmt) or node.lineno != node.end_lineno:
         return
     line, begin, end = node.lineno, node.col_offset, node.end_col_offset

@@ -50,7 +50,7 @@ class Request:
         opted_in: Whether it wants its routing.
         limit: Tokens to be generated.
         external: Blocks whose KV comes from elsewhere, after those of a prefix-cache hit.
-        computed: Tokens that have been scheduled and stand.
+        computed: Tokens that have been scheduled and accepted.
         answered: Generated tokens that have come back.
         blocks: KV blocks; each with the number of its content.
         attempts: Those of this attempt and of all before.
@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Planned:
-    """A request's part of a step: rows from a position on, drafts, and how many of them stand."""
+    """A request's part of a step: rows from a position on, drafts, and how many are accepted."""
 
     request: Request
     position: int
@@ -133,7 +133,7 @@ class Engine:
         return request
 
     def start(self, request: Request) -> None:
-        """Gives it the blocks that hold its first tokens already, and those that come by mail."""
+        """Give it the blocks that hold its first tokens already, and those that come by mail."""
         most = (len(request.tokens) - 1) // BLOCK
         hits: list[int] = []
         while len(hits) < most:
@@ -160,10 +160,10 @@ class Engine:
         fresh: Sequence[int],
         broken: int | None = None,
     ) -> None:
-        """Launches a step.
+        """Launch a step.
 
         Args:
-            wishes: Requests, each with tokens of a prompt at most, drafts, and how many stand.
+            wishes: Requests, each with at most some tokens of a prompt, drafts, accepted drafts.
             fresh: Tokens to be generated and drafted, used over and over.
             broken: Row for which the first layer's router gives nonsense.
         """
@@ -224,7 +224,7 @@ class Engine:
         self.flying.append(Launched(tuple(plan), tuple(tickets), flight, frozenset(bad)))
 
     def deliver(self) -> None:
-        """Takes the output of the oldest step in flight."""
+        """Take the output of the oldest step in flight."""
         step = self.flying.popleft()
         delta = None if step.flight is None else step.flight.take()
         self.collector.deliver(
@@ -251,7 +251,7 @@ class Engine:
                 self.end(request)
 
     def preempt(self, request: Request) -> None:
-        """Takes its blocks away; it will be computed again, from its first token on."""
+        """Take its blocks away; it will be computed again, from its first token on."""
         self._release(request)
         self.collector.preempt(request.name)
         if request.blocks:
@@ -261,7 +261,7 @@ class Engine:
         request.running = False
 
     def end(self, request: Request, *, abandon: bool = False) -> None:
-        """Ends it with as many tokens as have come back, and checks what it gets."""
+        """End it with as many tokens as have come back, and check what it gets."""
         self._release(request)
         request.ended = True
         self.requests.remove(request)
@@ -282,7 +282,7 @@ class Engine:
         assert [part.first for part in request.parts] == [0, *ends][: len(ends)]
 
     def forget_cache(self) -> None:
-        """Resets the prefix cache, for which nobody may use it."""
+        """Reset the prefix cache, for which nobody may use it."""
         for request in self.requests:
             if request.running:
                 self.preempt(request)
@@ -342,7 +342,7 @@ class Engine:
         request.blocks.extend((block, self.content[block]) for block in blocks)
 
     def _publish(self, request: Request) -> None:
-        """Offers full blocks to later requests, as vLLM does: before they have been computed."""
+        """Offer full blocks to later requests, as vLLM does: before they have been computed."""
         for number in range(request.computed // BLOCK):
             key = tuple(request.tokens[: (number + 1) * BLOCK])
             self.known.setdefault(key, request.blocks[number][0])

@@ -1,4 +1,4 @@
-"""Routing for tests: numbers that tell which token, layer and place they belong to."""
+"""Routing for tests: numbers that show which token, layer and place they belong to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE = RoutingShape(layers=3, top_k=2, experts=128)
 
 
 def rows(first: int, count: int, shape: RoutingShape = SHAPE) -> Ids:
-    """Returns the routing of tokens that are numbered from one on, ``[count, layers, top_k]``."""
+    """Return the routing of tokens that are numbered from one on, ``[count, layers, top_k]``."""
     tokens = np.arange(first, first + count).reshape(-1, 1, 1)
     layers = np.arange(shape.layers).reshape(1, -1, 1)
     places = np.arange(shape.top_k).reshape(1, 1, -1)
@@ -22,19 +22,19 @@ def rows(first: int, count: int, shape: RoutingShape = SHAPE) -> Ids:
 
 
 def random_routing(shape: RoutingShape, tokens: int, seed: int = 3) -> Ids:
-    """Returns routing without any pattern, which is the hardest to shorten."""
+    """Return routing without any pattern, which is the hardest to shorten."""
     dice = np.random.default_rng(seed)
     chosen = dice.random((tokens, shape.layers, shape.experts)).argsort(axis=2)
     return chosen[:, :, : shape.top_k].astype(shape.dtype)
 
 
 def delta(**own: Ids) -> StepDelta:
-    """Returns a step's output, all of which was captured."""
+    """Return a step's output, all of which was captured."""
     return StepDelta(own)
 
 
 def forward(capture: CaptureBuffer, first: int, count: int) -> None:
-    """Does what a model's layers do with a batch of tokens that are numbered from one on."""
+    """Act as a model's layers on a batch of tokens that are numbered from one on."""
     ids = torch.from_numpy(rows(first, count, capture.shape).astype(np.int64))
     for number in range(capture.shape.layers):
         capture.layer(number)(ids[:, number].to(capture.device))

@@ -23,7 +23,7 @@ TOKENS = 16
 
 
 def captured(buffer: CaptureBuffer, count: int) -> StepDelta:
-    """Returns what a worker hands out of a step that has been written."""
+    """Return a worker's output for a step that has been written."""
     worker = RoutedExpertsWorker(buffer)
     worker._rows = (RequestRows("a", 0, count),)
     flight = worker.end_step()
@@ -134,7 +134,7 @@ class Router(nn.Module):
 
 
 def model(layers: int) -> nn.Module:
-    """A model whose every second layer routes tokens."""
+    """Return a model whose every second layer routes tokens."""
     blocks = [
         nn.ModuleDict({"mlp": nn.Identity() if own % 2 else Router()}) for own in range(layers)
     ]

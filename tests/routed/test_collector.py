@@ -29,7 +29,7 @@ def collector(store: SlotStore) -> Collector:
 def compute(
     collector: Collector, request: str, position: int, ids: Ids, accepted: int | None = None
 ) -> None:
-    """Schedules some tokens, and delivers them."""
+    """Schedule some tokens, and deliver them."""
     ticket = collector.schedule(request, position, len(ids))
     assert ticket is not None
     pending_calls = None if accepted is None else {request: accepted}
@@ -37,7 +37,7 @@ def compute(
 
 
 def give(collector: Collector, request: str, blocks: list[int]) -> None:
-    """Gives new blocks to a request."""
+    """Give new blocks to a request."""
     collector.renew(blocks)
     collector.attach(request, blocks)
 

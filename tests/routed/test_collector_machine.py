@@ -62,7 +62,7 @@ class Scheduling(RuleBasedStateMachine):
             if request.running and request.computed < len(request.tokens):
                 budget = data.draw(st.integers(0, 9), label=f"tokens of {request.name}")
                 drafts = data.draw(st.integers(0, 3), label="drafts")
-                good = data.draw(st.integers(0, 3), label="of which stand")
+                good = data.draw(st.integers(0, 3), label="accepted of them")
                 if budget:
                     wishes.append((request, budget, drafts, good))
         self.engine.step(wishes, fresh, broken)

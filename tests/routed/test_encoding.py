@@ -92,7 +92,7 @@ def packed(array: np.ndarray[Any, Any], version: tuple[int, int] = (1, 0)) -> st
 
 
 def header(shape: str, descr: str = "'|u1'", data: bytes = b"") -> str:
-    """Returns a .npy file that says what it likes."""
+    """Return a .npy file that says what it likes."""
     line = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     file = b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + data
     return base64.b64encode(file).decode()

@@ -56,7 +56,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def routing(replica: int, layer: int, tokens: int) -> torch.Tensor:
-    """What a layer's router chooses for the tokens of a replica, ``[tokens, top_k]``."""
+    """Return the experts that a layer's router chooses for a replica, ``[tokens, top_k]``."""
     first = torch.arange(tokens).reshape(-1, 1) * 10 + layer + 1000 * replica
     return torch.cat([first, first + 5000], dim=1)
 
@@ -66,7 +66,7 @@ def padded(ids: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def seen(batch: BatchRows, layout: BatchLayout, layer: int) -> torch.Tensor:
-    """What the router of a rank sees, or puts out."""
+    """Return what the router of a rank sees, or puts out."""
     every = [routing(replica, layer, count) for replica, count in enumerate(batch.tokens)]
     own = every[batch.dp_rank]
     if layout is OWN:
@@ -86,7 +86,7 @@ def seen(batch: BatchRows, layout: BatchLayout, layer: int) -> torch.Tensor:
 def capture_on_rank(
     rank: int, tp: int, tokens: tuple[int, ...], layout: BatchLayout, known: bool
 ) -> tuple[list[list[list[int]]], bool]:
-    """Captures a step; returns the rank's rows, and whether some are missing."""
+    """Capture a step; return the rank's rows, and whether some are missing."""
     dp_rank, tp_rank = divmod(rank, tp)
     sequence_parallel = layout in (SHARD, GATHERED)
     longest = [-(-count // tp) + (layout is GATHERED) for count in tokens]
@@ -176,16 +176,16 @@ def test_a_layout_is_known_by_its_rows(
     sequence_parallel=st.booleans(),
     rows=st.integers(0, 60),
 )
-def test_all_ranks_of_a_replica_tell_the_same(
+def test_all_ranks_of_a_replica_agree(
     tokens: list[int], tp: int, sequence_parallel: bool, rows: int
 ) -> None:
     shards = tuple(-(-count // tp) for count in tokens for _ in range(tp))
     for dp_rank in range(len(tokens)):
-        told = {
+        answers = {
             recognise(rows, BatchRows(tuple(tokens), dp_rank, tp, own, sequence_parallel, shards))
             for own in range(tp)
         }
-        assert len(told) == 1
+        assert len(answers) == 1
 
 
 def test_a_step_that_nobody_wants_posts_no_collective() -> None:

@@ -56,9 +56,9 @@ def test_the_answer_is_such_a_one() -> None:
 
 
 def test_the_figures_are_true() -> None:
-    said = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d. |]+) \|$", PAGE, re.MULTILINE))
-    assert list(said) == list(ENCODINGS)
-    for name, line in said.items():
+    figures = dict(re.findall(r"^\| `(\w+)` \|.*?\| ([\d. |]+) \|$", PAGE, re.MULTILINE))
+    assert list(figures) == list(ENCODINGS)
+    for name, line in figures.items():
         for experts, figure in zip((128, 256, 512), line.split(" | "), strict=True):
             ids = random_routing(RoutingShape(24, 8, experts), 400)
             assert len(encode_array(ids, name)) / ids.nbytes == pytest.approx(

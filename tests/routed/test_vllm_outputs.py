@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from ncclscope_patches.routed_experts import RoutedExperts, StreamReader
 from ncclscope_patches.vllm import routing as vllm_routing
-from ncclscope_patches.vllm.routing import http_answers
+from ncclscope_patches.vllm.routing import http_answers, token_answers
 from ncclscope_patches.vllm.routing.outputs import RESULT, extend_outputs
 from ncclscope_patches.vllm.routing.packing import pack, unpack
 from tests.routed.rows import rows
@@ -72,7 +73,7 @@ def test_deltas_that_are_merged_keep_all_parts() -> None:
     assert np.array_equal(found[1].ids, rows(0, 7))
 
 
-def test_outputs_that_stand_for_all_replace_each_other() -> None:
+def test_cumulative_outputs_replace_each_other() -> None:
     earlier = request(output(0, [1], part(0, PROMPT)))
     earlier.add(request(output(0, [1, 2], part(0, PROMPT + 1))), aggregate=False)
 
@@ -80,7 +81,7 @@ def test_outputs_that_stand_for_all_replace_each_other() -> None:
 
 
 def stream(*events: Any) -> list[str]:
-    """Plays a server's stream: outputs come in, chunks go out."""
+    """Play a server's stream: outputs come in, chunks go out."""
     pending = http_answers.Pending()
 
     async def chunks() -> AsyncIterator[str]:
@@ -91,7 +92,7 @@ def stream(*events: Any) -> list[str]:
                 pending.note([event])
 
     async def collect() -> list[str]:
-        return [text async for text in http_answers._with_fields(chunks(), pending, lambda: "npy")]
+        return [text async for text in http_answers.with_fields(chunks(), pending, lambda: "npy")]
 
     return asyncio.run(collect())
 
@@ -144,3 +145,62 @@ def test_a_stream_that_nobody_asked_for_passes_as_it_is() -> None:
     events = [chunk(0), output(0, [1], None), chunk(0), "data: [DONE]\n\n"]
 
     assert stream(*events) == [event for event in events if isinstance(event, str)]
+
+
+def ask_for_tokens(parts: list[RoutedExperts | None], *, stream: bool) -> list[dict[str, Any]]:
+    """Lets vLLM's server of `/inference/v1/generate` answer played outputs; returns its choices."""
+    from vllm.entrypoints.scale_out.token_in_token_out import serving
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+
+    token_answers.extend_tokens(serving)
+    made = serving.ServingTokens.__new__(serving.ServingTokens)
+    made.__dict__.update(
+        enable_prompt_tokens_details=False, enable_log_outputs=False, request_logger=None
+    )
+    extra = {"return_routed_experts": True, "routed_experts_encoding": "compact"}
+    asked = GenerateRequest(
+        model="m", token_ids=[1] * PROMPT, sampling_params={"max_tokens": 2, "extra_args": extra}
+    )
+
+    async def results() -> AsyncIterator[RequestOutput]:
+        for number, found in enumerate(parts):
+            one = request(output(0, [number], found))
+            one.outputs[0].finish_reason = "length" if number == len(parts) - 1 else None
+            yield one
+
+    async def answer() -> list[dict[str, Any]]:
+        rest = ("r", "m", SimpleNamespace())
+        if stream:
+            chunks = made.serve_tokens_stream_generator(asked, results(), *rest)
+            texts = [text async for text in chunks if text.startswith("data: {")]
+            documents = [json.loads(text[len("data: ") :]) for text in texts]
+        else:
+            response = await made.serve_tokens_full_generator(asked, results(), *rest)
+            documents = [json.loads(json.dumps(response.model_dump()))]
+        return [choice for document in documents for choice in document["choices"]]
+
+    return asyncio.run(answer())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_in_tokens_say_what_is_missing(stream: bool) -> None:
+    parts = [part(0, PROMPT, missing=2), part(PROMPT, 1)] if stream else [part(0, 6, missing=2)]
+    reader = StreamReader()
+
+    for choice in ask_for_tokens([*parts], stream=stream):
+        assert choice["token_ids"]
+        assert choice["routed_experts_info"]["encoding"] == "compact"
+        reader.add(choice)
+
+    found = reader.result()
+    assert found is not None
+    assert found.missing_runs == ((0, 2),)
+    assert np.array_equal(found.ids[2:], rows(2, 4))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_in_tokens_without_routing_are_vllms_own(stream: bool) -> None:
+    (choice,) = ask_for_tokens([None], stream=stream)
+
+    assert choice["routed_experts"] is None
+    assert "routed_experts_info" not in choice

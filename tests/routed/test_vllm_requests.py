@@ -1,4 +1,4 @@
-"""What vLLM's own requests and encoder make of it."""
+"""Routed experts in vLLM's own requests and encoder."""
 
 from __future__ import annotations
 

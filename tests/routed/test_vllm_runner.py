@@ -84,12 +84,12 @@ def test_rows_that_cannot_be_taken_leave_the_output_alone(routing: runner.Runner
         assert getattr(output, runner.DELTA) is None
 
 
-def test_what_fails_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise RuntimeError("broken")
 
     for _ in range(3):
         assert wrapping.attempt("nothing of a kind was done", fail) is None
 
-    (said,) = [text for text in caplog.messages if "nothing of a kind was done" in text]
-    assert "broken" in said
+    (printed,) = [text for text in caplog.messages if "nothing of a kind was done" in text]
+    assert "broken" in printed

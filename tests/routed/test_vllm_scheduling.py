@@ -23,7 +23,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -126,9 +131,20 @@ class Engine:
         depth: Steps in flight; with more than one the scheduler is the asynchronous one.
         drafts: Tokens that are drafted for each request in a step.
         seed: Of all chances.
+        flag: Whether vLLM's own flag asks for the routing of all requests.
+        window: Whether a second kind of layers has blocks of its own, with a sliding window.
     """
 
-    def __init__(self, model: Path, depth: int, drafts: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: Path,
+        depth: int,
+        drafts: int,
+        seed: int,
+        *,
+        flag: bool = False,
+        window: bool = False,
+    ) -> None:
         self.chance = random.Random(seed)
         self.workers = Workers(self.chance)
         self.depth, self.drafts = depth, drafts
@@ -146,17 +162,22 @@ class Engine:
             max_num_seqs=6,
             async_scheduling=False,
             speculative_config=speculation if drafts else None,
+            enable_return_routed_experts=flag,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = BLOCKS
-        layers = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype="float32")
-        scheduling._shapes.append((config, SHAPE))
+        shape = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": "float32"}
+        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+        if window:  # first, so that the order of the groups decides nothing
+            narrow = SlidingWindowSpec(**shape, sliding_window=2 * BLOCK)
+            groups.insert(0, KVCacheGroupSpec(["window"], narrow))
+        scheduling._shapes.append((config, SHAPE, tuple(range(SHAPE.layers))))
         kind = AsyncScheduler if depth > 1 else Scheduler
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=BLOCKS,
                 kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], layers)],
+                kv_cache_groups=groups,
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK,
@@ -170,11 +191,14 @@ class Engine:
         self.found: dict[str, RoutedExperts | None] = {}
         self.ended: set[str] = set()
         self.preempted = 0
+        self.computed = 0
 
-    def add(self, prompt: list[int], opted: bool, limit: int) -> str:
+    def add(self, prompt: list[int], opted: bool, limit: int, start: int = 0) -> str:
         name = f"r{len(self.prompts)}"
         extra = {"return_routed_experts": True} if opted else None
-        parameters = SamplingParams(max_tokens=limit, ignore_eos=True, extra_args=extra)
+        parameters = SamplingParams(
+            max_tokens=limit, ignore_eos=True, extra_args=extra, routed_experts_prompt_start=start
+        )
         request = Request(name, prompt, parameters, None, block_hasher=self.hasher)
         self.scheduler.add_request(request)
         self.prompts[name], self.answers[name], self.found[name] = prompt, [], None
@@ -183,6 +207,7 @@ class Engine:
     def launch(self) -> None:
         output = self.scheduler.schedule()
         self.preempted += len(output.preempted_req_ids or ())
+        self.computed += output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
             self.flying.append((output, self.workers.execute(output)))
 
@@ -199,7 +224,7 @@ class Engine:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def finish(self) -> None:
-        """Goes on until all requests have ended."""
+        """Go on until all requests have ended."""
         for _ in range(5000):
             if not self.scheduler.has_unfinished_requests() and not self.flying:
                 self.launch()  # which is when the collector hears of the last ones
@@ -229,17 +254,18 @@ class Engine:
             self.ended.add(name)
 
     def check(self, name: str) -> RoutedExperts:
-        """Checks all that is not missing of a request that has ended."""
+        """Check all that is not missing of a request that has ended."""
         found = self.found[name]
         assert found is not None
         tokens = self.prompts[name] + self.answers[name]
         assert found.tokens == len(tokens) - 1
         for place in np.flatnonzero(~found.missing).tolist():
-            assert found.ids[place].tolist() == truth(tokens[: place + 1]), (name, place)
+            routed = found.ids[place, : SHAPE.layers].tolist()
+            assert routed == truth(tokens[: place + 1]), (name, place)
         return found
 
     def complete(self) -> Iterator[str]:
-        """Yields the requests that opted in and were answered."""
+        """Yield the requests that opted in and were answered."""
         for name in self.prompts:
             if self.found[name] is not None:
                 yield name
@@ -318,3 +344,53 @@ def test_rows_that_cannot_be_end_the_collection_and_not_the_engine(
 
     assert len(engine.answers[name]) == 3
     assert engine.found[name] is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_prefix_hits_of_a_model_with_several_kv_groups_are_found(model: Path, depth: int) -> None:
+    engine = Engine(model, depth, 0, 5, window=True)
+    prompt = list(range(3, 53))
+    engine.add(prompt, opted=True, limit=4)
+    engine.finish()
+    before = engine.computed
+    again = engine.add([*prompt[:48], 9, 9], opted=True, limit=4)
+
+    engine.finish()
+
+    assert engine.computed - before < 48, "there was no hit"
+    assert engine.check(again).missing_count == 0
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_a_prefix_without_routing_is_computed_again_where_all_are_answered(
+    model: Path, window: bool
+) -> None:
+    engine = Engine(model, 1, 0, 0, flag=True, window=window)
+    prompt = list(range(3, 36))
+    engine.add(prompt, opted=True, limit=2)
+    engine.launch()
+    delattr(engine.flying[0][1], DELTA)  # the step's rows never come
+    engine.finish()
+    before = engine.computed
+
+    again = engine.add(prompt, opted=True, limit=2)
+    engine.finish()
+
+    assert engine.computed - before >= len(prompt)
+    assert engine.check(again).missing_count == 0
+
+
+def test_the_routing_begins_where_a_request_wants_it(model: Path) -> None:
+    engine = Engine(model, 1, 0, 0, flag=True)
+    prompt = list(range(3, 36))
+
+    name = engine.add(prompt, opted=True, limit=3, start=30)
+    engine.finish()
+
+    found = engine.found[name]
+    assert found is not None
+    tokens = prompt + engine.answers[name]
+    layers = TINY_QWEN3_MOE["num_hidden_layers"]  # of which the workers route in some
+    assert found.ids.shape == (5, layers, SHAPE.top_k)
+    routed = found.ids[:, : SHAPE.layers].tolist()
+    assert routed == [truth(tokens[: place + 1]) for place in range(30, 35)]

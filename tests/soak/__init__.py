@@ -1,4 +1,4 @@
-"""Steps by the thousand under tracing, with routing made to part ranks.
+"""Steps by the thousand under tracing, with routing that makes ranks diverge.
 
 `python -m tests.soak --steps 100000` runs them.
 """

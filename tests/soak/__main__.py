@@ -14,14 +14,16 @@ from ncclscope_patches.moe_dispatch import STRATEGIES
 from tests.soak.routing import KINDS
 from tests.soak.trials import Caught, Soaked, catch, make_plan, soak
 
-SPECIMEN = "data_dependent"
+BUGGY = "data_dependent"
 
 
 def main() -> int:
-    """Runs what was asked for; returns 1 where something was not as it should be."""
+    """Run what was asked for; return 1 where something was not as it should be."""
     parser = argparse.ArgumentParser(prog="tests.soak", description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000, help="of each strategy")
-    parser.add_argument("--trials", type=int, default=5, help="times that the specimen is caught")
+    parser.add_argument(
+        "--trials", type=int, default=5, help="times that the buggy reference is caught"
+    )
     parser.add_argument("--strategy", choices=STRATEGIES, nargs="+", default=list(STRATEGIES))
     parser.add_argument("--tp", type=int, default=4, help="ranks of a replica")
     parser.add_argument("--dp", type=int, default=2, help="replicas")
@@ -43,15 +45,15 @@ def main() -> int:
     good = True
     terminal = os.dup(2)
     for strategy in arguments.strategy:
-        if strategy == SPECIMEN:
+        if strategy == BUGGY:
             continue
         print(f"{strategy}, {arguments.steps:,} steps ...", file=sys.stderr, flush=True)
         soaked = soak(make_plan(strategy, count=arguments.steps, **given), terminal=terminal)
         show_soaked(strategy, arguments.steps, soaked)
         good &= soaked.passed
-    if SPECIMEN in arguments.strategy:
+    if BUGGY in arguments.strategy:
         for trial in range(arguments.trials):
-            plan = make_plan(SPECIMEN, count=300, **{**given, "seed": given["seed"] + trial})
+            plan = make_plan(BUGGY, count=300, **{**given, "seed": given["seed"] + trial})
             caught = catch(plan)
             show_caught(caught)
             good &= caught.passed
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 def show_soaked(strategy: str, count: int, soaked: Soaked) -> None:
-    """Prints one soak: a line for each kind of communicator."""
+    """Print one soak: a line for each kind of communicator."""
     ran = soaked.outcome
     print(
         f"\n{strategy}: {count:,} steps, {ran.ending} after {ran.seconds:.0f} s, "
@@ -79,10 +81,10 @@ def show_soaked(strategy: str, count: int, soaked: Soaked) -> None:
 
 
 def show_caught(caught: Caught) -> None:
-    """Prints one run of the specimen."""
+    """Print one run of the buggy reference."""
     cause = caught.found.verdict.cause
     print(
-        f"\n{SPECIMEN}, seed {caught.plan.program.seed}: ranks part in step {caught.step}, "
+        f"\n{BUGGY}, seed {caught.plan.program.seed}: ranks diverge in step {caught.step}, "
         f"tokens by rank {caught.loads}; {caught.ending}, found in step {caught.found.step}, "
         f"names {' '.join(map(str, caught.named)) or 'nobody'}: "
         f"{'PASSED' if caught.passed else 'FAILED'}"
@@ -93,7 +95,7 @@ def show_caught(caught: Caught) -> None:
 
 
 def end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends as after Ctrl-C: ranks and rings are removed on the way out."""
+    """End as after Ctrl-C: ranks and ring are removed on the way out."""
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""What the rings of a soak say: hashes of all ranks, or where they parted."""
+"""What the rings of a soak say: hashes of all ranks, or where they diverged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sequences:
 
 
 def sequences(run: Run) -> list[Sequences]:
-    """Returns what was posted on each communicator.
+    """Return what was posted on each communicator.
 
     Raises:
         ValueError: A member's log does not reach back to its first call.
@@ -51,8 +51,8 @@ def sequences(run: Run) -> list[Sequences]:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where ranks parted, as the verdict has it.
+class Divergence:
+    """Where ranks diverged, as the verdict has it.
 
     Attributes:
         verdict: The verdict.
@@ -64,23 +64,23 @@ class Parting:
     step: int | None
 
 
-def divergence(run: Run, *, stall_seconds: float) -> Parting:
-    """Finds out where ranks parted."""
+def divergence(run: Run, *, stall_seconds: float) -> Divergence:
+    """Find out where ranks diverged."""
     verdict = diagnose(run, stall_seconds=stall_seconds)
     cause = verdict.cause
     if cause is None:
-        return Parting(verdict, None)
+        return Divergence(verdict, None)
     steps = [
         _step(rank, call)
         for call in (cause.odd, cause.peers)
         if call is not None
         for rank in run.ranks
     ]
-    return Parting(verdict, min((step for step in steps if step is not None), default=None))
+    return Divergence(verdict, min((step for step in steps if step is not None), default=None))
 
 
 def _step(rank: Rank, call: Call) -> int | None:
-    """Returns the step in which a rank made the call of that number on that communicator."""
+    """Return the step in which a rank made the call of that number on that communicator."""
     log = rank.logs.get(call.comm)
     if log is None or not log.first <= call.seq <= log.calls:
         return None

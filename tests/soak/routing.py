@@ -20,7 +20,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """The program of a soak.
 
     Attributes:
         program: Ranks, layers, experts, width and seed, as the laboratory has them.
@@ -42,7 +42,7 @@ class Plan:
         return ExpertPlacement(self.program.experts, self.program.world_size)
 
     def step(self, number: int) -> Step:
-        """Returns what is to be done in one step."""
+        """Return the work of one step."""
         dice = random.Random(f"{self.program.seed}/{number}")
         harmful = dice.random() < self.hazard
         kinds = [dice.choice(KINDS) if harmful else HARMLESS for _ in range(self.program.layers)]
@@ -51,7 +51,7 @@ class Plan:
         return Step(rows, tuple(self._ids(kind, rows, dice) for kind in kinds))
 
     def loads(self, step: Step) -> Iterator[list[int]]:
-        """Yields, layer by layer, how many tokens each rank's experts are given."""
+        """Yield, layer by layer, how many tokens each rank's experts are given."""
         for layer in step.ids:
             counts = [0] * self.program.world_size
             for expert in (expert for own in layer for expert in own):
@@ -60,7 +60,7 @@ class Plan:
             yield counts
 
     def divergence(self) -> tuple[int, list[int]] | None:
-        """Returns the first step in which load tells ranks apart, and the loads; or None."""
+        """Return the first step in which the ranks' loads differ, and the loads; or None."""
         for number in range(1, self.program.steps + 1):
             for counts in self.loads(self.step(number)):
                 if any(counts) and not all(counts):

@@ -19,12 +19,12 @@ _SAY_EVERY = 2000
 
 
 def run(rank: int, plan: Plan, terminal: int) -> int:
-    """Runs all steps.
+    """Run all steps.
 
     Args:
         rank: This one.
         plan: What is run.
-        terminal: Descriptor that progress is said to; -1 for nobody.
+        terminal: Descriptor for progress messages; -1 for none.
 
     Returns:
         How many layers had a wrong result.

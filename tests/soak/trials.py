@@ -8,13 +8,13 @@ from ncclscope.lab.plan import Program
 from ncclscope.launch.processes import Outcome, remove, rings_directory, run_ranks
 from ncclscope.readers import open_run
 from tests.soak import steps
-from tests.soak.judgement import Parting, Sequences, divergence, sequences
+from tests.soak.judgement import Divergence, Sequences, divergence, sequences
 from tests.soak.routing import Plan
 
 STALL_SECONDS = 3.0
 PATIENCE = 4 * 3600.0
 HAZARD = 1 / 32
-"""Of the steps in which the specimen is caught: some go well before one does not."""
+"""Chance that a step of the buggy reference diverges: some succeed before one fails."""
 
 
 def make_plan(
@@ -27,7 +27,7 @@ def make_plan(
     seed: int = 0,
     sequence_parallel: bool = False,
 ) -> Plan:
-    """Returns a plan of small tensors, of which many steps fit into a minute."""
+    """Return a plan of small tensors, of which many steps fit into a minute."""
     program = Program(
         tp=tp,
         dp=dp,
@@ -74,11 +74,11 @@ class Soaked:
 
 
 def soak(plan: Plan, *, terminal: int = -1) -> Soaked:
-    """Runs all steps of a plan.
+    """Run all steps of a plan.
 
     Args:
         plan: What is run.
-        terminal: Descriptor that progress is said to.
+        terminal: Descriptor for progress messages.
     """
     rings = rings_directory()
     try:
@@ -104,7 +104,7 @@ class Caught:
     Attributes:
         plan: What was run.
         ending: How it ended, and after how many seconds.
-        step: Step in which load tells the ranks apart.
+        step: Step in which the ranks' loads differ.
         loads: Tokens for each rank's experts in that step.
         found: What the rings say.
     """
@@ -113,7 +113,7 @@ class Caught:
     ending: str
     step: int
     loads: list[int]
-    found: Parting
+    found: Divergence
 
     @property
     def named(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class Caught:
 
 
 def catch(plan: Plan) -> Caught:
-    """Runs a plan until its ranks part, which happens in a step that is known beforehand.
+    """Run a plan until its ranks part, which happens in a step that is known beforehand.
 
     Args:
         plan: What is run; with another seed where that has no such step.

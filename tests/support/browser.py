@@ -24,24 +24,24 @@ FLAGS = (
 
 @dataclass
 class Opened:
-    """A page, and what the browser said of it.
+    """A page, and the browser's messages about it.
 
     Attributes:
         page: The page.
-        said: Messages on the console and errors of scripts.
+        messages: Messages on the console and errors of scripts.
         asked: Addresses that were requested, but for the page's own.
     """
 
     page: Any
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     def count(self, selector: str) -> int:
-        """How many elements of a kind are there."""
+        """Return how many elements of a kind are there."""
         return int(self.page.locator(selector).count())
 
     def seen(self, selector: str) -> list[str]:
-        """The texts of those that are visible."""
+        """Return the texts of those that are visible."""
         found = self.page.locator(selector)
         return [one.inner_text() for one in found.all() if one.is_visible()]
 
@@ -58,7 +58,7 @@ class Browser:
 
     @contextmanager
     def page(self, **options: Any) -> Iterator[Any]:
-        """Opens an empty page that reaches this machine's own servers."""
+        """Open an empty page that reaches this machine's own servers."""
         context = self._chromium.new_context(**options)
         try:
             yield context.new_page()
@@ -67,7 +67,7 @@ class Browser:
 
     @contextmanager
     def open(self, path: Path, **options: Any) -> Iterator[Opened]:
-        """Opens a file.
+        """Open a file.
 
         Args:
             path: The page.
@@ -77,9 +77,9 @@ class Browser:
         context = self._chromium.new_context(offline=True, **options)
         page = context.new_page()
         opened = Opened(page)
-        page.on("console", lambda message: opened.said.append(message.text))
-        page.on("pageerror", lambda error: opened.said.append(str(error)))
-        page.on("dialog", lambda dialog: (opened.said.append(dialog.message), dialog.dismiss()))
+        page.on("console", lambda message: opened.messages.append(message.text))
+        page.on("pageerror", lambda error: opened.messages.append(str(error)))
+        page.on("dialog", lambda dialog: (opened.messages.append(dialog.message), dialog.dismiss()))
         address = path.resolve().as_uri()
         page.on(
             "request",
@@ -94,7 +94,7 @@ class Browser:
 
 @contextmanager
 def launch() -> Iterator[Browser]:
-    """Starts the browser; skips where there is none."""
+    """Start the browser; skip where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:

@@ -17,7 +17,7 @@ __all__ = ["Cluster"]
 
 
 class Cluster:
-    """Ranks that post what they are told to, in the order they are told.
+    """Ranks that post what a test gives them, in the order of the test.
 
     Args:
         directory: Where the rings go.
@@ -48,7 +48,7 @@ class Cluster:
         return range(self.size)
 
     def comm(self, rank: int, label: str, ranks: Iterable[int], backend: str = "gloo") -> Comm:
-        """Returns a communicator as one of its ranks knows it."""
+        """Return a communicator as one of its ranks knows it."""
         members = tuple(ranks)
         key = f"{label}/{','.join(map(str, members))}"
         if label.endswith("groups"):
@@ -66,7 +66,7 @@ class Cluster:
         backend: str = "gloo",
         **parameters: Any,
     ) -> None:
-        """Posts one call on each of some ranks.
+        """Post one call on each of some ranks.
 
         Args:
             ranks: Who posts it.
@@ -92,7 +92,7 @@ class Cluster:
     def capture(
         self, rank: int, calls: Iterable[tuple[str, dict[str, Any]]], label: str = "tp:0"
     ) -> TracedGraph:
-        """Captures calls, given as for :meth:`post`, into a CUDA graph on one rank."""
+        """Capture calls, given as for :meth:`post`, into a CUDA graph on one rank."""
         graphs = self.tracers[rank].graphs
         begun = graphs.begin()
         for op, fields in calls:
@@ -100,14 +100,14 @@ class Cluster:
         return graphs.end(begun)
 
     def history(self, label: str = "tp:0", count: int = 5, **parameters: Any) -> None:
-        """Posts calls that all ranks agree in, each with a size of its own."""
+        """Post calls that all ranks agree in, each with a size of its own."""
         members = parameters.get("members")
         ranks = self.everybody if members is None else members
         for number in range(count):
             self.post(ranks, label, shape=(10 + number, 2), **parameters)
 
     def run(self, *, quiet: float | dict[int, float] | None = 60.0) -> Run:
-        """Reads the rings.
+        """Read the rings.
 
         Args:
             quiet: Seconds that the ranks lived on after their last call; None where the
@@ -127,5 +127,5 @@ class Cluster:
         return replace(run, ranks=tuple(ranks))
 
     def verdict(self, *, quiet: float | dict[int, float] | None = 60.0) -> Verdict:
-        """Reads and compares."""
+        """Read and compare."""
         return diagnose(self.run(quiet=quiet))

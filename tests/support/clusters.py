@@ -13,7 +13,7 @@ OBJECT_STORE = 80 << 20
 
 @contextlib.contextmanager
 def cluster(directories: Mapping[str, Path]) -> Iterator[Any]:
-    """Runs a cluster whose nodes have these names, and these directories in NCCLSCOPE_DIR."""
+    """Run a cluster whose nodes have these names, and these directories in NCCLSCOPE_DIR."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
@@ -26,7 +26,10 @@ def cluster(directories: Mapping[str, Path]) -> Iterator[Any]:
                 include_dashboard=False,
                 node_name=name,
                 env_vars={"NCCLSCOPE_DIR": str(directory)},
+                wait=False,
             )
+        # Ray's own limit for each node is 30 s, which a busy machine exceeds.
+        found.wait_for_nodes(timeout=180)
         yield found
     finally:
         found.shutdown()

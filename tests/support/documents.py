@@ -1,8 +1,8 @@
-"""Documents whose commands are run: what stands in their blocks, and what came of it.
+"""Documents whose commands are run: what their blocks contain, and what came of it.
 
 A block that begins with ```` ```console ```` is a session: lines that begin with ``$`` are
 commands, those below them what they print. All sessions of a document are one, in one shell and one
-folder. ``...`` alone on a line stands for any number of lines, and what differs from run to run
+folder. ``...`` alone on a line matches any number of lines, and what differs from run to run
 (pids, hosts, times, sizes) counts as equal. A command whose status is not 0 must be followed by
 ``echo $?``.
 
@@ -65,27 +65,27 @@ class Command:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did.
+    """Outcome of a command.
 
     Attributes:
         command: The command.
-        said: What it printed, on both streams.
+        output: What it printed, on both streams.
         status: Its exit status; -1 where it did not come to its end.
     """
 
     command: Command
-    said: str
+    output: str
     status: int
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the fenced blocks of a document: what follows the fence, and the content."""
+    """Yield the fenced blocks of a document: what follows the fence, and the content."""
     for found in _FENCE.finditer(text):
         yield found["info"].strip(), found["body"]
 
 
 def sessions(text: str, info: str = "console") -> list[Command]:
-    """Returns the commands of all blocks of one mark, in order.
+    """Return the commands of all blocks of one mark, in order.
 
     Raises:
         ValueError: A block begins with output.
@@ -155,7 +155,7 @@ class Session:
         }
 
     def run(self, commands: Sequence[Command], timeout: float) -> list[Outcome]:
-        """Types all commands, one after the other.
+        """Type all commands, one after the other.
 
         Args:
             commands: What is typed.
@@ -195,7 +195,7 @@ class Session:
 
 @cache
 def _alone() -> tuple[str, ...]:
-    """What lets a session see its own processes only: `attach` asks which of two jobs is meant."""
+    """Return a way to hide other processes: `attach` asks which of two jobs is meant."""
     options = ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
     command = ("unshare", *options)
     try:
@@ -210,21 +210,21 @@ def _outcomes(commands: Sequence[Command], log: str, place: str) -> list[Outcome
     found = []
     for number, command in enumerate(commands):
         _, begun, rest = log.partition(f"{_MARK}begin {number} 0{_MARK}")
-        said, ended, rest = rest.partition(f"{_MARK}end {number} ")
+        output, ended, rest = rest.partition(f"{_MARK}end {number} ")
         status = int(rest.partition(_MARK)[0]) if begun and ended else -1
-        found.append(Outcome(command, said, status))
+        found.append(Outcome(command, output, status))
     return found
 
 
 def words(text: str) -> list[str]:
-    """Returns what of a text has to be the same in each run, word by word."""
+    """Return the words of a text that must be the same in each run."""
     for pattern, instead in _VARIES:
         text = pattern.sub(instead, text)
     return _FRAME.sub(" ", text).split()
 
 
-def _matches(shown: str, said: str) -> bool:
-    """Whether a text is what a document shows, with ``...`` for any lines."""
+def _matches(shown: str, output: str) -> bool:
+    """Return whether a text is what a document shows, with ``...`` for any lines."""
     # A frame may break its lines elsewhere, where a pid has another length: words count.
     parts: list[list[str]] = [[]]
     for line in words_by_line(shown):
@@ -232,49 +232,49 @@ def _matches(shown: str, said: str) -> bool:
             parts.append([])
         else:
             parts[-1] += line
-    heard = words(said)
+    printed = words(output)
     first, *others = parts
-    if heard[: len(first)] != first:
+    if printed[: len(first)] != first:
         return False
-    heard = heard[len(first) :]
+    printed = printed[len(first) :]
     if not others:
-        return not heard
+        return not printed
     *between, last = others
     for part in between:
-        place = _find(heard, part)
+        place = _find(printed, part)
         if place < 0:
             return False
-        heard = heard[place + len(part) :]
-    return not last or (len(last) <= len(heard) and heard[-len(last) :] == last)
+        printed = printed[place + len(part) :]
+    return not last or (len(last) <= len(printed) and printed[-len(last) :] == last)
 
 
 def words_by_line(text: str) -> list[list[str]]:
-    """Returns :func:`words` of each line."""
+    """Return :func:`words` of each line."""
     for pattern, instead in _VARIES:
         text = pattern.sub(instead, text)
     return [_FRAME.sub(" ", line).split() for line in text.splitlines()]
 
 
-def _find(heard: Sequence[str], part: Sequence[str]) -> int:
-    for place in range(len(heard) - len(part) + 1):
-        if heard[place : place + len(part)] == part:
+def _find(printed: Sequence[str], part: Sequence[str]) -> int:
+    for place in range(len(printed) - len(part) + 1):
+        if printed[place : place + len(part)] == part:
             return place
     return -1
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:
-    """Says of each command that did something else than its document says, what."""
+    """Say of each command that did something else than its document says, what."""
     found = []
     for outcome, following in zip(outcomes, [*outcomes[1:], None], strict=True):
         name = f"$ {outcome.command.text}"
-        told = following is not None and following.command.text.startswith("echo $?")
+        is_checked = following is not None and following.command.text.startswith("echo $?")
         if outcome.status < 0:
-            found.append(f"{name}\ndid not come to its end:\n{outcome.said}")
-        elif outcome.status and not told:
-            found.append(f"{name}\nended with {outcome.status}:\n{outcome.said}")
-        elif not _matches(outcome.command.shown, outcome.said):
+            found.append(f"{name}\ndid not come to its end:\n{outcome.output}")
+        elif outcome.status and not is_checked:
+            found.append(f"{name}\nended with {outcome.status}:\n{outcome.output}")
+        elif not _matches(outcome.command.shown, outcome.output):
             found.append(
-                f"{name}\nprinted:\n{outcome.said}\nand not:\n{outcome.command.shown}\n"
-                f"as words: {words(outcome.said)}"
+                f"{name}\nprinted:\n{outcome.output}\nand not:\n{outcome.command.shown}\n"
+                f"as words: {words(outcome.output)}"
             )
     return found

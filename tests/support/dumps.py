@@ -51,7 +51,7 @@ class Job:
         splits: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """Posts one call on each of some ranks.
+        """Post one call on each of some ranks.
 
         Args:
             ranks: Who posts it.
@@ -95,7 +95,7 @@ class Job:
             )
 
     def value(self, rank: int, *, keep: int | None = None) -> dict[str, Any]:
-        """Returns a rank's dump; the last entries alone where only so many are kept."""
+        """Return a rank's dump; the last entries alone where the recorder is small."""
         entries = self.entries[rank]
         return {
             "version": self.version,
@@ -110,7 +110,7 @@ class Job:
         }
 
     def write(self, directory: Path, **options: Any) -> Path:
-        """Writes all dumps as torch does."""
+        """Write all dumps as torch does."""
         directory.mkdir(exist_ok=True)
         for rank in range(len(self.entries)):
             data = pickled(self.value(rank, **options))
@@ -118,11 +118,11 @@ class Job:
         return directory
 
     def verdict(self, directory: Path, **options: Any) -> Verdict:
-        """Writes and compares them."""
+        """Write and compare them."""
         return diagnose(open_run(self.write(directory, **options)))
 
 
 def history(job: Job, count: int = 4) -> None:
-    """Posts calls that all ranks agree in, each with a size of its own."""
+    """Post calls that all ranks agree in, each with a size of its own."""
     for number in range(count):
         job.post(list(range(len(job.entries))), ins=[[4 + number, 2]])

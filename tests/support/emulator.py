@@ -91,38 +91,43 @@ class Emulator:
     # --- what a person does ------------------------------------------------------------------
 
     def press(self, keys: str | bytes) -> None:
-        """Types."""
+        """Write a text as if it were typed."""
         os.write(self._master, keys if isinstance(keys, bytes) else keys.encode())
 
     def resize(self, columns: int, lines: int) -> None:
-        """Pulls at a corner of the window."""
+        """Change the size of the terminal's window."""
         self._screen.resize(lines, columns)
         self._set_size(columns, lines)
 
     def hold(self, *, held: bool) -> None:
-        """Stops all output of the terminal, as Ctrl-S does, or lets it go on."""
+        """Stop all output of the terminal, as Ctrl-S does, or let it go on."""
         termios.tcflow(self._slave, termios.TCOOFF if held else termios.TCOON)
 
     # --- what a person sees ------------------------------------------------------------------
 
     @property
     def screen(self) -> str:
-        """What it shows, a line each."""
+        """Lines of the screen."""
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def line(self, wanted: str) -> str:
-        """Returns the first line in which a text stands."""
+        """Return the first line that contains a text."""
         return next(line for line in self.screen.splitlines() if wanted in line)
 
     def style(self, wanted: str) -> Any:
-        """Returns how the first letter of a text is shown: a character of pyte's."""
+        """Return the first character of a text with its style, as pyte has it."""
         for number, line in enumerate(self._screen.display):
             if wanted in line:
                 return self._screen.buffer[number][line.index(wanted)]
         raise AssertionError(f"{wanted!r} is not on the screen:\n{self.screen}")
 
+    def cells(self, line: int) -> list[Any]:
+        """Returns the characters of a line, each with its style: pyte's."""
+        row = self._screen.buffer[line]
+        return [row[column] for column in range(self._screen.columns)]
+
     def wait_for(self, *wanted: str | Callable[[str], bool]) -> str:
-        """Reads until the screen shows all of this; returns it.
+        """Read until the screen shows all of this; return it.
 
         Args:
             *wanted: Texts, or conditions on the screen.
@@ -130,7 +135,7 @@ class Emulator:
         return self._read(lambda: all(_is_met(one, self.screen) for one in wanted), wanted)
 
     def end(self) -> int:
-        """Reads until the program has ended; returns its status."""
+        """Read until the program has ended; return its status."""
         self._read(lambda: self.process.poll() is not None, "its end")
         while self.receive(0.0):
             pass
@@ -165,7 +170,7 @@ class Emulator:
         return self.screen
 
     def receive(self, seconds: float) -> bool:
-        """Takes in what the program writes within so many seconds; whether there was any."""
+        """Take in what the program writes within some seconds; return whether there was any."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         if not ready:
             return False

@@ -11,5 +11,5 @@ EVERYTHING = os.environ.get("NCCLSCOPE_TESTS") == "all"
 
 
 def examples(count: int) -> int:
-    """Return how many examples to draw of `count` that a thorough run draws."""
+    """Return the number of examples to draw; a thorough run draws `count`."""
     return count if EVERYTHING else max(10, count // 5)

@@ -65,7 +65,7 @@ def _wrong_root(cluster: Cluster) -> None:
     cluster.post([0], "tp:0", "broadcast", root=0, done=False)
 
 
-def _circle(cluster: Cluster) -> None:
+def _cycle(cluster: Cluster) -> None:
     cluster.history("tp:0")
     cluster.history("dp:0")
     cluster.post([0, 1, 2], "tp:0", done=False)
@@ -119,7 +119,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "wrong_dtype": _wrong_dtype,
     "wrong_redop": _wrong_redop,
     "wrong_root": _wrong_root,
-    "circle": _circle,
+    "cycle": _cycle,
     "sizes": _sizes,
     "transfers": _transfers,
     "captured": _captured,
@@ -128,7 +128,7 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
 
 
 def prepare(directory: Path, name: str) -> Cluster:
-    """Writes the rings of one scenario, four ranks."""
+    """Write the rings of one scenario, four ranks."""
     cluster = Cluster(directory, 4)
     SCENARIOS[name](cluster)
     return cluster

@@ -304,10 +304,15 @@ def serve(path: Sequence[str], modules: Sequence[str]) -> None:
 
 
 def _supervise(
-    path: Sequence[str], order: Mapping[str, Any], inputs: int, outputs: int, errors: int, told: int
+    path: Sequence[str],
+    order: Mapping[str, Any],
+    inputs: int,
+    outputs: int,
+    errors: int,
+    control: int,
 ) -> NoReturn:
     """Fork the program, and write its pid and then its exit status."""
-    status = socket.socket(fileno=told)
+    status = socket.socket(fileno=control)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

@@ -10,7 +10,7 @@ from ncclscope import NcclscopeError, Run, open_run
 
 
 def survive(path: Path) -> Run | None:
-    """Reads a path and asks everything; returns the run, or None when it was refused."""
+    """Read a path and ask everything; return the run, or None when it was refused."""
     try:
         run = open_run(path)
         ask(run)
@@ -24,7 +24,7 @@ def survive(path: Path) -> Run | None:
 
 
 def ask(run: Run) -> None:
-    """Asks everything of a run."""
+    """Ask everything of a run."""
     assert len(run.missing) <= 1 << 20
     for note in run.notes:
         note.encode()

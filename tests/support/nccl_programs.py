@@ -95,7 +95,7 @@ class Program:
         self._process.stdin.writelines(f"{line}\n" for line in lines)
         self._process.stdin.flush()
 
-    def tell(self, *lines: str) -> list[int]:
+    def ask(self, *lines: str) -> list[int]:
         """Send commands and return the program's answers: NCCL's mask after each."""
         assert self._process.stdout is not None
         answers = []

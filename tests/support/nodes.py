@@ -42,7 +42,7 @@ signal.pause()
 """
 
 ENTER = """#!/bin/sh
-# Stands in for what reaches a node: {name}
+# In place of the program that reaches a node: {name}
 {words}
 case $host in
     gone) echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255 ;;
@@ -62,13 +62,13 @@ exec nsenter --uts --mount --pid --target "$(cat "{folder}/$name.pid")" -- "$@"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns variables under which our sources are found."""
+    """Return variables under which our sources are found."""
     path = os.pathsep.join(str(ROOT / part) for part in ("", "analyzers", "patches"))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def can_unshare() -> bool:
-    """Whether this user may make namespaces."""
+    """Return whether this user may make namespaces."""
     if not shutil.which("unshare") or not shutil.which("nsenter"):
         return False
     done = subprocess.run(
@@ -94,7 +94,7 @@ class Nodes:
         self._write("enter", NSENTER.format(folder=folder))
 
     def start(self, name: str, first: int, count: int, size: int, odd: int) -> None:
-        """Starts a node with some ranks of the job, and waits until they hang."""
+        """Start a node with some ranks of the job, and wait until they hang."""
         program = self.folder / "ranks.py"
         program.write_text(RANKS)
         script = (
@@ -108,30 +108,30 @@ class Nodes:
         )
         self._running.append(node)
         assert node.stdout is not None
-        told = b""
-        while len(told) < count + 1:
+        answer = b""
+        while len(answer) < count + 1:
             data = os.read(node.stdout.fileno(), 100)
             assert data, f"{name} ended"
-            told += data
+            answer += data
         children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
         (self.folder / f"{name}.pid").write_text(children[0])
 
     def stand_in(self, name: str, words: str, run: str) -> None:
-        """Makes a program on PATH that sets ``$host`` and runs the rest on that node."""
+        """Make a program on PATH that sets ``$host`` and run the rest on that node."""
         enter = str(self.bin / "enter")
         self._write(name, ENTER.format(name=name, words=words, enter=enter, run=run))
 
     def program(self, name: str, source: str) -> None:
-        """Makes a program on PATH."""
+        """Make a program on PATH."""
         self._write(name, f"#!/bin/sh\n{source}\n")
 
     def run(self, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-        """Runs ncclscope with these programs first on PATH."""
+        """Run ncclscope with these programs first on PATH."""
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         return ncclscope(*arguments, **{"PATH": path, **more})
 
     def end(self) -> None:
-        """Ends all of them."""
+        """End all of them."""
         for node in self._running:
             with contextlib.suppress(ProcessLookupError):
                 node.send_signal(signal.SIGKILL)
@@ -146,14 +146,14 @@ class Nodes:
 
 
 def ncclscope(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line."""
+    """Run the command line."""
     return fork_server.run(
         [sys.executable, "-m", "ncclscope", *map(str, arguments)],
         env=environment(**{"NCCL_RAS_ADDR": "127.0.0.1:1", **more}),
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
 
 

@@ -20,7 +20,7 @@ def run_program(
     timeout: float = 30,
     **environment: object,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a Python program and returns how it ended and what it said.
+    """Run a Python program and return how it ended and its output.
 
     Args:
         source: The program.
@@ -41,9 +41,9 @@ def run_program(
         start_new_session=True,
     ) as program:
         try:
-            said, complained = program.communicate(timeout=timeout)
+            output, complained = program.communicate(timeout=timeout)
         finally:
             # Whatever it has forked and not waited for is ended with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(program.args, program.returncode, said, complained)
+    return subprocess.CompletedProcess(program.args, program.returncode, output, complained)

@@ -9,7 +9,7 @@ from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
 
-class HereAsker:
+class LocalClient:
     """Reaches depots and reporters of some directories.
 
     Args:

@@ -1,4 +1,4 @@
-"""What tests of rings share: content that can be told from any other, and a look at the bytes."""
+"""What tests of rings share: recognisable content, and access to the bytes."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _OPS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def tracer_in(directory: Path, *, capacity: int = SMALL, **fields: Any) -> Tracer:
-    """Returns a tracer without a heartbeat thread."""
+    """Return a tracer without a heartbeat thread."""
     fields = {"rank": 0, "world_size": 1, "heartbeat": False} | fields
     return Tracer(directory, capacity=capacity, **fields)
 
 
 def parameters(number: int) -> tuple[str, dict[str, Any]]:
-    """Returns operation and parameters of call ``number``: no two neighbours are alike."""
+    """Return operation and parameters of call ``number``: no two neighbours are alike."""
     op, fields = _OPS[number % len(_OPS)]
     return op, {"shape": (number, 1 + number % 3), **fields}
 
 
 def signature(number: int) -> int:
-    """Returns what members must agree in for call ``number``."""
+    """Return what members must agree in for call ``number``."""
     op, fields = parameters(number)
     return sign(op, **fields)
 
 
 def post(tracer: Tracer, comm: Comm, number: int) -> int:
-    """Records call ``number``."""
+    """Record call ``number``."""
     op, fields = parameters(number)
     return tracer.record(comm, op, site=f"test.py:{number % 7} f", **fields)
 
 
 def fill(tracer: Tracer, comm: Comm, start: int, stop: int) -> None:
-    """Records calls ``start`` to ``stop - 1``."""
+    """Record calls ``start`` to ``stop - 1``."""
     for number in range(start, stop):
         post(tracer, comm, number)
 
 
 def is_call(call: Call, number: int) -> bool:
-    """Whether a call that was read is call ``number``, in all that was recorded of it."""
+    """Return whether a call that was read is call ``number``, in all that was recorded of it."""
     op, fields = parameters(number)
     return call.signature == signature(number) and (
         call.op,
@@ -74,7 +74,7 @@ def is_call(call: Call, number: int) -> bool:
 
 
 def running(numbers: range) -> int:
-    """Returns the running hash after these calls."""
+    """Return the running hash after these calls."""
     value = 0
     for number in numbers:
         value = extend(value, signature(number))
@@ -82,14 +82,14 @@ def running(numbers: range) -> int:
 
 
 def end(path: str | Path) -> None:
-    """Has a ring say that its process has ended: what is read of it then is read bit by bit."""
+    """Mark a ring's process as ended: the ring is then read bit by bit."""
     with open(path, "r+b") as file:
         file.seek(layout.HEADER_EXITED)
         file.write((1).to_bytes(8, "little"))
 
 
 def read(path: str | Path, *, ended: bool = False) -> Rank:
-    """Reads a ring with one rank in it."""
+    """Read a ring with one rank in it."""
     if ended:
         end(path)
     (rank,) = open_run(path).ranks
@@ -97,7 +97,7 @@ def read(path: str | Path, *, ended: bool = False) -> Rank:
 
 
 def check_log(log: CallLog, first: int, calls: int) -> None:
-    """Holds a log against calls number 1, 2, 3, ... that were recorded with :func:`post`."""
+    """Hold a log against calls number 1, 2, 3, ... that were recorded with :func:`post`."""
     assert (log.first, log.calls) == (first, calls)
     span = log.span(1, calls + 1)
     assert [call.seq for call in span] == list(range(first, calls + 1))
@@ -115,6 +115,6 @@ def check_log(log: CallLog, first: int, calls: int) -> None:
 
 
 def slot(ring: RingWriter, position: int) -> slice:
-    """Returns where in the file a record stands."""
+    """Return the offset of a record in the file."""
     offset = ring.geometry.records + position % ring.capacity * layout.RECORD.size
     return slice(offset, offset + layout.RECORD.size)

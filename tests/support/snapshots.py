@@ -1,4 +1,4 @@
-"""Captures as tests want them: stacks in a few words, or as they were recorded."""
+"""Process snapshots as tests want them: stacks in a few words, or as they were recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ C10D = "torch/distributed/distributed_c10d.py"
 
 
 def stack(*frames: str) -> tuple[Frame, ...]:
-    """Reads ``file.py:12 function`` for each frame, the outermost first."""
+    """Read ``file.py:12 function`` for each frame, the outermost first."""
     found = []
     for text in frames:
         place, _, function = text.partition(" ")
@@ -36,12 +36,12 @@ def stack(*frames: str) -> tuple[Frame, ...]:
 
 
 def in_collective(op: str, line: int, function: str = "step") -> tuple[Frame, ...]:
-    """A stack of a program that waits in a collective of torch."""
+    """Return a stack of a program that waits in a collective of torch."""
     return stack("train.py:1 <module>", f"train.py:{line} {function}", f"{C10D}:3000 {op}")
 
 
 def elsewhere(line: int, function: str = "load") -> tuple[Frame, ...]:
-    """A stack of a program that waits for none."""
+    """Return a stack of a program that waits for none."""
     return stack("train.py:1 <module>", f"train.py:{line} {function}")
 
 
@@ -53,7 +53,7 @@ def worker(
     switches: int = 0,
     **fields: Any,
 ) -> Worker:
-    """A rank whose main thread was seen at these places; at one only, it was there all the time."""
+    """Return a rank whose main thread was sampled at these places; at one: at all times."""
     seen = [*samples, samples[-1]] if len(samples) == 1 else list(samples)
     return Worker(
         pid=1000 + rank,
@@ -78,18 +78,18 @@ def gpus(*busy: int) -> tuple[tuple[GpuSample, ...], ...]:
 
 
 def snapshot(workers: Iterable[Worker], gap: float = 2.0, **fields: Any) -> Snapshot:
-    """What was seen of some workers."""
+    """Return a process snapshot of some workers."""
     sources = fields.pop("sources", (Source("stacks", True, "read"), Source("proc", True, "read")))
     return Snapshot("host", 1, gap, tuple(workers), sources=sources, **fields)
 
 
 def verdict_of(seen: Snapshot) -> Verdict:
-    """The verdict on an untraced job."""
+    """Return the verdict on an untraced job."""
     return diagnose(with_snapshot(assemble([]), seen))
 
 
 def judged(*workers: Worker, gap: float = 2.0, **fields: Any) -> Verdict:
-    """The verdict on these workers."""
+    """Return the verdict on these workers."""
     return verdict_of(snapshot(workers, gap, **fields))
 
 

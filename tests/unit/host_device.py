@@ -1,4 +1,4 @@
-"""A device without a GPU: streams that run markers when they are told to, into the real ring.
+"""A device without a GPU: streams that run markers on request, into the real ring.
 
 What counts is as on a GPU: a marker runs when all before it on its stream has, adds to a count,
 and stores count and clock into the slot of the mapped file.
@@ -38,7 +38,7 @@ class HostDevice(DeviceMarks):
         self.refuses = 0
         self.attaches_nothing = False
         self.tails: list[Tail | None] = []
-        """What each marker of a graph was put behind, besides its call."""
+        """Dependencies of each marker of a graph, besides its call."""
 
     def prepare(self, ordinal: int, stream: int, marks: Marks) -> bool:
         self.ordinal = max(self.ordinal, 0)
@@ -80,13 +80,13 @@ class HostDevice(DeviceMarks):
         return run
 
     def run(self, count: int | None = None, stream: int = STREAM) -> None:
-        """Has a stream run its next markers; all of them when no number is given."""
+        """Run the next markers of a stream; all of them when no number is given."""
         waiting = self.streams.get(stream, deque())
         for _ in range(len(waiting) if count is None else count):
             waiting.popleft()()
 
     def slot(self, comm: Comm) -> dict[str, int]:
-        """What stands in the file."""
+        """Return what the file contains."""
         start = comm.channel.index - 1
         data = ctypes.string_at(self.slots.address + start * layout.SLOT.size, layout.SLOT.size)
         finished, _, entered, _, launched, state, reason, since, _, _ = layout.SLOT.unpack(data)
@@ -109,7 +109,7 @@ def post(
     capture: GraphCapture | None = None,
     **parameters: Any,
 ) -> None:
-    """Posts a collective as a probe does: record, marker before, the call, marker behind."""
+    """Post a collective as a probe does: record, marker before, the call, marker behind."""
     assert tracer.device is not None
     marks = tracer.device.of(comm.channel, is_nccl="nccl" in comm.backend)
     call = {"shape": (4,), "dtype": "float32", "redop": "sum", **parameters}
@@ -121,7 +121,7 @@ def post(
 
 
 def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[TracedGraph, list[Any]]:
-    """Captures a graph of collectives, with their markers."""
+    """Capture a graph of collectives, with their markers."""
     device = tracer.device
     assert isinstance(device, HostDevice)
     capture = tracer.graphs.begin()
@@ -133,7 +133,7 @@ def captured(tracer: Tracer, comm: Comm, ops: list[str]) -> tuple[TracedGraph, l
 
 
 def replay(tracer: Tracer, graph: TracedGraph, markers: list[Any], stream: int = STREAM) -> None:
-    """Replays a graph as the probe does."""
+    """Replay a graph as the probe does."""
     device = tracer.device
     assert isinstance(device, HostDevice)
     graph.replay()

@@ -1,4 +1,4 @@
-"""What real processes wait for in the kernel, and what the source of their line calls."""
+"""What real processes wait for in the kernel, and what their source lines call."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_a_redacted_bundle_names_files_without_folders(tmp_path: Path) -> None:
         ]
 
 
-def test_witnesses_that_contradict_the_rings_are_shown(tmp_path: Path) -> None:
+def test_evidence_that_contradicts_the_rings_is_shown(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()
     cluster.post([0, 1, 3], "tp:0", done=False)
@@ -257,7 +257,7 @@ def test_a_capture_is_known_by_its_first_bytes_too() -> None:
     assert len(open_run(DATA / "h200_sleep.json").ranks) == 4
 
 
-def test_a_capture_of_nobody_is_said_to_be_one() -> None:
+def test_a_snapshot_without_processes_is_reported() -> None:
     verdict = diagnose(with_snapshot(assemble([]), snapshot([])))
 
     assert verdict.cause is None

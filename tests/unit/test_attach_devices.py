@@ -1,4 +1,4 @@
-"""GPUs as a witness: values recorded on four H200s, and how witnesses are weighed."""
+"""GPUs as evidence: values recorded on four H200s, and how evidence is weighed."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def recorded(name: str) -> Snapshot:
 
 
 def test_an_idle_gpu_among_spinning_ones_is_evidence() -> None:
-    testimony = compare_gpus(recorded("sleep"))
+    evidence = compare_gpus(recorded("sleep"))
 
-    assert testimony is not None
-    assert testimony.ranks == (2,)
-    assert "ranks 0 1 3: kernels run and touch no memory (100 % busy, 0 % memory" in testimony.says
+    assert evidence is not None
+    assert evidence.ranks == (2,)
+    assert "ranks 0 1 3: kernels run and touch no memory (100 % busy, 0 % memory" in evidence.says
 
 
 def test_where_all_spin_nobody_is_named() -> None:
-    testimony = compare_gpus(recorded("mismatch"))
+    evidence = compare_gpus(recorded("mismatch"))
 
-    assert testimony is not None
-    assert (testimony.ranks, testimony.odd) == ((), True)
+    assert evidence is not None
+    assert (evidence.ranks, evidence.odd) == ((), True)
 
 
 def test_gpus_at_work_name_nobody() -> None:
-    testimony = compare_gpus(recorded("loop"))
+    evidence = compare_gpus(recorded("loop"))
 
-    assert testimony is not None
-    assert testimony.ranks == ()
+    assert evidence is not None
+    assert evidence.ranks == ()
 
 
 def test_recorded_hangs_of_real_gpus_are_named() -> None:
@@ -72,7 +72,7 @@ def test_a_gpu_decides_among_candidates() -> None:
     assert any(line.startswith("gpu: ") for line in verdict.cause.evidence)
 
 
-def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
+def test_evidence_that_contradicts_itself_singles_out_nobody() -> None:
     sources = (Source("stacks", True, "read"), Source("gpu", True, "read"))
     workers = [worker(rank, GATHER if rank == 2 else REDUCE) for rank in range(4)]
     verdict = verdict_of(snapshot(workers, gpus=gpus(100, 0, 100, 100), sources=sources))
@@ -84,7 +84,7 @@ def test_witnesses_that_contradict_each_other_single_out_nobody() -> None:
     assert "name different ranks" in verdict.cause.summary
 
 
-def test_gpus_are_heard_where_no_stack_can_be_read() -> None:
+def test_gpus_are_evidence_where_no_stack_can_be_read() -> None:
     workers = [replace(worker(rank, REDUCE), stacks=()) for rank in range(4)]
     verdict = verdict_of(snapshot(workers, gpus=gpus(100, 100, 0, 100)))
 
@@ -99,7 +99,7 @@ def test_a_spin_of_a_job_that_moves_is_no_hang() -> None:
     assert verdict.cause is None
 
 
-def test_in_a_container_the_local_rank_tells_the_gpu() -> None:
+def test_in_a_container_the_local_rank_gives_the_gpu() -> None:
     """NVML names pids of the host there, which are none of ours."""
     sample = gpus(1, 1, 1, 1)[0]
     environment = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,3"}

@@ -1,4 +1,4 @@
-"""What is said where reading a process is not allowed."""
+"""Messages where reading a process is not allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_yama_is_named(scope: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unprivileged")
-def test_a_container_is_told_of_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_the_hint_names_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "is_container", lambda: True)
     assert "--cap-add SYS_PTRACE" in permission_help([os.getpid()])
 

@@ -88,7 +88,7 @@ def test_a_local_rank_is_better_than_nothing() -> None:
     ]
 
 
-def test_without_any_witness_pids_are_numbered() -> None:
+def test_without_any_evidence_pids_are_numbered() -> None:
     assert ranks(worker(12), worker(10)) == [(10, 0, "pid"), (12, 1, "pid")]
     assert ranks(worker(12, RANK="0"), worker(10, RANK="0")) == [(10, 0, "pid"), (12, 1, "pid")]
 
@@ -313,7 +313,7 @@ def test_what_a_title_has_wiped_out_is_taken_from_the_parents() -> None:
 
 
 def engine_ring(directory: Path, engine: str, peer: str = "") -> Path:
-    """The ring of an engine's only worker, with one transfer."""
+    """Return the ring of an engine's only worker, with one transfer."""
     tracer = Tracer(directory, rank=0, world_size=1)
     table = TransferTable(tracer.ring.path, tracer.ring.geometry)
     table.put(

@@ -27,7 +27,7 @@ TEXT = (DATA / "ras_mismatch.txt").read_text()
 
 @contextmanager
 def server(answer: str, *, knows_json: bool = True, says: bytes = b"") -> Iterator[tuple[str, int]]:
-    """Speaks RAS's protocol to one client."""
+    """Speak RAS's protocol to one client."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -78,14 +78,14 @@ def test_text_names_those_that_differ() -> None:
 
 @pytest.mark.parametrize("text", [JSON, TEXT])
 def test_both_single_out_the_same_rank(text: str) -> None:
-    testimony = compare_ras_counts(heard(parse_answer(text)))
+    evidence = compare_ras_counts(with_answers(parse_answer(text)))
 
-    assert testimony is not None
-    assert testimony.ranks == (2,)
-    assert "rank 2 launched 1 (the others 0) AllGather" in testimony.says
+    assert evidence is not None
+    assert evidence.ranks == (2,)
+    assert "rank 2 launched 1 (the others 0) AllGather" in evidence.says
 
 
-def heard(answer: RasAnswer, before: RasAnswer | None = None) -> Snapshot:
+def with_answers(answer: RasAnswer, before: RasAnswer | None = None) -> Snapshot:
     workers = [
         replace(worker(r, in_collective("all_reduce", 10)), pid=2660 + r, world_size=4)
         for r in range(4)
@@ -113,10 +113,10 @@ def test_counts_that_move_are_no_difference() -> None:
     ]
     before = replace(seen.ras, comms=(replace(comm, ranks=tuple(earlier)),))
 
-    testimony = compare_ras_counts(replace(seen, ras_before=before))
+    evidence = compare_ras_counts(replace(seen, ras_before=before))
 
-    assert testimony is not None
-    assert testimony.ranks == ()
+    assert evidence is not None
+    assert evidence.ranks == ()
 
 
 def test_missing_and_dead_ranks_are_named() -> None:
@@ -125,11 +125,11 @@ def test_missing_and_dead_ranks_are_named() -> None:
     gone = comm["ranks"].pop(1)
     gone["status"] = {"unresponsive": True, "considered_dead": True}
     comm["missing_ranks"] = [gone]
-    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
+    evidence = compare_ras_counts(with_answers(parse_answer(json.dumps(document))))
 
-    assert testimony is not None
-    assert (testimony.kind, testimony.ranks) == ("dead_rank", (1,))
-    assert "reported dead" in testimony.says
+    assert evidence is not None
+    assert (evidence.kind, evidence.ranks) == ("dead_rank", (1,))
+    assert "reported dead" in evidence.says
 
 
 def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
@@ -142,24 +142,24 @@ def test_an_answer_in_which_nccl_leaves_out_a_comma_is_read() -> None:
         replace(worker(rank, in_collective("all_reduce", 10)), pid=pid, world_size=4)
         for rank, pid in ((0, 2079), (2, 2082), (3, 2083))
     ]
-    testimony = compare_ras_counts(snapshot(living, ras=answer))
+    evidence = compare_ras_counts(snapshot(living, ras=answer))
 
     assert (answer.is_json, answer.version, answer.communicators) == (True, "2.28.9", 6)
-    assert testimony is not None
-    assert (testimony.kind, testimony.ranks) == ("dead_rank", (1,))
+    assert evidence is not None
+    assert (evidence.kind, evidence.ranks) == ("dead_rank", (1,))
 
 
 def test_counts_that_differ_in_a_pair_single_out_nobody() -> None:
     """Rank 0 had posted an all_gather, its peer an all_reduce."""
     answer = parse_answer((DATA / "ras_pair.json").read_text())
-    testimony = compare_ras_counts(heard(answer))
+    evidence = compare_ras_counts(with_answers(answer))
 
-    assert testimony is not None
-    assert (testimony.odd, testimony.ranks) == (True, ())
-    assert "counts of AllGather differ on 0xd8a84e2f5b80cc9a" in testimony.says
-    assert "counts of AllReduce differ on 0xd8a84e2f5b80cc9a" in testimony.says
-    assert testimony.says.count("differ") == 2
-    assert "launched" not in testimony.says
+    assert evidence is not None
+    assert (evidence.odd, evidence.ranks) == (True, ())
+    assert "counts of AllGather differ on 0xd8a84e2f5b80cc9a" in evidence.says
+    assert "counts of AllReduce differ on 0xd8a84e2f5b80cc9a" in evidence.says
+    assert evidence.says.count("differ") == 2
+    assert "launched" not in evidence.says
 
 
 def test_incomplete_communicators_are_read_from_text() -> None:
@@ -170,10 +170,10 @@ def test_incomplete_communicators_are_read_from_text() -> None:
         "  Rank 3 -- GPU 3 managed by process 2663 on node 192.0.2.2\n",
         1,
     )
-    testimony = compare_ras_counts(heard(parse_answer(text)))
+    evidence = compare_ras_counts(with_answers(parse_answer(text)))
 
-    assert testimony is not None
-    assert testimony.ranks == (3,)
+    assert evidence is not None
+    assert evidence.ranks == (3,)
 
 
 def test_an_asynchronous_error_is_named() -> None:
@@ -181,22 +181,22 @@ def test_an_asynchronous_error_is_named() -> None:
     for rank in document["communicators"][0]["ranks"]:
         rank["collective_counts"]["AllGather"] = 0
     document["communicators"][0]["ranks"][3]["status"]["async_error"] = 6
-    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
+    evidence = compare_ras_counts(with_answers(parse_answer(json.dumps(document))))
 
-    assert testimony is not None
-    assert testimony.ranks == (3,)
-    assert "error" in testimony.says
+    assert evidence is not None
+    assert evidence.ranks == (3,)
+    assert "error" in evidence.says
 
 
 def test_equal_counts_prove_nothing() -> None:
     document = json.loads(JSON)
     for rank in document["communicators"][0]["ranks"]:
         rank["collective_counts"] = {"AllReduce": 21}
-    testimony = compare_ras_counts(heard(parse_answer(json.dumps(document))))
+    evidence = compare_ras_counts(with_answers(parse_answer(json.dumps(document))))
 
-    assert testimony is not None
-    assert (testimony.ranks, testimony.odd) == ((), None)
-    assert "order" in testimony.says
+    assert evidence is not None
+    assert (evidence.ranks, evidence.odd) == ((), None)
+    assert "order" in evidence.says
 
 
 def test_counts_that_move_are_left_out() -> None:
@@ -205,8 +205,8 @@ def test_counts_that_move_are_left_out() -> None:
     first, *rest = comm.ranks
     earlier = replace(comm, ranks=(replace(first, counts={"AllReduce": 3}), *rest))
 
-    moving = compare_ras_counts(heard(answer, replace(answer, comms=(earlier,))))
-    at_rest = compare_ras_counts(heard(answer, answer))
+    moving = compare_ras_counts(with_answers(answer, replace(answer, comms=(earlier,))))
+    at_rest = compare_ras_counts(with_answers(answer, answer))
 
     assert moving is not None
     assert at_rest is not None
@@ -219,11 +219,11 @@ def test_members_that_cannot_be_named_single_out_no_rank() -> None:
     (comm,) = answer.comms
     elsewhere = replace(comm, size=8, ranks=tuple(replace(r, pid=0) for r in comm.ranks))
 
-    testimony = compare_ras_counts(heard(replace(answer, comms=(elsewhere,))))
+    evidence = compare_ras_counts(with_answers(replace(answer, comms=(elsewhere,))))
 
-    assert testimony is not None
-    assert (testimony.odd, testimony.ranks) == (True, ())
-    assert "member 2 launched 20 (the others 21) AllReduce" in testimony.says
+    assert evidence is not None
+    assert (evidence.odd, evidence.ranks) == (True, ())
+    assert "member 2 launched 20 (the others 21) AllReduce" in evidence.says
 
 
 # --- over a socket ----------------------------------------------------------------------------
@@ -269,11 +269,11 @@ def test_one_that_never_answers_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "{", "\x00\xff garbage\n", '[{"communicators": []}]'])
-def test_garbage_is_told_in_one_line(answer: str) -> None:
+def test_garbage_is_reported_in_one_line(answer: str) -> None:
     with server(answer) as address:
-        told = ask_ras(address)
+        reason = ask_ras(address)
 
-    assert told == f"the answer of 127.0.0.1:{address[1]} cannot be read"
+    assert reason == f"the answer of 127.0.0.1:{address[1]} cannot be read"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"communicators": 3}', '{"communicators": [[], 4]}'])

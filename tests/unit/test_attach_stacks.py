@@ -113,7 +113,7 @@ def test_a_reader_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert {stacks.error for stacks in found.values()} == {"py-spy did not finish within 0.3 s"}
 
 
-def test_what_is_no_python_is_said_in_words(py_spy: PySpy) -> None:
+def test_a_process_without_python_is_reported(py_spy: PySpy) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         found = py_spy.read([process.pid, 2**22 + 1])
         process.kill()

@@ -42,7 +42,7 @@ def test_one_threshold_counts_also_where_stacks_do_not_move(
     assert verdict.status == status
 
 
-def test_below_the_threshold_it_is_said_who_waits_and_nobody_hangs(tmp_path: Path) -> None:
+def test_below_the_threshold_waiting_ranks_are_named_and_nobody_hangs(tmp_path: Path) -> None:
     computes = worker(1, elsewhere(12), elsewhere(13), cpu=2.0, state="R")
     seen = snapshot([worker(0, in_collective("all_reduce", 10)), computes], gap=2.0)
 
@@ -77,7 +77,7 @@ def test_a_rank_that_is_gone_need_not_be_waited_for(
         assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (1,))
 
 
-# --- where the backend does not tell ------------------------------------------------------------
+# --- where the backend reports no completion -----------------------------------------------------
 
 
 def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) -> Run:
@@ -91,14 +91,14 @@ def resting(directory: Path, seconds: float = 40.0, *, swapped: bool = False) ->
     return replace(run, ranks=tuple(replace(rank, alive=True) for rank in run.ranks))
 
 
-def looked_at(run: Run, *use: int) -> Verdict:
-    """The verdict, where the host waits for the GPU, and the GPUs were so busy."""
+def attached_verdict(run: Run, *use: int) -> Verdict:
+    """Return the verdict, where the host waits for the GPU, and the GPUs were so busy."""
     workers = [worker(rank, SYNC, switches=4000) for rank in range(2)]
     return diagnose(replace(run, snapshot=snapshot(workers, gpus=gpus(*use))))
 
 
 def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
-    verdict = looked_at(resting(tmp_path), 100, 100)
+    verdict = attached_verdict(resting(tmp_path), 100, 100)
 
     cause = verdict.cause
     assert cause is not None
@@ -112,13 +112,13 @@ def test_gpus_that_spin_give_a_stall_away(tmp_path: Path) -> None:
 def test_one_at_rest_or_no_time_is_none(
     tmp_path: Path, seconds: float, use: tuple[int, int]
 ) -> None:
-    assert looked_at(resting(tmp_path, seconds), *use).status == "unknown"
+    assert attached_verdict(resting(tmp_path, seconds), *use).status == "unknown"
 
 
 def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> None:
     run = resting(tmp_path, swapped=True)
 
-    assert looked_at(run, 0, 0).status == "unknown"
-    cause = looked_at(run, 100, 100).cause
+    assert attached_verdict(run, 0, 0).status == "unknown"
+    cause = attached_verdict(run, 100, 100).cause
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))

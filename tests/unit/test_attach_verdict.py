@@ -1,4 +1,4 @@
-"""What stacks alone say, and what they must not say."""
+"""Verdicts from stacks alone, and their limits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_branches_of_a_decision_have_no_order() -> None:
     assert not [line for line in verdict.cause.inferred if "ahead" in line or "behind" in line]
 
 
-def test_a_probe_is_not_where_a_rank_stands() -> None:
+def test_a_probe_is_not_the_position_of_a_rank() -> None:
     frame = "ncclscope_patches/probe.py:222 guarded"
     idle = stack("worker.py:9 busy_loop", frame, "vllm/distributed/shm_broadcast.py:971 dequeue")
     verdict = judged(*(worker(r, idle if r == 2 else REDUCE) for r in range(4)), gap=12.0)
@@ -152,7 +152,7 @@ def test_a_tight_loop_that_is_always_met_at_its_collective_is_healthy() -> None:
     assert verdict.cause is None
 
 
-def test_a_look_in_between_shows_that_a_rank_moves() -> None:
+def test_a_sample_in_between_shows_that_a_rank_moves() -> None:
     places = [(GATHER, REDUCE, GATHER)] + [(REDUCE, GATHER, REDUCE)] * 3
     verdict = judged(*(worker(rank, *samples) for rank, samples in enumerate(places)))
 
@@ -278,7 +278,7 @@ def test_an_engine_whose_rank_is_one_sub_block_ahead() -> None:
     assert not any("ahead" in line for line in verdict.cause.evidence)
 
 
-def test_without_a_counter_nobody_is_said_to_be_ahead_for_sure() -> None:
+def test_without_a_counter_no_rank_is_certainly_ahead() -> None:
     verdict = judged(*recorded_moe(counters=False), gap=12.0)
 
     assert verdict.cause is not None

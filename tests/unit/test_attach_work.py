@@ -67,7 +67,7 @@ def test_running_what_was_compiled_is_no_work_of_that_kind(frames: tuple[str, ..
     assert work_of(stack(*PROGRAM, *frames)) is None
 
 
-def test_peers_of_a_rank_that_compiles_are_told_so() -> None:
+def test_the_verdict_on_a_compiling_rank_says_what_its_peers_wait_for() -> None:
     busy = worker(3, stack(*PROGRAM, *STACKS["torch.compile"]), cpu=30.0)
     peers = [worker(rank, in_collective("all_reduce", 40)) for rank in range(3)]
     found = judge_stacks(list(read_motions(snapshot([*peers, busy], 30.0)).values()), 30.0)

@@ -1,4 +1,4 @@
-"""What is measured of jobs on many nodes is a diagnosis that finds what was planted."""
+"""Benchmarks of jobs on many nodes measure a diagnosis that finds the planted fault."""
 
 from __future__ import annotations
 

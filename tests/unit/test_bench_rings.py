@@ -17,7 +17,7 @@ from ncclscope.ring.reader import RingFile
 RANKS, CAPACITY = 18, 40_000
 
 
-def said(directory: Path) -> dict[str, Any]:
+def document(directory: Path) -> dict[str, Any]:
     verdict = diagnose(open_run(directory)).to_dict()
     del verdict["verdict"]["evidence"]  # which speaks of times
     return {name: verdict[name] for name in ("status", "ranks", "verdict", "table")}
@@ -34,8 +34,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_both_say_the_same_and_are_read_alike(jobs: tuple[Path, Path]) -> None:
     full, sparse = jobs
 
-    assert said(sparse) == said(full)
-    assert said(sparse)["verdict"]["diverging_ranks"] == [DIVERGING]
+    assert document(sparse) == document(full)
+    assert document(sparse)["verdict"]["diverging_ranks"] == [DIVERGING]
     assert read_ranges(sparse) == read_ranges(full)
 
 

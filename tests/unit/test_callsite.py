@@ -25,7 +25,7 @@ from tests.support.rings import read, tracer_in
 
 
 def places() -> Sites:
-    """Returns the call site of whoever calls this, and the user's."""
+    """Return the call site of whoever calls this, and the user's."""
     return places_of(sys._getframe(1))
 
 
@@ -36,14 +36,14 @@ def places_of(frame: Any) -> Sites:
 
 
 def here() -> str:
-    """Returns the call site of whoever calls this, in short."""
+    """Return the call site of whoever calls this, in short."""
     site = places_of(sys._getframe(1)).site
     assert site is not None
     return site
 
 
 def line_of(text: str) -> int:
-    """Returns the number of the one line of this file that ends with a text."""
+    """Return the number of the one line of this file that ends with a text."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(text))
     return number
@@ -54,7 +54,7 @@ def test_file_line_and_function() -> None:
     assert site == f"test_callsite.py:{line_of('# marked')} test_file_line_and_function"
 
 
-def test_lines_of_one_function_are_told_apart() -> None:
+def test_lines_of_one_function_are_distinguished() -> None:
     one, other = here(), here()
     assert one == other  # on one line
     another = here()
@@ -62,7 +62,7 @@ def test_lines_of_one_function_are_told_apart() -> None:
 
 
 def run(source: str, name: str, **names: Any) -> dict[str, Any]:
-    """Runs a module that lies at the given path, if anyone asks where it lies."""
+    """Run a module that lies at the given path, if anyone asks where it lies."""
     names |= {"here": here, "places": places}
     exec(compile(source, name, "exec"), names)
     return names
@@ -202,7 +202,7 @@ def test_the_tracer_finds_its_caller(rings: Path) -> None:
 def installed(
     source: str, name: str = "/venv/lib/python3.11/site-packages/accelerate/ac.py"
 ) -> Any:
-    """Returns the function ``gather`` of a module of an installed package."""
+    """Return the function ``gather`` of a module of an installed package."""
     return run(source, name)["gather"]
 
 
@@ -242,7 +242,7 @@ def test_the_standard_library_is_installed(name: str) -> None:
 
 
 class Stack:
-    """A frame of a stack that is all installed, as an engine's worker has it, and counts looks."""
+    """A frame of a stack that is all installed, as an engine's worker has it, and counts reads."""
 
     def __init__(self, depth: int, samples: list[int]) -> None:
         name = f"/venv/lib/python3.11/site-packages/vllm/v1/worker_{depth}.py"
@@ -260,7 +260,7 @@ class Stack:
 _CODES: dict[str, types.CodeType] = {}
 
 
-def test_where_all_is_installed_nobody_goes_on_looking() -> None:
+def test_where_all_frames_are_installed_the_search_ends() -> None:
     samples: list[int] = []
     frame: Any = Stack(60, samples)
     for _ in range(20):

@@ -26,7 +26,7 @@ def packed(*files: tuple[str, bytes]) -> bytes:
 
 
 def foreign(*members: tuple[tarfile.TarInfo, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
-    """A stream that another program has made."""
+    """Return a stream that another program has made."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz", format=format) as archive:
         for info, data in members:

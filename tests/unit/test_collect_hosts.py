@@ -45,3 +45,8 @@ def test_nor_does_one_about_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_a_name_on_the_command_line_is_shown() -> None:
     with pytest.raises(UsageError, match="'a;b' is not a host name"):
         hosts("node-1,a;b")
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="line 1 of /dev/zero is not a host name"):
+        hosts("@/dev/zero")

@@ -46,7 +46,7 @@ def test_nothing_is_wider_than_the_terminal(skipped: Verdict, width: int) -> Non
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_answer_stands_in_the_frame(skipped: Verdict, width: int) -> None:
+def test_the_answer_is_in_the_frame(skipped: Verdict, width: int) -> None:
     screen = _screen(skipped, width)
     frame = " ".join(line.strip("│ ") for line in screen.splitlines() if line.startswith("│"))
 
@@ -55,7 +55,7 @@ def test_the_answer_stands_in_the_frame(skipped: Verdict, width: int) -> None:
     assert "no progress for 60 s" in screen
 
 
-def test_where_two_stand_against_two_each_side_is_named_by_what_it_posted(
+def test_in_a_tie_each_side_is_named_by_what_it_posted(
     cluster_of: Callable[[int], Cluster],
 ) -> None:
     cluster = cluster_of(4)
@@ -80,7 +80,7 @@ def test_where_two_stand_against_two_each_side_is_named_by_what_it_posted(
         assert posted == {"0 2": "[9,2]", "1 3": "[8,2]"}
 
 
-def test_equal_calls_stand_in_one_line(skipped: Verdict) -> None:
+def test_equal_calls_share_a_line(skipped: Verdict) -> None:
     lines = _screen(skipped, 160).splitlines()
 
     missing = next(line for line in lines if line.strip().startswith("> #5"))
@@ -90,7 +90,7 @@ def test_equal_calls_stand_in_one_line(skipped: Verdict) -> None:
     assert "#5" in gathers
 
 
-def test_recorded_and_inferred_are_told_apart(cluster_of: Callable[[int], Cluster]) -> None:
+def test_recorded_and_inferred_are_distinguished(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(4)
     for pair in ((0, 1), (2, 3)):
         cluster.history("tp:0", members=pair)
@@ -108,7 +108,7 @@ def test_recorded_and_inferred_are_told_apart(cluster_of: Callable[[int], Cluste
     assert "communicators of its kind" not in recorded
 
 
-def test_healthy_ranks_are_said_to_agree(cluster_of: Callable[[int], Cluster]) -> None:
+def test_healthy_ranks_are_reported_to_agree(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(4)
     cluster.history()
 
@@ -119,7 +119,7 @@ def test_healthy_ranks_are_said_to_agree(cluster_of: Callable[[int], Cluster]) -
     assert "EVIDENCE" not in screen
 
 
-def test_many_ranks_that_stand_alike_share_a_row(cluster_of: Callable[[int], Cluster]) -> None:
+def test_many_ranks_at_the_same_position_share_a_row(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(24)
     cluster.history(count=2)
     cluster.post([7], "tp:0", "all_gather", done=False)

@@ -1,4 +1,4 @@
-"""What a ring says of its probes and of what they do not see."""
+"""A ring's notes on its probes and on what they do not see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.rings import read, tracer_in
 
 @pytest.fixture(autouse=True)
 def process(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stand for a fresh process that is traced."""
+    """Act as a fresh process that is traced."""
     monkeypatch.setenv("NCCLSCOPE_DIR", str(rings))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

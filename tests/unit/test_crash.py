@@ -27,9 +27,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_it_is_one_line_and_a_report(failing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "rings"]) == 70
 
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
     (report,) = failing.iterdir()
     assert line.startswith("ncclscope: internal error (KeyError at test_crash.py:")
     assert line.endswith(f"its report is {report}")

@@ -28,18 +28,18 @@ def _job(directory: Path, label: str) -> Cluster:
     return cluster
 
 
-def _heard(path: str | Path, earlier_ns: int) -> None:
-    """Set when a process was last heard of to so much earlier."""
+def _set_heartbeat(path: str | Path, earlier_ns: int) -> None:
+    """Move the last heartbeat of a process to an earlier time."""
     with open(path, "r+b") as file:
         file.seek(layout.HEADER_HEARTBEAT)
-        heard = int.from_bytes(file.read(8), "little") - earlier_ns
+        heartbeat = int.from_bytes(file.read(8), "little") - earlier_ns
         file.seek(layout.HEADER_HEARTBEAT)
-        file.write(heard.to_bytes(8, "little"))
+        file.write(heartbeat.to_bytes(8, "little"))
 
 
 def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:
     for tracer in _job(tmp_path / "old", "tp:0").tracers:
-        _heard(tracer.path, DAY)
+        _set_heartbeat(tracer.path, DAY)
     _job(tmp_path / "new", "dp:0")
 
     run = open_run(tmp_path)
@@ -53,9 +53,9 @@ def test_jobs_that_were_over_long_before_are_left_out(tmp_path: Path) -> None:
 
 def test_a_rank_that_ended_while_its_job_ran_is_kept(tmp_path: Path) -> None:
     for tracer in _job(tmp_path / "old", "tp:0").tracers:
-        _heard(tracer.path, DAY)
+        _set_heartbeat(tracer.path, DAY)
     cluster = _job(tmp_path / "new", "dp:0")
-    _heard(cluster.tracers[1].path, crowd.SLACK_NS // 2)
+    _set_heartbeat(cluster.tracers[1].path, crowd.SLACK_NS // 2)
 
     assert len(open_run(tmp_path).ranks) == 2
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_ring_is_still_spoken_of(tmp_path: Path) -> None:
 def test_few_rings_are_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "MANY", 4)
     for tracer in _job(tmp_path / "old", "tp:0").tracers:
-        _heard(tracer.path, DAY)
+        _set_heartbeat(tracer.path, DAY)
     _job(tmp_path / "new", "dp:0")
 
     assert not any("over before" in note for note in open_run(tmp_path).notes)

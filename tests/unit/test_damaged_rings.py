@@ -16,13 +16,14 @@ from ncclscope.ring.reader import RingFile
 from tests.support.cluster import Cluster
 
 HASH = 16
-"""Where the running hash stands in a record."""
+"""Where the running hash is in a record."""
 SEQ = 24
+SIZES = 68
 DESCRIPTION = b'{"key"'
 
 
 def damage(path: Path, text: bytes) -> None:
-    """Overwrites one byte at the beginning of a text of a ring."""
+    """Overwrite one byte at the beginning of a text of a ring."""
     data = path.read_bytes()
     place = data.index(text)
     path.write_bytes(data[:place] + b"\xff" + data[place + 1 :])
@@ -100,7 +101,7 @@ def test_the_rest_is_judged(tmp_path: Path) -> None:
     assert cause.confidence != "certain"
 
 
-def test_a_rank_whose_record_is_damaged_is_not_said_to_be_late(tmp_path: Path) -> None:
+def test_a_rank_whose_record_is_damaged_is_not_reported_late(tmp_path: Path) -> None:
     """All have posted the same, and wait; the record of one is damaged."""
     cluster = Cluster(tmp_path / "rings", 4)
     cluster.history()
@@ -120,7 +121,7 @@ def flip(path: Path, offset: int, bit: int) -> None:
 
 
 def records_of(path: Path) -> range:
-    """Where a ring's records lie, each of 96 bytes."""
+    """Return where a ring's records lie, each of 96 bytes."""
     ring = RingFile(path)
     start = ring.geometry.records
     return range(start, start + ring.head * layout.RECORD.size)
@@ -153,7 +154,7 @@ def calls_of(cluster: Cluster) -> list[Call]:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_damage_in_a_hash_where_ranks_part_blames_nobody(diverged: Cluster, before: int) -> None:
+def test_damage_in_a_hash_at_the_divergence_blames_nobody(diverged: Cluster, before: int) -> None:
     """The hash of the call at which rank 2 differs, or of the one before it."""
     path = ring_of(diverged, 2)
     record = records_of(path).start + (5 - before) * layout.RECORD.size
@@ -177,7 +178,7 @@ def test_damage_in_a_hash_that_later_calls_contradict_is_no_difference(tmp_path:
 
 
 def flip_text(path: Path, kind: int, number: int, *, length: bool = False) -> None:
-    """Flips a bit of an interned text, or of its length."""
+    """Flip a bit of an interned text, or of its length."""
     data = path.read_bytes()
     offset = RingFile(path).geometry.strings
     count = 0
@@ -324,6 +325,30 @@ def test_a_root_where_the_operation_has_none_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
 
     assert [call_text(call) for call in calls_of(cluster)] == ["a damaged record"]
+
+
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_reduce", "send"])
+def test_sizes_of_another_call_are_not_shown(tmp_path: Path, op: str) -> None:
+    cluster = Cluster(tmp_path / "rings", 2)
+    sizes = {"peer": 1} if op == "send" else {}
+    cluster.post([0], "tp:0", "all_gatherv", shape=(1, 2), sizes=(1, 2))
+    cluster.post([0], "tp:0", op, shape=(3, 2), **sizes)
+    for tracer in cluster.tracers:
+        tracer.close()
+    ring = ring_of(cluster, 0)
+    with RingFile(ring) as image:
+        geometry = image.geometry
+    places = [geometry.records + number * layout.RECORD.size + SIZES for number in range(2)]
+    data = bytearray(ring.read_bytes())
+    data[places[1] : places[1] + 4] = data[places[0] : places[0] + 4]
+    ring.write_bytes(data)
+
+    rank = open_run(cluster.directory).by_rank[0]
+
+    (log,) = rank.logs.values()
+    assert log.call(1).sizes == (1, 2)
+    calls = [log.call(2)] if op != "send" else next(iter(rank.p2p.values()))
+    assert [call.sizes for call in calls] == [None]
 
 
 def test_a_torn_last_record_of_a_process_that_ended_in_order_is_damage(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ BACKWARD = stack(
 
 
 def living(run: Run, seconds: float) -> Run:
-    """The run with processes that live, their last calls so long ago."""
+    """Return the run with processes that live, their last calls so long ago."""
     ranks = []
     for rank in run.ranks:
         last = rank.last_call()
@@ -231,7 +231,7 @@ def test_who_is_left_in_what_is_not_recorded_is_named(
 
 
 def test_a_crash_inside_of_what_is_not_recorded_does_not_blame_the_many(tmp_path: Path) -> None:
-    """Of another size than rank 0's call, their all_reduce ends with an error of gloo's."""
+    """Their all_reduce has another size than rank 0's call, and ends with a gloo error."""
     cluster = with_ddp(tmp_path, (0,))
     for tracer in cluster.tracers[1:]:
         tracer.describe(ended_with="RuntimeError: op.preamble.length <= op.nbytes")

@@ -1,4 +1,4 @@
-"""What is asked of the CUDA driver to run a marker, of a driver that is played."""
+"""Calls to the CUDA driver that run a marker, on a fake driver."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Library:
     def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
         return 0
 
-    def cuGetErrorName(self, result: int, said: Any) -> int:
+    def cuGetErrorName(self, result: int, output: Any) -> int:
         return 0
 
     def cuCtxGetStreamPriorityRange(self, least: Any, greatest: Any) -> int:
@@ -85,7 +85,7 @@ class Library:
 
 
 def _values(parameters: int) -> list[int]:
-    """What a kernel is given, by the address of where that stands."""
+    """Return the arguments of a kernel, by their address."""
     places = (ctypes.c_void_p * 3).from_address(parameters)
     return [ctypes.c_uint64.from_address(place or 0).value for place in places]
 

@@ -102,14 +102,14 @@ def used(bench: Bench) -> Bench:
 
 
 def _placed(bench: Bench, comm: Comm | None = None) -> str:
-    """Where the markers of a graph of three calls stand."""
+    """Return where the markers of a graph of three calls are."""
     before = len(bench.device.tails)
     _, markers = captured(bench.tracer, comm or bench.comm, ["all_reduce"] * 3)
     assert len(markers) == 3
     return {0: "in the stream", 3: "beside"}[len(bench.device.tails) - before]
 
 
-def test_markers_of_a_graph_stand_in_the_stream_where_one_communicator_is_in_use(
+def test_markers_of_a_graph_are_in_the_stream_where_one_communicator_is_in_use(
     used: Bench,
 ) -> None:
     post(used.tracer, used.tracer.communicator("t", "ep:0", (0, 1), "nccl"))  # tried, and not used
@@ -121,14 +121,14 @@ def test_markers_of_a_graph_stand_in_the_stream_where_one_communicator_is_in_use
     assert (used.slot["finished"], used.slot["state"]) == (8, COUNTED)
 
 
-def test_markers_stand_beside_the_calls_where_two_communicators_are_in_use(used: Bench) -> None:
+def test_markers_are_beside_the_calls_where_two_communicators_are_in_use(used: Bench) -> None:
     other = used.tracer.communicator("o", "ep:0", (0, 1), "nccl")
     post(used.tracer, other)
     post(used.tracer, other)
     assert _placed(used) == "beside"
 
 
-def test_markers_stand_where_they_should_have_in_the_last_graph(used: Bench) -> None:
+def test_markers_are_where_they_should_have_been_in_the_last_graph(used: Bench) -> None:
     other = used.tracer.communicator("o", "ep:0", (0, 1), "nccl")
     post(used.tracer, other)
     capture = used.tracer.graphs.begin()
@@ -141,7 +141,7 @@ def test_markers_stand_where_they_should_have_in_the_last_graph(used: Bench) -> 
     assert [_placed(used), _placed(used)] == ["beside", "in the stream"]
 
 
-def test_all_markers_of_one_graph_stand_alike(used: Bench) -> None:
+def test_all_markers_of_one_graph_are_placed_alike(used: Bench) -> None:
     outer = used.tracer.graphs.begin()
     used.device.holding = []
     post(used.tracer, used.comm, capture=outer, stream=99)
@@ -152,7 +152,7 @@ def test_all_markers_of_one_graph_stand_alike(used: Bench) -> None:
     assert (len(used.device.holding), used.device.tails) == (2, [])
 
 
-def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_stand_beside(
+def test_where_kernels_of_vllms_own_are_alone_in_graphs_markers_are_beside(
     used: Bench,
 ) -> None:
     own = used.tracer.communicator("c", "tp:0/custom", (0, 1), "custom")
@@ -179,7 +179,7 @@ def test_whose_kernels_a_communicators_calls_are(bench: Bench, backend: str, is_
     assert marks.is_nccl is is_nccl
 
 
-def test_markers_before_and_behind_the_calls_of_a_graph_stand_alike(entering: Bench) -> None:
+def test_markers_before_and_behind_the_calls_of_a_graph_are_placed_alike(entering: Bench) -> None:
     entering.post()
     entering.post()
     graph, markers = captured(entering.tracer, entering.comm, ["all_reduce"] * 2)
@@ -223,7 +223,7 @@ def test_calls_of_a_group_in_a_graph_get_one_marker(bench: Bench) -> None:
 
 
 def _captured_group(bench: Bench) -> tuple[TracedGraph, list[Any]]:
-    """Captures a graph of three calls in one NCCL group, with their markers."""
+    """Capture a graph of three calls in one NCCL group, with their markers."""
     marks = bench.device.of(bench.comm.channel, is_nccl=True)
     capture = bench.tracer.graphs.begin()
     bench.device.holding = []
@@ -377,7 +377,7 @@ def _unseen_replay(bench: Bench) -> None:
         (_refused, 10),
     ],
 )
-def test_a_count_that_tells_nothing_says_why(
+def test_an_unusable_count_says_why(
     bench: Bench, cause: Callable[[Bench], None], reason: int
 ) -> None:
     cause(bench)
@@ -554,7 +554,7 @@ def test_another_value_is_refused_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="this machine has a driver")
-def test_a_machine_without_a_driver_is_told_of_once(tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_is_reported_once(tmp_path: Path) -> None:
     done = _run(RECORD, tmp_path, NCCL_SCOPE_DEVICE_PROGRESS="1", RANK="0", WORLD_SIZE="2")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 1

@@ -34,8 +34,8 @@ kept
 """
 
 
-def wrong(shown: str, said: str, status: int = 0) -> bool:
-    return bool(differences([Outcome(Command("true", shown), said, status)]))
+def wrong(shown: str, message: str, status: int = 0) -> bool:
+    return bool(differences([Outcome(Command("true", shown), message, status)]))
 
 
 def test_a_document_is_one_session(tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ def test_a_document_is_one_session(tmp_path: Path) -> None:
         ("$ sleep 60", "did not come to its end"),
     ],
 )
-def test_what_breaks_is_told(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_difference_from_the_document_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     commands = sessions(f"```console\n{text}\n```\n")
     limit = 2 if "sleep" in text else 60
-    (told,) = differences(Session(tmp_path).run(commands, limit))
+    (difference,) = differences(Session(tmp_path).run(commands, limit))
 
-    assert reason in told
+    assert reason in difference
 
 
 def test_a_session_begins_with_a_command() -> None:
@@ -78,7 +78,7 @@ def test_a_session_begins_with_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "message"),
     [
         ("a\n...\nd", "a\nb\nc\nd\n"),
         ("...\nb\n...", "a b c"),
@@ -88,12 +88,12 @@ def test_a_session_begins_with_a_command() -> None:
         ("138 kB, 0.5 s at 04:52:07", "9 kB, 12 s at 23:00:00"),
     ],
 )
-def test_what_varies_is_equal(shown: str, said: str) -> None:
-    assert not wrong(shown, said)
+def test_what_varies_is_equal(shown: str, message: str) -> None:
+    assert not wrong(shown, message)
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "message"),
     [
         ("a\n...\nd", "a b c"),
         ("a\n...\nd", "b d"),
@@ -103,5 +103,5 @@ def test_what_varies_is_equal(shown: str, said: str) -> None:
         (" 0  583  world  13", " 0  583  world  14"),
     ],
 )
-def test_what_does_not_vary_is_compared(shown: str, said: str) -> None:
-    assert wrong(shown, said)
+def test_what_does_not_vary_is_compared(shown: str, message: str) -> None:
+    assert wrong(shown, message)

@@ -1,13 +1,14 @@
-"""What is said of jobs whose processes have ended by themselves."""
+"""Verdicts on jobs whose processes have ended by themselves."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ncclscope import Verdict, diagnose
+from ncclscope import Verdict, diagnose, open_run
 from ncclscope.model import Activity
 from tests.support.cluster import Cluster
 
@@ -101,6 +102,47 @@ def test_a_call_that_keeps_the_heartbeat_waits_as_well(tmp_path: Path) -> None:
 def test_a_job_that_was_killed_at_once_did_not_hang(tmp_path: Path) -> None:
     assert killed(tmp_path, dict.fromkeys(range(SIZE), 0.1)).status == "ok"
     assert killed(tmp_path, dict.fromkeys(range(SIZE), -0.5)).status == "ok"
+
+
+def late(directory: Path, boot: str) -> Verdict:
+    """Return the verdict on a job that was killed just after rank 3 had posted a call late."""
+    began = 10**18
+    for rank in range(SIZE):
+        posted = began + (50_000_000_000 if rank == 3 else 0)
+        lines: list[dict[str, object]] = [
+            {
+                "ncclscope_trace": 1,
+                "rank": rank,
+                "world_size": SIZE,
+                "host": "node",
+                "pid": 9 + rank,
+            }
+            | {"last_seen_ns": began + 50_100_000_000, "started_ns": began},
+            {"comm": "k", "label": "world", "ranks": list(range(SIZE)), "backend": "gloo"},
+            {"call": "barrier", "comm": "k", "t_ns": began, "state": "completed"},
+            {"call": "all_reduce", "comm": "k", "t_ns": posted, "state": "scheduled"},
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (directory / f"{rank}.jsonl").write_text(text)
+    run = open_run(directory)
+    ranks = (
+        replace(rank, alive=False, details={**rank.details, "boot_id": boot}) for rank in run.ranks
+    )
+    return diagnose(replace(run, ranks=tuple(ranks)))
+
+
+def test_a_rank_that_came_late_has_not_ended_before_its_peers(tmp_path: Path) -> None:
+    verdict = late(tmp_path, "one")
+
+    assert verdict.cause is None
+    assert "heartbeat" not in verdict.summary
+
+
+def test_without_a_common_clock_its_heartbeat_counts_from_its_last_call(tmp_path: Path) -> None:
+    cause = late(tmp_path, "").cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (3,))
 
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:42933"

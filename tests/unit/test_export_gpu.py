@@ -20,7 +20,7 @@ pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Rank 0 stands in call 4 of 5; what rank 1 has done is not known."""
+    """Rank 0 waits in call 4 of 5; what rank 1 has done is not known."""
     for rank in range(2):
         tracer = Tracer(tmp_path, rank=rank, world_size=2, heartbeat=False)
         comm = tracer.communicator("k", "tp:0", [0, 1], "nccl")

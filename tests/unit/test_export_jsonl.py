@@ -22,8 +22,8 @@ def again(run: Run, directory: Path) -> Run:
     return open_run(directory)
 
 
-def told(run: Run) -> dict[str, Any]:
-    """The whole document, but for what names the input."""
+def summary_of(run: Run) -> dict[str, Any]:
+    """Return the whole document, but for what names the input."""
     return {name: part for name, part in diagnose(run).to_dict().items() if name != "notes"}
 
 
@@ -31,13 +31,13 @@ def told(run: Run) -> dict[str, Any]:
 def test_rings_say_the_same_as_the_trace_made_of_them(tmp_path: Path, name: str) -> None:
     run = prepare(tmp_path / "rings", name).run()
 
-    found = told(again(run, tmp_path / "trace"))
+    found = summary_of(again(run, tmp_path / "trace"))
 
-    assert found == told(run)
+    assert found == summary_of(run)
     assert (found["verdict"] is None) == (name == "calm")
 
 
-def test_which_graphs_there_are_is_told_by_the_trace(tmp_path: Path) -> None:
+def test_the_trace_lists_the_graphs(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 4)
     graphs = [
         [
@@ -54,8 +54,8 @@ def test_which_graphs_there_are_is_told_by_the_trace(tmp_path: Path) -> None:
     back = again(run, tmp_path / "trace")
 
     assert [dict(rank.graphs) for rank in back.ranks] == [dict(rank.graphs) for rank in run.ranks]
-    assert told(back) == told(run)
-    assert told(back)["verdict"]["kind"] == "capture_mismatch"
+    assert summary_of(back) == summary_of(run)
+    assert summary_of(back)["verdict"]["kind"] == "capture_mismatch"
 
 
 @pytest.mark.parametrize("timed_out", [False, True])
@@ -66,7 +66,7 @@ def test_dumps_say_the_same_as_the_trace_made_of_them(tmp_path: Path, timed_out:
     job.post([0, 1, 3], state="started", retired=timed_out, **end)
     run = open_run(job.write(tmp_path / "dumps"))
 
-    assert told(again(run, tmp_path / "trace")) == told(run)
+    assert summary_of(again(run, tmp_path / "trace")) == summary_of(run)
 
 
 def test_how_far_a_rank_has_come_survives_where_none_of_its_calls_is_kept(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_a_window_stays_a_window(tmp_path: Path) -> None:
     back = again(run, tmp_path / "two")
 
     assert back.window
-    assert told(back) == told(run)
+    assert summary_of(back) == summary_of(run)
 
 
 @pytest.mark.parametrize(
-    "told_of",
+    "metadata",
     [
         {"tells": 1, "dumped": "yes", "overdue": [["k", True]], "timed_out": -1},
         {"overdue": [[1, 2, 3], ["k", False, "x"], "k"], "ended_with": ["x"]},
@@ -111,11 +111,11 @@ def test_a_window_stays_a_window(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_foreign_trace_says_of_itself_is_taken_with_care(
-    tmp_path: Path, told_of: object
+    tmp_path: Path, metadata: object
 ) -> None:
     import json
 
-    header = {"ncclscope_trace": 1, "rank": 0, "world_size": 1, "told": told_of}
+    header = {"ncclscope_trace": 1, "rank": 0, "world_size": 1, "summary_of": metadata}
     comm = {"comm": "k", "ranks": [0], "calls": -5}
     (tmp_path / "0.jsonl").write_text(f"{json.dumps(header)}\n{json.dumps(comm)}\n")
 

@@ -30,7 +30,7 @@ def kept(run: Run) -> dict[int, dict[str, tuple[int, int]]]:
     }
 
 
-def test_nothing_said_is_all(run: Run) -> None:
+def test_no_selection_exports_all(run: Run) -> None:
     assert select(run, Selection()) is run
 
 

@@ -50,7 +50,7 @@ def test_rings_are_counted_as_they_are_made() -> None:
         assert rings_that_fit(free) == made
 
 
-def test_a_container_without_shared_memory_is_told_what_to_set(
+def test_a_container_without_shared_memory_gets_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_systems, "_SHM", tmp_path / "shm")

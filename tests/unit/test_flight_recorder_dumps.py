@@ -164,7 +164,7 @@ def test_a_rank_that_has_not_posted_is_waited_for(tmp_path: Path) -> None:
 def test_one_rank_ahead_of_all_others_is_a_snapshot_unless_none_moves(
     tmp_path: Path, seconds: float, status: str
 ) -> None:
-    """Of dumps that were written long after the last call, it is the one that waits alone."""
+    """In dumps written long after the last call, the rank that waits alone is named."""
     job = Job(4)
     history(job)
     job.post([2], state="scheduled")

@@ -18,7 +18,7 @@ from tests.support.dumps import Job, history
 WORLD = [0, 1, 2, 3]
 MINUTE_NS = 60 * 10**9
 TIMEOUT_NS = 10 * MINUTE_NS
-"""What the entries have as their timeout."""
+"""Timeout of the entries."""
 
 
 def cause_of(verdict: Verdict) -> Finding:
@@ -30,7 +30,7 @@ def cause_of(verdict: Verdict) -> Finding:
 
 
 def late(job: Job, rank: int, age_ns: int) -> int:
-    """Returns a time so long after the last call of a rank."""
+    """Return a time so long after the last call of a rank."""
     created: int = job.entries[rank][-1]["time_created_ns"]
     return created + age_ns
 
@@ -92,7 +92,7 @@ def test_gloo_retires_what_has_completed_and_never_stalls(tmp_path: Path) -> Non
 
 
 def dated(directory: Path, job: Job, age_ns: int) -> Path:
-    """Makes files as old as if they had been written so long after the last call."""
+    """Make files as old as if they had been written so long after the last call."""
     for rank in range(len(job.entries)):
         stamp = late(job, rank, age_ns)
         os.utime(directory / f"comm_lib_trace_rank_{rank}", ns=(stamp, stamp))
@@ -353,7 +353,7 @@ def test_before_2_11_splits_of_one_tensor_are_not_known(tmp_path: Path) -> None:
     assert job.verdict(tmp_path).status == "ok"
 
 
-def test_lists_of_tensors_tell_their_splits_in_any_version(tmp_path: Path) -> None:
+def test_lists_of_tensors_give_their_splits_in_any_version(tmp_path: Path) -> None:
     job = job_of("2.10")
     expected = fitting()
     expected[0][1] += 1

@@ -51,7 +51,7 @@ def test_two_runs_below_one_directory_are_not_mixed() -> None:
     assert len(run.notes) == 1
 
 
-def test_a_status_tells_how_far_a_rank_is_that_kept_nothing() -> None:
+def test_the_status_gives_the_position_of_a_rank_without_entries() -> None:
     run = open_run(SETS / "lock_gil_1st")
     (key,) = (k for k, c in run.communicators.items() if c.label == "EXPERT_MODEL_PARALLEL_GROUP:1")
     calls = {rank.rank: rank.logs[key].calls for rank in run.members(key)}

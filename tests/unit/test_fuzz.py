@@ -13,7 +13,7 @@ import pytest
 
 from tests.fuzz import oracles
 from tests.fuzz.corpus import CORPUS, add_kept, keep
-from tests.fuzz.inputs import Answer, Input, Specimen, Surface
+from tests.fuzz.inputs import Answer, BaseInput, Input, Surface
 from tests.fuzz.judges import Block, Judges
 from tests.support.examples import examples
 
@@ -34,7 +34,7 @@ class Faulty(Surface):
     """A surface on which every input fails in a way of its own."""
 
     def __init__(self) -> None:
-        super().__init__("faulty", [Specimen("one", {"file": b"1"})], [_unchanged])
+        super().__init__("faulty", [BaseInput("one", {"file": b"1"})], [_unchanged])
 
     def judge(self, given: Input, seed: int) -> Answer:
         if seed == 1:
@@ -49,8 +49,8 @@ class Faulty(Surface):
         return Answer("read")
 
 
-def _unchanged(_dice: object, specimen: Specimen) -> Input:
-    return Input(specimen, specimen.files, "nothing")
+def _unchanged(_dice: object, base: BaseInput) -> Input:
+    return Input(base, base.files, "nothing")
 
 
 def test_an_input_that_ends_its_judge_is_found_and_the_others_are_judged(
@@ -69,10 +69,10 @@ def test_an_input_that_ends_its_judge_is_found_and_the_others_are_judged(
 
 def test_a_kept_input_is_judged_again_and_damaged_further(tmp_path: Path) -> None:
     surface = Faulty()
-    changed = Input(surface.specimens[0], {"file": b"2"}, "a digit", forged=True)
+    changed = Input(surface.bases[0], {"file": b"2"}, "a digit", forged=True)
     keep(changed, "faulty", tmp_path / "a.tar.gz", "a bug")
 
     add_kept({"faulty": surface}, [tmp_path / "a.tar.gz"])
 
     assert surface.make(-1).files == {"file": b"2"}
-    assert {surface.make(seed).specimen.name for seed in range(16)} == {"one", "kept a"}
+    assert {surface.make(seed).base.name for seed in range(16)} == {"one", "kept a"}

@@ -24,7 +24,7 @@ Ranks = Callable[..., list[tuple[Tracer, Comm]]]
 
 @pytest.fixture
 def ranks(rings: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Makes guarded ranks of one communicator, all in this process."""
+    """Make guarded ranks of one communicator, all in this process."""
     monkeypatch.setattr(warning, "_warned", set())
 
     def make(count: int, mode: str = "raise", capacity: int = 4096) -> list[tuple[Tracer, Comm]]:
@@ -61,7 +61,7 @@ def test_ranks_that_agree_are_left_alone(ranks: Ranks) -> None:
     assert all(guard_of(tracer).active for tracer, _ in group)
 
 
-def test_the_last_to_post_is_told_what_all_have_posted_and_where(ranks: Ranks) -> None:
+def test_the_error_of_the_last_rank_lists_what_all_have_posted_and_where(ranks: Ranks) -> None:
     group = ranks(3)
     for number in range(1, 5):
         for tracer, comm in group:
@@ -118,7 +118,7 @@ def test_a_peer_that_is_ahead_and_agrees(ranks: Ranks) -> None:
     assert guard_of(other).active
 
 
-def test_a_peer_that_is_far_ahead_and_parted_long_ago(ranks: Ranks) -> None:
+def test_a_peer_that_is_far_ahead_and_diverged_long_ago(ranks: Ranks) -> None:
     (one, comm), (other, theirs) = ranks(2)
     for number in range(1, 3000):
         post(one, comm, number if number != 100 else 7)
@@ -150,12 +150,12 @@ def test_of_a_call_that_is_overwritten_nothing_is_claimed(ranks: Ranks) -> None:
     assert guard_of(other).active
 
 
-def test_words_that_are_torn_are_held_against_the_records(ranks: Ranks) -> None:
+def test_a_torn_cursor_is_checked_against_the_records(ranks: Ranks) -> None:
     (one, comm), (other, theirs) = ranks(2)
     for number in range(1, 9):
         post(one, comm, number)
-    words = guard_of(one)._known[comm.channel.index].words
-    words[5] ^= 1 << 40
+    cursor = guard_of(one)._known[comm.channel.index].hashes
+    cursor[5] ^= 1 << 40
 
     for number in range(1, 9):
         post(other, theirs, number)
@@ -283,7 +283,7 @@ def test_foreign_files_are_passed_over(ranks: Ranks, rings: Path, content: bytes
         post(other, theirs, 2)
 
 
-def test_a_mode_that_does_not_exist_is_said_to_be_none(
+def test_a_mode_that_does_not_exist_is_refused(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(warning, "_warned", set())
@@ -294,7 +294,7 @@ def test_a_mode_that_does_not_exist_is_said_to_be_none(
     assert "neither warn nor raise" in caplog.text
 
 
-def test_a_forked_child_does_not_write_its_parents_words(ranks: Ranks) -> None:
+def test_a_forked_child_does_not_write_its_parents_cursor(ranks: Ranks) -> None:
     ((tracer, comm),) = ranks(3)[:1]
     post(tracer, comm, 1)
     child = os.fork()
@@ -305,9 +305,9 @@ def test_a_forked_child_does_not_write_its_parents_words(ranks: Ranks) -> None:
 
     found = PeerCursor(guard_of(tracer)._file.path).find(digest_of(KEY))
     assert found is not None
-    rank, _, words, last = found
+    rank, _, cursor, last = found
     assert (rank, last[0]) == (0, 1)
-    assert list(words[:3]) == [0, comm.channel.hash, 0]
+    assert list(cursor[:3]) == [0, comm.channel.hash, 0]
 
 
 def test_more_communicators_than_there_are_slots(ranks: Ranks) -> None:

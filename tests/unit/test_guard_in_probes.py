@@ -1,4 +1,4 @@
-"""What the guard raises passes through the barrier around the probes; nothing is posted then."""
+"""Errors of the guard pass through the barrier around the probes; nothing is posted then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.rings import tracer_in
 
 
 class Library:
-    """Stands for what a probe reaches into: counts what is really posted."""
+    """In place of what a probe reaches into: counts what is really posted."""
 
     def __init__(self) -> None:
         self.posted: list[int] = []

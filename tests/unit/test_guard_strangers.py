@@ -38,7 +38,7 @@ def beside(tracer: Tracer) -> Path:
 
 
 def in_child(action: Callable[[], object]) -> int:
-    """Returns how a fork ended that does something: its exit status, or minus a signal."""
+    """Run a function in a fork; return its exit status, or minus a signal."""
     child = os.fork()
     if not child:
         signal.alarm(30)
@@ -52,7 +52,7 @@ def in_child(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_words_of_a_peer_that_are_cut_short_kill_nobody(rings: Path) -> None:
+def test_a_truncated_cursor_file_of_a_peer_kills_nobody(rings: Path) -> None:
     peer, theirs = rank_in(rings, 0)
     post(peer, theirs, 1)
 
@@ -82,7 +82,7 @@ def test_a_ring_of_a_peer_that_is_cut_short_kills_nobody(rings: Path) -> None:
 @root_only
 def test_calls_of_another_user_are_not_believed(rings: Path) -> None:
     rings.chmod(0o777)
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     stop, end = os.pipe()
     child = os.fork()
     if not child:
@@ -92,19 +92,19 @@ def test_calls_of_another_user_are_not_believed(rings: Path) -> None:
         os.setuid(STRANGER)
         forger, theirs = rank_in(rings, 0)
         post(forger, theirs, 1)
-        os.write(tell, b"x")
+        os.write(writing, b"x")
         os.read(stop, 1)  # until the other end is closed
         os._exit(0)
-    os.close(tell)
+    os.close(writing)
     os.close(stop)
     try:
-        assert os.read(told, 1) == b"x"
+        assert os.read(reading, 1) == b"x"
         own, comm = rank_in(rings, 1)
         for number in (2, 3):
             post(own, comm, number)
     finally:
         os.close(end)
-        os.close(told)
+        os.close(reading)
         os.waitpid(child, 0)
 
     assert own._guard is not None

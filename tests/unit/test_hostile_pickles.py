@@ -1,4 +1,4 @@
-"""Flight Recorder dumps of a few hundred bytes that stand for gigabytes or crash their reader."""
+"""Flight Recorder dumps of a few hundred bytes that expand to gigabytes or crash their reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def deep_list() -> list[Any]:
 
 
 def shared_list() -> list[Any]:
-    """Returns what has 2 ** 60 members, in a few dozen lists."""
+    """Return a value with 2 ** 60 members, in a few dozen lists."""
     found: list[Any] = ["x"]
     for _ in range(60):
         found = [found, found]
@@ -65,7 +65,7 @@ def dump(entries: list[Any], **more: Any) -> dict[str, Any]:
 
 
 def spelled(value: Any, place: bytes) -> bytes:
-    """Returns a pickle of a value in which a text `HERE` is replaced by other instructions."""
+    """Return a pickle of a value in which a text `HERE` is replaced by other instructions."""
     data = pickle.dumps(value, 2)
     text = b"X\x04\x00\x00\x00HERE"
     start = data.index(text)
@@ -74,12 +74,12 @@ def spelled(value: Any, place: bytes) -> bytes:
 
 
 def list_of_lists() -> bytes:
-    """Returns instructions for a list that is nested deeply, which no pickler would spell."""
+    """Return instructions for a list that is nested deeply, which no pickler would spell."""
     return b"]" * DEEP + b"a" * (DEEP - 1)
 
 
 def shared(kind: str) -> bytes:
-    """Returns instructions for 2 ** 60 texts in lists or tuples."""
+    """Return instructions for 2 ** 60 texts in lists or tuples."""
     made = [b"]" if kind == "list" else b"N\x85", b"r" + struct.pack("<I", 1000)]
     for number in range(1000, 1060):
         get = b"j" + struct.pack("<I", number)
@@ -91,7 +91,7 @@ def shared(kind: str) -> bytes:
 
 
 def among_others(tmp_path: Path, data: bytes) -> None:
-    """Puts a file beside sound dumps and demands that those are read."""
+    """Put a file beside sound dumps and demand that those are read."""
     job = Job(3)
     history(job)
     job.write(tmp_path)

@@ -25,7 +25,7 @@ DETAILS += ("ended_with", "probe_failed", "device_progress", "probes", "unseen",
 
 
 def job(directory: Path, size: int = 3, **details: Any) -> list[Path]:
-    """Writes rings of ranks that agree up to call 19, where the last rank stops."""
+    """Write rings of ranks that agree up to call 19, where the last rank stops."""
     for rank in range(size):
         own = details if rank == 0 else {}
         tracer = tracer_in(directory, rank=rank, world_size=size, details=own)
@@ -58,7 +58,7 @@ def test_a_wrong_type_in_a_description_is_exported_without_it(tmp_path: Path) ->
 
 
 def damage(path: Path, call: int) -> None:
-    """Flips a bit in the number of a call, so that it is not where it should be."""
+    """Flip a bit in the number of a call, so that it is not where it should be."""
     data = bytearray(path.read_bytes())
     geometry = layout.Geometry(*layout.HEADER.unpack_from(data)[3:8])
     data[geometry.records + (call - 1) * layout.RECORD.size] ^= 1 << 4

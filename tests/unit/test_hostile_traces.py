@@ -1,4 +1,4 @@
-"""Packed traces that stand for a thousand times their size, among sound files."""
+"""Packed traces that expand to a thousand times their size, among sound files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope import open_run
+from ncclscope import diagnose, open_run
 from ncclscope.errors import DamagedFileError
 from ncclscope.readers import budget
 from ncclscope.readers.jsonl.trace import read_trace
@@ -81,3 +81,43 @@ def test_a_shape_of_more_elements_than_there_can_be_has_no_number(tmp_path: Path
     (rank,) = open_run(path).ranks
     assert rank.logs["k"].call(1).numel is None
     survive(path)
+
+
+def test_a_trace_of_many_empty_gzip_members_is_read_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "rank1.jsonl.gz"
+    parts = [HEADER, *[b""] * 150_000, LINES["calls"]]
+    packed = {part: gzip.compress(part, 1, mtime=0) for part in set(parts)}
+    path.write_bytes(b"".join(packed[part] for part in parts))
+
+    began = time.thread_time()
+
+    assert read_trace(path).records == 1
+    assert time.thread_time() - began < 4
+
+
+def test_gzip_members_without_end_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_SECONDS_FREE", 0.0)
+    monkeypatch.setattr(budget, "_SECONDS_PER_BYTE", 0.0)
+    path = tmp_path / "rank1.jsonl.gz"
+    path.write_bytes(gzip.compress(HEADER) + gzip.compress(b"", 1, mtime=0) * 60_000)
+
+    with pytest.raises(DamagedFileError, match="too large, read so far: "):
+        read_trace(path)
+
+
+def test_many_communicators_of_unequal_calls_are_compared_in_time(tmp_path: Path) -> None:
+    number = 900
+    calls = [f'{{"call":"barrier","comm":"k{call % number}"}}\n' for call in range(6 * number)]
+    for rank, made in ((0, calls), (1, calls[: -3 * number])):
+        header = {"ncclscope_trace": 1, "rank": rank, "world_size": 2}
+        path = tmp_path / f"rank{rank}.jsonl"
+        path.write_text(json.dumps(header) + "\n" + "".join(made))
+    run = open_run(tmp_path)
+
+    began = time.thread_time()
+    verdict = diagnose(run)
+
+    assert time.thread_time() - began < 10
+    assert verdict.cause is None or not verdict.cause.diverging_ranks

@@ -107,7 +107,7 @@ def test_it_is_read_only_where_a_process_has_ended_here(tmp_path: Path) -> None:
 
 
 def procfs(home: Path, *rows: str) -> Path:
-    """Writes a process with one socket, of inode 77, and the table of all connections."""
+    """Write a process with one socket, of inode 77, and the table of all connections."""
     (home / "5/fd").mkdir(parents=True)
     (home / "5/net").mkdir()
     os.symlink("socket:[77]", home / "5/fd/3")

@@ -169,7 +169,7 @@ def test_without_a_fault_nothing_is_planted() -> None:
 
 @pytest.mark.parametrize("name", DIVERGING)
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_planted_stands_in_the_terms_of_the_verdict(name: str, seed: int) -> None:
+def test_a_planted_fault_is_described_in_the_terms_of_the_verdict(name: str, seed: int) -> None:
     program = Program(fault=name, seed=seed)
     planted = program.planted()
     assert planted["fault"] == name
@@ -214,7 +214,7 @@ def test_a_wrong_root_is_neither_the_right_one_nor_the_rank_itself(rank: int) ->
 
 
 def install(folder: Path, entry: str, source: str) -> None:
-    """Puts a distribution with one fault into a folder for the search path."""
+    """Put a distribution with one fault into a folder for the search path."""
     about = folder / "other_faults-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-faults\nVersion: 1.0\n")
@@ -251,7 +251,7 @@ def test_a_fault_of_another_package_is_found(
         ("other_none", "other = pathlib:Path", "a class derived from Fault"),
     ],
 )
-def test_one_that_is_none_is_told_with_its_owner(
+def test_an_invalid_one_is_reported_with_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, entry: str, message: str
 ) -> None:
     install(tmp_path / folder, entry, OTHER)

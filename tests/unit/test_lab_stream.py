@@ -80,8 +80,8 @@ def test_nothing_runs_after_an_error(bench: Bench) -> None:
 
 
 def test_work_is_part_of_a_call_that_is_recorded_already(bench: Bench) -> None:
-    folded: list[bool] = []
-    bench.stream.launch(lambda: folded.append(scope.is_folded()))
+    suppressed: list[bool] = []
+    bench.stream.launch(lambda: suppressed.append(scope.is_suppressed()))
     bench.stream.synchronize()
-    assert folded == [True]
-    assert not scope.is_folded()
+    assert suppressed == [True]
+    assert not scope.is_suppressed()

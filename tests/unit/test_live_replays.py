@@ -1,4 +1,4 @@
-"""Replays of CUDA graphs where a job is looked at while it runs: watch and the guard."""
+"""Replays of CUDA graphs where a job is read while it runs: watch and the guard."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def ranks_in(directory: Path, count: int) -> list[tuple[Tracer, Comm, list[Trace
 
 def test_the_hash_after_each_call_of_a_replay_is_known(rings: Path) -> None:
     ((tracer, comm, graphs),) = ranks_in(rings, 1)
-    words = RingCursor(Path(tracer.path))
+    cursor = RingCursor(Path(tracer.path))
     for number in range(1, 40):
         graphs[number % 2].replay()
         if number % 3 == 0:
             post(tracer, comm, number)
-        words.poll(float(number))
+        cursor.poll(float(number))
 
     log = read_ring(Path(tracer.path)).logs["key"]
 
-    assert words.comm_cursors["key"].seq == log.calls == 39 * 62 + 13
-    assert [words.hash_at("key", seq) for seq in range(0, log.calls + 1, 17)] == [
+    assert cursor.comm_cursors["key"].seq == log.calls == 39 * 62 + 13
+    assert [cursor.hash_at("key", seq) for seq in range(0, log.calls + 1, 17)] == [
         log.fingerprint(seq) for seq in range(0, log.calls + 1, 17)
     ]
-    last = words.last("key")
+    last = cursor.last("key")
     assert last is not None
     assert last.op == log.call(log.calls).op
 
 
-def test_watch_sees_replays_go_on_and_part(rings: Path) -> None:
+def test_watch_sees_replays_go_on_and_diverge(rings: Path) -> None:
     group = ranks_in(rings, 3)
     now = [100.0]
     watcher = Watcher(rings, clock=lambda: now[0])

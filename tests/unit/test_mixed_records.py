@@ -26,7 +26,7 @@ class Posted(NamedTuple):
 
 
 def program(steps: int = 8) -> list[Posted]:
-    """Returns the calls of some steps."""
+    """Return the calls of some steps."""
     calls = []
     for step in range(steps):
         calls += [
@@ -40,7 +40,7 @@ def program(steps: int = 8) -> list[Posted]:
 
 
 def post(cluster: Cluster, rank: int, calls: Iterable[Posted], *, blind: bool = False) -> None:
-    """Posts calls on one rank, as a probe records them or as the plugin does."""
+    """Post calls on one rank, as a probe records them or as the plugin does."""
     for call in calls:
         fields: dict[str, Any] = {"dtype": call.dtype, "root": call.root, "redop": call.redop}
         if call.op == "barrier":
@@ -65,7 +65,7 @@ def judge(
     calls: Sequence[Posted] = (),
     capacity: int = 4096,
 ) -> Verdict:
-    """Returns the verdict on a job in which some ranks' calls are recorded by the plugin alone."""
+    """Return the verdict on a job in which some ranks' calls are recorded by the plugin alone."""
     cluster = Cluster(tmp_path, size, capacity)
     for rank in range(size):
         own = list(calls or program())
@@ -83,12 +83,12 @@ def test_ranks_that_posted_the_same_calls_agree(tmp_path: Path, blind: Sequence[
 
 
 def without(place: int) -> Edit:
-    """Returns an edit that leaves out a call."""
+    """Return an edit that leaves out a call."""
     return lambda calls: calls[:place] + calls[place + 1 :]
 
 
 def changed(place: int, **fields: Any) -> Edit:
-    """Returns an edit that changes a call."""
+    """Return an edit that changes a call."""
     return lambda calls: [
         *calls[:place],
         calls[place]._replace(**fields),

@@ -65,7 +65,7 @@ def test_a_dispatcher_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_wrong_arguments_are_told_also_without_a_comparison(verify: bool) -> None:
+def test_wrong_arguments_are_reported_also_without_a_comparison(verify: bool) -> None:
     dispatcher = MoEDispatcher(GROUPS, ExpertPlacement(4, 1), verify=verify)
     hidden, weights, ids = torch.ones(2, 3), torch.ones(2, 1), torch.zeros(2, 1)
 

@@ -86,7 +86,7 @@ def test_plugin_path_without_a_plugin_is_one_line(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
-    ("variables", "state", "said"),
+    ("variables", "state", "message"),
     [
         ({}, "ok", "is not set; `ncclscope run` sets it"),
         ({"NCCL_PROFILER_PLUGIN": "inspector"}, "warn", "inspector holds NCCL's slot"),
@@ -100,13 +100,13 @@ def test_plugin_path_without_a_plugin_is_one_line(capsys: pytest.CaptureFixture[
     ],
 )
 def test_doctor_says_who_holds_the_slot(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, said: str
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, message: str
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (check,) = [one for one in check_installation("x") if one.name == "NCCL plugin"]
     assert check.status == state
-    assert said in check.state
+    assert message in check.state
 
 
 @pytest.mark.usefixtures("unbuilt")

@@ -1,4 +1,4 @@
-"""What came first is told by what ranks posted, not by the clocks of their hosts."""
+"""What came first follows from what ranks posted, not from the clocks of their hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/parity.md says about names, defaults and files is so."""
+"""The names, defaults and files in docs/parity.md are right."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_loops_of_loops() -> None:
     )
 
 
-def test_what_becomes_short_by_folding_is_looked_at_again() -> None:
+def test_what_becomes_short_by_folding_is_folded_again() -> None:
     assert fold([1, 2, 3, 4, 5] * 2 + [6] + [1, 2, 3, 4, 5] * 2 + [6]) == (
         Loop(2, (Loop(2, (1, 2, 3, 4, 5)), 6)),
     )

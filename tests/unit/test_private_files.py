@@ -43,7 +43,7 @@ def mode(path: Path) -> int:
 
 
 def check_private(*roots: Path) -> None:
-    """Demands that all below is its user's alone, and that there is a file."""
+    """Demand that all below is its user's alone, and that there is a file."""
     found = [path for root in roots for path in (root, *root.rglob("*"))]
     assert any(path.is_file() for path in found)
     wrong = {str(path): oct(mode(path)) for path in found if mode(path) & 0o077}
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_a_copy_of_what_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("planted", ["link", "pipe"])
 def test_only_a_file_is_copied(recorded: Path, tmp_path: Path, planted: str) -> None:
     """As when somebody who can write where rings are puts something else in the place of one."""
-    look = Watcher(recorded).poll()
+    poll = Watcher(recorded).poll()
     first, second = sorted(recorded.glob("*.ring"))
     first.unlink()
     if planted == "link":
@@ -84,7 +84,7 @@ def test_only_a_file_is_copied(recorded: Path, tmp_path: Path, planted: str) -> 
     else:
         os.mkfifo(first)
 
-    done = Actions(bundles=tmp_path / "bundles").act(look)
+    done = Actions(bundles=tmp_path / "bundles").act(poll)
 
     assert done.bundle is not None
     assert [path.name for path in done.bundle.glob("rings/*")] == [second.name]
@@ -141,21 +141,21 @@ def test_bundles_of_attach(recorded: Path, tmp_path: Path, redacted: bool) -> No
     dump.write_text("{}")
     seen = snapshot([worker(0, in_collective("all_reduce", 10))])
     run = replace(open_run(recorded), snapshot=seen)
-    look = JobSample(run, rings, (dump,))
+    poll = JobSample(run, rings, (dump,))
     target = tmp_path / "new" / "bundle"
 
-    bundle.write_bundle(target, look, diagnose(run).to_dict(), "screen", redacted=redacted)
+    bundle.write_bundle(target, poll, diagnose(run).to_dict(), "screen", redacted=redacted)
 
     check_private(tmp_path / "new")
     assert len(list(target.glob("rings/*.ring"))) == 2
 
 
 def test_bundles_of_watch(recorded: Path, tmp_path: Path) -> None:
-    look = Watcher(recorded).poll()
+    poll = Watcher(recorded).poll()
     actions = Actions(bundles=tmp_path / "new" / "bundles")
     actions.check()
 
-    done = actions.act(look)
+    done = actions.act(poll)
 
     assert done.bundle is not None
     check_private(tmp_path / "new")
@@ -183,7 +183,7 @@ def test_what_is_collected_at_a_url_of_this_machine(recorded: Path, tmp_path: Pa
     assert len(list(target.rglob("*.ring"))) == 2
 
 
-def test_a_directory_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UsageError):

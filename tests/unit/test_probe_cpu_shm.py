@@ -23,7 +23,7 @@ def ones(*shape: int) -> Any:
 
 
 def connect(dist: Any, name: str) -> Any:
-    """Makes what vLLM's CPU workers have for a group; one with shared memory."""
+    """Make what vLLM's CPU workers have for a group; one with shared memory."""
     import torch
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.platforms import current_platform
@@ -140,7 +140,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def shared_calls(rank: Rank, label: str) -> Sequence[Call]:
-    """Calls through shared memory; the group that it was made from has the same name here."""
+    """Call through shared memory; the group that it was made from has the same name here."""
     (log,) = [
         log
         for log in rank.logs.values()

@@ -93,7 +93,7 @@ def test_suppressed_calls_and_tensors_without_data_are_left_out(rings: Path) -> 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     listen()
-    with scope.folded():
+    with scope.suppressed():
         from_cpp()
     with FakeTensorMode():
         from_cpp(torch.ones(6))

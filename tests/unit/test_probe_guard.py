@@ -18,7 +18,7 @@ class Trouble(Exception):
 
 
 class Service:
-    """Stands for somebody's class; counts what goes through."""
+    """In place of a user's class; counts what goes through."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -39,7 +39,7 @@ class Service:
 
 
 class Observer(Patch):
-    """Notes each call, or raises where it is told to."""
+    """Notes each call, or raises on request."""
 
     name = "observer"
     target = "service_of_a_test"
@@ -54,7 +54,7 @@ class Observer(Patch):
         self.note("install")
         self.replace(module.Service, "work", self.before, self.after)
         self.replace(module.Service, "gone_in_this_version", self.before)
-        self.watch_property(module.Service, "level", self.told)
+        self.watch_property(module.Service, "level", self.warned)
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         self.note("before")
@@ -64,8 +64,8 @@ class Observer(Patch):
         self.note("after")
         self.seen.append((token, result))
 
-    def told(self, service: Service, value: int) -> None:
-        self.note("told")
+    def warned(self, service: Service, value: int) -> None:
+        self.note("warned")
         self.seen.append(value)
 
     def note(self, place: str) -> None:
@@ -85,10 +85,10 @@ def module() -> Iterator[types.ModuleType]:
 
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the process was told, the saying of which happens once in its life."""
-    told: list[str] = []
-    monkeypatch.setattr(session, "warn_once", lambda topic, message: told.append(message))
-    return told
+    """Return the warnings of this process, each of which it prints once."""
+    warned: list[str] = []
+    monkeypatch.setattr(session, "warn_once", lambda topic, message: warned.append(message))
+    return warned
 
 
 def test_call_goes_through_and_is_seen(module: Any) -> None:
@@ -117,7 +117,7 @@ def test_fault_leaves_the_call_as_it_is_and_ends_the_probe(
 def test_fault_in_a_watched_property_leaves_the_assignment(
     module: Any, warnings: list[str]
 ) -> None:
-    observer = Observer("told")
+    observer = Observer("warned")
     observer.apply()
     service = module.Service()
     service.level = 5
@@ -227,7 +227,7 @@ def test_nothing_happens_without_the_target(module: Any) -> None:
     assert observer.seen == [(3, 6)]
 
 
-def test_warning_that_cannot_be_said_harms_nobody(
+def test_warning_that_cannot_be_printed_harms_nobody(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(topic: str, message: str) -> None:

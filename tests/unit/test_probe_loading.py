@@ -79,7 +79,7 @@ def test_action_waits_for_an_import_that_succeeds(hook: ImportHook, folder: Path
     assert seen == [1]
 
 
-def test_hooks_that_wait_for_the_same_module_are_all_told(folder: Path) -> None:
+def test_hooks_that_wait_for_the_same_module_are_all_called(folder: Path) -> None:
     (folder / f"{NAME}.py").write_text("")
     seen: list[str] = []
     hooks = [ImportHook(), ImportHook(), ImportHook()]
@@ -103,7 +103,7 @@ def test_module_that_does_not_exist_is_missed_as_ever(hook: ImportHook, folder: 
         importlib.import_module(NAME)
 
 
-def test_modules_that_share_a_loader_are_told_apart(
+def test_modules_that_share_a_loader_are_distinguished(
     hook: ImportHook, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = folder / "modules.zip"
@@ -139,13 +139,13 @@ def test_patches_of_others_are_found_by_entry_point(
         "from ncclscope_patches.probes.probe import Patch\n"
         "class Harmless(Patch):\n    name = 'harmless'\n"
     )
-    told: list[str] = []
-    monkeypatch.setattr(session, "warn_once", lambda topic, message: told.append(message))
+    warnings: list[str] = []
+    monkeypatch.setattr(session, "warn_once", lambda topic, message: warnings.append(message))
     names = {kind.name for _, kind in registry.find()}
 
     assert {"c10d", "pynccl", "harmless"} <= names
-    assert len(told) == 1
-    assert "Missing" in told[0]
+    assert len(warnings) == 1
+    assert "Missing" in warnings[0]
 
 
 def test_each_patch_says_what_it_is_for() -> None:

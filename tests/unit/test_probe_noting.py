@@ -27,7 +27,7 @@ class Program:
         self.seen: list[Activity | None] = []
 
     def work(self, *given: Any, **named: Any) -> Any:
-        """Looks at its own note, then raises what it is given, or returns it."""
+        """Read its own note, then raise what it is given, or return it."""
         self.seen.append(newest())
         if given and isinstance(given[0], BaseException):
             raise given[0]
@@ -35,7 +35,7 @@ class Program:
 
 
 def newest(name: str = "thing") -> Activity | None:
-    """What the ring of this process says that it does."""
+    """Return the activity in the ring of this process."""
     tracer = session.opened()
     return None if tracer is None else open_run(tracer.path).ranks[0].activities.get(name)
 
@@ -102,7 +102,7 @@ def test_what_goes_wrong_in_the_probe_ends_it_and_not_the_call(patch: Patch) -> 
 
 def test_what_the_guard_raises_is_for_the_program(patch: Patch) -> None:
     def part(args: Any, kwargs: Any) -> None:
-        raise DivergenceError("parted")
+        raise DivergenceError("diverged")
 
     traced = program(patch, part)
     with pytest.raises(DivergenceError):
@@ -146,23 +146,23 @@ def test_vllms_queues_and_steps(patch: Patch) -> None:
         probe.install(module)
     queue, worker = module.MessageQueue(), module.Worker()
 
-    said = []
+    notes = []
     queue.enqueue(("execute_model", (), {}, None))
-    said.append(newest("enqueue"))
+    notes.append(newest("enqueue"))
     queue.enqueue(("not a name", (), {}, None))
-    said.append(newest("enqueue"))
+    notes.append(newest("enqueue"))
     queue.dequeue(indefinite=True)
-    said.append(newest("dequeue"))
+    notes.append(newest("dequeue"))
     worker.execute_model(SimpleNamespace(total_num_scheduled_tokens=0))
     assert newest("step") is None, "without tokens there is no pass"
     worker.execute_model(scheduler_output=SimpleNamespace(total_num_scheduled_tokens=17))
-    said.append(newest("step"))
+    notes.append(newest("step"))
     worker.execute_dummy_batch()
-    said.append(newest("step"))
+    notes.append(newest("step"))
     worker.sample_tokens(None)
-    said.append(newest("step"))
+    notes.append(newest("step"))
 
-    assert [(one.detail, one.number) for one in said if one is not None] == [
+    assert [(one.detail, one.number) for one in notes if one is not None] == [
         *(("execute_model", 0), (None, 0), ("work", 0)),
         *(("execute_model", 1), ("execute_dummy_batch", 2), ("sample_tokens", 2)),
     ]

@@ -1,4 +1,4 @@
-"""What vLLM calls in every process, and does not guard."""
+"""The plugin function that vLLM calls in every process without a guard."""
 
 from __future__ import annotations
 

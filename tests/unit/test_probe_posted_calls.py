@@ -105,7 +105,7 @@ def test_reduction_that_was_noted_counts_for_one_object_and_one_call() -> None:
     assert read("allreduce", [ones(2)], other)["redop"] == "min"
 
 
-def test_premultiplied_sum_is_told_from_a_sum() -> None:
+def test_premultiplied_sum_differs_from_a_sum() -> None:
     redop = dist._make_nccl_premul_sum(2.0)
 
     assert read("allreduce", [ones(2)], op=redop)["redop"] == "premul_sum"

@@ -1,7 +1,7 @@
 """vLLM's own PyNcclCommunicator, over a stand-in for NCCL: what is posted is what is recorded.
 
 The class is vLLM's. The library below it is tests/integration/nccl_stand_in.c, which moves no
-data: there is no GPU here. It counts the calls that reach it, and fails where it is told to.
+data: there is no GPU here. It counts the calls that reach it, and fails on request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Fields = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The stand-in, compiled; as the variable that tells the programs below where it is."""
+    """The stand-in, compiled; as the variable by which the programs below find it."""
     path = tmp_path_factory.mktemp("nccl") / "libnccl_stand_in.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
     return {LIBRARY: str(path)}
@@ -180,7 +180,7 @@ def post_everything(rank: int) -> None:
 
 
 def named_group(dist: Any, name: str) -> Any:
-    """A group named as vLLM names those that it makes an NCCL communicator for."""
+    """Return a group named as vLLM names those that it makes an NCCL communicator for."""
     from ncclscope_patches.probes import process_groups
 
     group = dist.new_group([0, 1], backend="gloo")
@@ -307,8 +307,8 @@ def test_communicators_without_a_process_group_are_recorded(
 
 def run_alone(function: str, rings: Path, environment: dict[str, str]) -> Any:
     process = start(__file__, function, {"NCCLSCOPE_DIR": str(rings), **environment})
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
     run = open_run(rings)
     (rank,) = (*run.ranks, *run.others)
     return rank
@@ -385,7 +385,7 @@ def break_each_method(rank: int) -> None:
             report(nccl, name, "template", break_tracer("template"), post, below)
             used = break_tracer("post_p2p" if sending else "post")
             report(nccl, name, "post", used, post, below)
-    report(nccl, "scatter", "fold", break_scope("folded"), *posts["scatter"])
+    report(nccl, "scatter", "suppressed", break_scope("suppressed"), *posts["scatter"])
     for name, (post, below) in groups.items():
         fault = "leave_group" if name == "group_end" else "enter_group"
         report(nccl, name, fault, break_scope(fault), post, below)
@@ -403,7 +403,7 @@ def report(
     post: Callable[[], Any],
     below: str,
 ) -> None:
-    """Breaks something and posts twice, then once more where NCCL fails; in a forked process."""
+    """Break something and post twice, then once more where NCCL fails; in a forked process."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -441,11 +441,11 @@ def faults(
         **library,
     }
     process = start(__file__, "break_each_method", environment)
-    said, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, output
     found, warnings = [], 0
-    for line in said.splitlines():
-        assert "Traceback" not in line, said
+    for line in output.splitlines():
+        assert "Traceback" not in line, output
         warnings += "probe is off in this process" in line
         if line.startswith("{"):
             found.append((json.loads(line), warnings))
@@ -463,7 +463,7 @@ def test_every_call_is_made_once_whatever_breaks(faults: list[tuple[Fields, int]
         assert one["error"] == "NCCL error: failure asked for by the test, after None", one
 
 
-def test_every_fault_is_said_once(faults: list[tuple[Fields, int]]) -> None:
+def test_every_fault_is_reported_once(faults: list[tuple[Fields, int]]) -> None:
     for one, warnings in faults:
         assert warnings == (one["fault"] != "no fault"), one
 

@@ -79,8 +79,8 @@ def connect(rank: int) -> None:
 
 def test_communicator_is_known_before_it_connects_and_warms_up(rings: Path) -> None:
     process = start(__file__, "connect", {"NCCLSCOPE_DIR": str(rings)})
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
 
     (rank,) = open_run(rings).others
     first, second = rank.logs.values()
@@ -90,7 +90,7 @@ def test_communicator_is_known_before_it_connects_and_warms_up(rings: Path) -> N
     assert second.calls == 0
     assert first.communicator.key != second.communicator.key
     why = "it has no parameter 'input_tensor' in this version"
-    assert f"all_gather of pynccl is not recorded: {why}" in said
+    assert f"all_gather of pynccl is not recorded: {why}" in output
     assert rank.details["probes"]["pynccl"]["state"] == "on"
     assert rank.details["probes"]["pynccl.all_gather"] == {"state": "refused", "why": why}
 
@@ -139,8 +139,8 @@ def wrap_first(rank: int) -> None:
 def test_what_another_plugin_has_wrapped_is_recorded(rings: Path) -> None:
     pytest.importorskip("torch")
     process = start(__file__, "wrap_first", {"NCCLSCOPE_DIR": str(rings)})
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
 
     (rank,) = open_run(rings).others
     (log,) = rank.logs.values()

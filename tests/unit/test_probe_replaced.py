@@ -1,4 +1,4 @@
-"""What replaces a method behaves as a function does, in C as in Python."""
+"""The replacement of a method behaves as a function does, in C as in Python."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_a_probe_that_is_taken_back_leaves_the_method(job: Job) -> None:
 @pytest.mark.skipif(native.core() is None, reason=native.why_not())
 def test_a_stand_in_that_nobody_has_any_more_is_freed() -> None:
     core, probe = native.core(), Probe()
-    method = core.posting({}, print, {}, {}, None)
-    stand_in = core.replaced(print, probe, {}, print, method, None, set(), 0, False)
+    method = core.posting(core.addresses(), print, {}, {}, None)
+    stand_in = core.replaced(print, probe, core.addresses(), print, method, None, set(), 0, False)
     stand_in.owner = probe
     probe.stand_in = stand_in  # as Patch keeps it
     gone = weakref.ref(probe)

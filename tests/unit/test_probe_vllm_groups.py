@@ -63,7 +63,7 @@ def make_model_groups(rank: int) -> None:
         while (waits := read_ring(Path(tracer.path)).activities["dequeue"]).detail != "work":
             time.sleep(0.01)
         assert waits.until_ns is None
-    os._exit(0)  # vLLM's own way to end would have to be told to more of it
+    os._exit(0)  # vLLM's own way to end would need more of vLLM here
 
 
 def join_engines(rank: int) -> None:

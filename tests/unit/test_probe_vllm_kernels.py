@@ -33,7 +33,7 @@ class Kernels:
 
 
 def made(name: str, cls: str, group: Any, **attributes: Any) -> tuple[Any, Any]:
-    """Returns an object that has not looked for GPUs, and the module of its class."""
+    """Return an object that has not looked for GPUs, and the module of its class."""
     from importlib import import_module
 
     module = import_module(f"{PACKAGE}.{name}")
@@ -141,7 +141,7 @@ def test_kernels_that_are_launched_are_recorded(rings: Path) -> None:
         assert (comm.ranks, comm.backend, comm.kind) == ((0, 1), "custom", "tp/custom")
 
 
-def test_what_no_probe_sees_is_said(tmp_path: Path) -> None:
+def test_what_no_probe_sees_is_reported(tmp_path: Path) -> None:
     for rank in (0, 1):
         tracer = Tracer(tmp_path, rank=rank, world_size=2, heartbeat=False)
         tracer.record(tracer.communicator("k", "tp:0", [0, 1]), "all_reduce", shape=(4,))

@@ -1,4 +1,4 @@
-"""The bar for what takes longer than a moment, by a clock that is told how late it is."""
+"""The bar for what takes longer than a moment, by a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_bar_is_removed_when_the_work_is_interrupted() -> None:
     assert screen.endswith(UP_A_LINE_AND_ERASE)
 
 
-def test_nobody_is_told_after_the_block() -> None:
+def test_nothing_is_printed_after_the_block() -> None:
     shown, screen = console()
     with shown_progress(shown, after=0.0, clock=lambda: 0.0):
         pass

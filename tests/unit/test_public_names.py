@@ -1,4 +1,4 @@
-"""What other programs import: nothing more than they asked for, and all that was promised."""
+"""Imports of other programs: no more than they asked for, and all that is promised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAZY = ("torch", "vllm", "pandas", "numpy", "jinja2", "pyarrow")
 
 
 def loaded(source: str) -> set[str]:
-    """Returns which of the heavy packages a program has imported in the end."""
+    """Return which of the heavy packages a program has imported in the end."""
     completed = run_program(
         source + f"\nimport json, sys; print(json.dumps([n for n in {LAZY} if n in sys.modules]))"
     )
@@ -93,7 +93,7 @@ def test_lists_of_names_are_true(name: str) -> None:
 @pytest.mark.parametrize(
     "room", ["ring", "tracing", "sources", "analysis", "render", "export", "."]
 )
-def test_the_engine_names_no_house_that_stands_on_it(room: str) -> None:
+def test_the_engine_names_no_room_that_builds_on_it(room: str) -> None:
     # Arrows point one way: analyzers and patches are found by entry point, ours like anyone's.
     for path in (ROOT / "ncclscope" / room).glob("*.py"):
         named = re.findall(r"^\s*(?:from|import) (ncclscope[\w.]+)", path.read_text(), re.M)

@@ -38,6 +38,25 @@ SECRETS = {
     "other header": (["X-Api-Key: hunter2"], ["X-Api-Key: ***"]),
     "JSON": (['{"api_key": "hunter2", "a": 1}'], ['{"api_key": "***", "a": 1}']),
     "program": (["-c", "login(token='hunter2', x=1)"], ["-c", "login(token='***', x=1)"]),
+    "behind a word": (["-c", "export HF_TOKEN=hunter2; x"], ["-c", "export HF_TOKEN=***; x"]),
+    "in an option": (["--env=TOKEN=hunter2"], ["--env=TOKEN=***"]),
+    "header in an option": (["--header=X-Auth-Token: hunter2"], ["--header=X-Auth-Token: ***"]),
+    "other scheme": (["Authorization: token hunter2"], ["Authorization: token ***"]),
+    "no scheme": (["Authorization: hunter2"], ["Authorization: ***"]),
+    "no blank": (["-H", "Authorization:Bearer hunter2"], ["-H", "Authorization:Bearer ***"]),
+    "cookie": (["Cookie: session=hunter2"], ["Cookie: ***"]),
+    "index": (["os.environ['HF_TOKEN'] = 'hunter2'"], ["os.environ['HF_TOKEN'] = '***'"]),
+    "quotes": (["-c", "A_KEY='hunter2, and hunter3'; x"], ["-c", "A_KEY=***"]),
+    "quotes in a line": (["-c", "a; API_KEY='hunter2 b' x"], ["-c", "a; API_KEY='***' x"]),
+    "prefixed": (["PGPASSWORD=hunter2"], ["PGPASSWORD=***"]),
+    "short": (["DB_PASS=hunter2", "--pwd", "hunter2"], ["DB_PASS=***", "--pwd", "***"]),
+    "bare name": (
+        ["set", "aws_secret_access_key", "hunter2"],
+        ["set", "aws_secret_access_key", "***"],
+    ),
+    "signed URL": (["https://h/c?sv=1&sig=hunter2&se=2"], ["https://h/c?sv=1&sig=***&se=2"]),
+    "bearer option": (["--bearer", "hunter2"], ["--bearer", "***"]),
+    "Groq": (["gsk_abcdefgh12345678"], ["***"]),
     "OpenAI": (["x", "sk-abcdefgh12345678"], ["x", "***"]),
     "Hugging Face": (["hf_abcdefgh12345678"], ["***"]),
     "GitHub": (
@@ -55,6 +74,8 @@ PLAIN = [
     ["torchrun", "--nproc-per-node=8", "--rdzv-endpoint=host:29500", "train.py"],
     ["http://host:8000/v1", "tcp://[::1]:99", "user@host", "git@github.com:x/y", "a@b:c"],
     ["task-abcdefgh12345678", "half_precision12345", "mask-sk1", "hf_transfer"],
+    ["PWD=/home/me", "OLDPWD=/x", "--pass-through", "--path", "x", "--sig=x"],
+    ["http://h/p?signed=1&design=2", "token_ids", "all_keys_first"],
     ["train", "--recipe", "basic training", "the key to it"],
     ["", "-", "--", "=", "x=", "=x", "\udcff\udc80", "a" * 100],
 ]  # fmt: skip
@@ -73,9 +94,9 @@ def test_everything_else_stays(words: list[str]) -> None:
 
 
 def test_a_line_of_a_whole_command(tmp_path: Path) -> None:
-    said = redact_text("server --api-key hunter2 --token=hunter3 --port 80 HF_TOKEN=hunter4")
+    output = redact_text("server --api-key hunter2 --token=hunter3 --port 80 HF_TOKEN=hunter4")
 
-    assert said == "server --api-key *** --token=*** --port 80 HF_TOKEN=***"
+    assert output == "server --api-key *** --token=*** --port 80 HF_TOKEN=***"
 
 
 @pytest.mark.parametrize("letter", ["a", "a-", "://", "=", "k:", "key=", "Bearer ", "--key "])

@@ -18,13 +18,13 @@ from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import Kinds, pack, read_calls, unpack
 from ncclscope.ring import layout
-from tests.support.remote_nodes import HereAsker
+from tests.support.remote_nodes import LocalClient
 from tests.support.rings import fill, tracer_in
 from tests.unit.host_device import HostDevice, post
 
 
 def spread(directory: Path, nodes: int) -> dict[str, Path]:
-    """Gives each node its part of the rings of a directory."""
+    """Give each node its part of the rings of a directory."""
     found = {}
     rings = sorted(directory.glob("*.ring"), key=lambda path: path.stat().st_mtime_ns)
     for number in range(nodes):
@@ -41,9 +41,9 @@ def document(run: Run) -> dict[str, Any]:
 
 
 def both(directory: Path, nodes: int = 3) -> tuple[dict[str, Any], dict[str, Any], Fleet]:
-    """What is said of rings in one place, and of the same rings on nodes."""
+    """Return the verdicts on rings in one place, and on the same rings on nodes."""
     places = spread(directory, nodes)
-    fleet = Fleet(HereAsker(places))
+    fleet = Fleet(LocalClient(places))
     return (
         document(open_run(directory)),
         document(open_remote_run(fleet, [str(directory)])),
@@ -107,7 +107,7 @@ def test_calls_that_devices_count(rings: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (remote["verdict"]["kind"], remote["verdict"]["diverging_ranks"]) == ("not_joined", [1])
 
 
-def test_an_order_swap_where_nothing_tells_what_has_completed(
+def test_an_order_swap_where_completion_is_not_reported(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(4):
@@ -155,7 +155,7 @@ def test_logs_answer_as_those_of_a_ring(rings: Path) -> None:
     tracer.close()
     places = spread(rings, 1)
     (near,) = open_run(rings).ranks
-    (far,) = open_remote_run(Fleet(HereAsker(places))).ranks
+    (far,) = open_remote_run(Fleet(LocalClient(places))).ranks
     one, other = near.logs["K"], far.logs["K"]
     assert (one.first, one.calls) == (other.first, other.calls)
     assert one.first > 1900
@@ -174,15 +174,15 @@ def test_logs_answer_as_those_of_a_ring(rings: Path) -> None:
 
 def test_a_node_that_fails_is_a_note_and_its_ranks_are_missing(rings: Path) -> None:
     make_rings(rings / "job", 24, capacity=1024)
-    asker = HereAsker(spread(rings / "job", 3))
-    asker.lost.add(2)
-    found = document(open_remote_run(Fleet(asker)))
+    client = LocalClient(spread(rings / "job", 3))
+    client.lost.add(2)
+    found = document(open_remote_run(Fleet(client)))
     assert found["ranks"]["missing"] == list(range(16, 24))
     assert found["verdict"]["diverging_ranks"] == [DIVERGING]
     assert "node-2 did not answer: gone" in found["notes"]
 
 
-class Junk(HereAsker):
+class Junk(LocalClient):
     """Nodes that send nonsense."""
 
     def __init__(self, directories: Mapping[str, Path], summary: bytes) -> None:
@@ -213,7 +213,7 @@ def test_nonsense_is_one_line(tmp_path: Path, summary: bytes) -> None:
 
 
 def places_in(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the way to each part of a document."""
+    """Yield the way to each part of a document."""
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in parts:
         yield (*place, key)
@@ -221,7 +221,7 @@ def places_in(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
             yield from places_in(part, (*place, key))
 
 
-class Altered(HereAsker):
+class Altered(LocalClient):
     """A node that sends another summary, and answers as through Ray: errors are of one kind."""
 
     summary: Any = None
@@ -247,17 +247,17 @@ def test_a_field_of_another_type_is_one_line_or_none(rings: Path, wrong: Any) ->
     tracer.record(comm, "send", peer=0, shape=(2,), dtype="float32")
     tracer.activity("dequeue").begin("execute", 2)
     tracer.close()
-    asker = Altered({"a": rings})
-    summary = unpack(asker.summaries()[0])  # type: ignore[arg-type]
+    client = Altered({"a": rings})
+    summary = unpack(client.summaries()[0])  # type: ignore[arg-type]
     refused = 0
     for place in places_in(summary):
-        asker.summary = json.loads(json.dumps(summary))
-        holder = asker.summary
+        client.summary = json.loads(json.dumps(summary))
+        holder = client.summary
         for key in place[:-1]:
             holder = holder[key]
         holder[place[-1]] = wrong
         try:
-            json.dumps(diagnose(open_remote_run(Fleet(asker))).to_dict())
+            json.dumps(diagnose(open_remote_run(Fleet(client))).to_dict())
         except NcclscopeError:
             refused += 1
     assert refused > 20
@@ -265,22 +265,22 @@ def test_a_field_of_another_type_is_one_line_or_none(rings: Path, wrong: Any) ->
 
 def test_a_node_that_counts_calls_without_end_is_not_believed(rings: Path) -> None:
     make_rings(rings / "job", 2, capacity=1024)
-    asker = HereAsker({"a": rings / "job"})
-    summary = unpack(asker.summaries()[0])  # type: ignore[arg-type]
+    client = LocalClient({"a": rings / "job"})
+    summary = unpack(client.summaries()[0])  # type: ignore[arg-type]
     for rank in summary["ranks"]:
         for number, log in enumerate(rank["logs"]):
             log[1:3] = [(1 << 40) + number, 1]
-    asker.summaries = lambda: {0: pack(summary)}  # type: ignore[method-assign]
+    client.summaries = lambda: {0: pack(summary)}  # type: ignore[method-assign]
 
     with pytest.raises(NcclscopeError):
-        diagnose(open_remote_run(Fleet(asker)))
+        diagnose(open_remote_run(Fleet(client)))
 
 
 def test_an_answer_that_is_nonsense(rings: Path) -> None:
     make_rings(rings / "job", 16, capacity=1024)
-    asker = HereAsker(spread(rings / "job", 2))
-    run = open_remote_run(Fleet(asker))
-    asker.ask = lambda requests: {  # type: ignore[method-assign]
+    client = LocalClient(spread(rings / "job", 2))
+    run = open_remote_run(Fleet(client))
+    client.ask = lambda requests: {  # type: ignore[method-assign]
         node: pack({"kinds": [], "answers": []}) for node in requests
     }
     with pytest.raises(InputError, match="sent an invalid answer"):
@@ -289,11 +289,11 @@ def test_an_answer_that_is_nonsense(rings: Path) -> None:
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(NothingFoundError, match="no ring found on 1 node"):
-        open_remote_run(Fleet(HereAsker({"a": tmp_path})))
-    asker = HereAsker({"a": tmp_path})
-    asker.lost.add(0)
+        open_remote_run(Fleet(LocalClient({"a": tmp_path})))
+    client = LocalClient({"a": tmp_path})
+    client.lost.add(0)
     with pytest.raises(InputError, match="a did not answer: gone"):
-        open_remote_run(Fleet(asker))
+        open_remote_run(Fleet(client))
 
 
 def test_calls_are_spelled_and_read(rings: Path) -> None:
@@ -307,8 +307,8 @@ def test_calls_are_spelled_and_read(rings: Path) -> None:
     (rank,) = open_run(rings).ranks
     calls = list(rank.logs["K"].span(1, 51))
     kinds = Kinds()
-    told = unpack(pack([kinds.spell(calls), kinds.table]))
-    assert read_calls(*told, "K") == calls
+    packed = unpack(pack([kinds.spell(calls), kinds.table]))
+    assert read_calls(*packed, "K") == calls
     assert len(kinds.table) <= len(calls)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ncclscope.remote.cursor import RemoteRings
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.tracing.tracer import Comm
 from ncclscope.watch.watch import Watcher
-from tests.support.remote_nodes import HereAsker
+from tests.support.remote_nodes import LocalClient
 
 SIZE = 4
 
@@ -54,28 +55,28 @@ def job(rings: Path) -> Iterator[Job]:
         tracer.close()
 
 
-def watcher(job: Job) -> tuple[Watcher, RemoteRings, HereAsker, Clock]:
-    asker, clock = HereAsker(job.directories), Clock()
-    rings = RemoteRings(asker)
-    return Watcher(Path("nodes"), clock=clock, rings=rings), rings, asker, clock
+def watcher(job: Job) -> tuple[Watcher, RemoteRings, LocalClient, Clock]:
+    client, clock = LocalClient(job.directories), Clock()
+    rings = RemoteRings(client)
+    return Watcher(Path("nodes"), clock=clock, rings=rings), rings, client, clock
 
 
 def test_ranks_of_all_nodes_are_seen(job: Job) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3)
     watch, _, _, _ = watcher(job)
-    look = watch.poll()
-    assert [words.rank for words in look.ranks] == [0, 1, 2, 3]
-    assert [words.comm_cursors["K"].seq for words in look.ranks] == [3] * SIZE
-    last = look.ranks[0].last("K")
+    poll = watch.poll()
+    assert [cursor.rank for cursor in poll.ranks] == [0, 1, 2, 3]
+    assert [cursor.comm_cursors["K"].seq for cursor in poll.ranks] == [3] * SIZE
+    last = poll.ranks[0].last("K")
     assert last is not None
     assert (last.op, last.shape) == ("all_reduce", (4,))
-    assert look.status == "ok"
-    assert look.verdict is not None
-    assert len(look.verdict.run.ranks) == SIZE
+    assert poll.status == "ok"
+    assert poll.verdict is not None
+    assert len(poll.verdict.run.ranks) == SIZE
 
 
-def test_a_divergence_between_nodes_shows_at_the_next_look(job: Job) -> None:
+def test_a_divergence_between_nodes_shows_at_the_next_poll(job: Job) -> None:
     watch, _, _, clock = watcher(job)
     for step in range(5):
         for rank in range(SIZE):
@@ -85,13 +86,13 @@ def test_a_divergence_between_nodes_shows_at_the_next_look(job: Job) -> None:
     for rank in range(SIZE):
         job.post(rank, "all_gather" if rank == 3 else "all_reduce")
     clock.now += 0.1
-    look = watch.poll()
-    assert look.news
-    assert look.status == "diverged"
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert look.verdict.cause.diverging_ranks == (3,)
-    assert look.verdict.cause.seq == 511
+    poll = watch.poll()
+    assert poll.news
+    assert poll.status == "diverged"
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert poll.verdict.cause.diverging_ranks == (3,)
+    assert poll.verdict.cause.seq == 511
 
 
 def test_those_behind_are_compared_with_what_was_there(job: Job) -> None:
@@ -104,11 +105,11 @@ def test_those_behind_are_compared_with_what_was_there(job: Job) -> None:
     for rank in (0, 1, 3):
         job.post(rank, count=500)
     clock.now += 0.1
-    look = watch.poll()
-    assert look.status == "diverged"
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert (look.verdict.cause.diverging_ranks, look.verdict.cause.seq) == ((2,), 11)
+    poll = watch.poll()
+    assert poll.status == "diverged"
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert (poll.verdict.cause.diverging_ranks, poll.verdict.cause.seq) == ((2,), 11)
 
 
 def test_being_behind_is_no_divergence(job: Job) -> None:
@@ -127,11 +128,11 @@ def test_a_hang_is_found_by_time(job: Job) -> None:
     job.post(0)
     watch.poll()
     clock.now += 11.0
-    look = watch.poll()
-    assert look.status == "hung"
-    assert look.verdict is not None
-    assert look.verdict.cause is not None
-    assert (look.verdict.cause.kind, look.verdict.cause.diverging_ranks) == ("extra_call", (0,))
+    poll = watch.poll()
+    assert poll.status == "hung"
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    assert (poll.verdict.cause.kind, poll.verdict.cause.diverging_ranks) == ("extra_call", (0,))
 
 
 def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
@@ -152,17 +153,17 @@ def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
     assert rings.received - before < SIZE * 300
 
 
-def test_a_node_that_is_lost_is_said(job: Job) -> None:
-    watch, _, asker, clock = watcher(job)
+def test_a_lost_node_is_reported(job: Job) -> None:
+    watch, _, client, clock = watcher(job)
     for rank in range(SIZE):
         job.post(rank)
     assert watch.poll().status == "ok"
-    asker.lost.add(1)
+    client.lost.add(1)
     clock.now += 0.1
-    look = watch.poll()
+    poll = watch.poll()
     assert watch.notes == ("b does not report: gone",)
-    assert not look.in_trouble  # that a node is silent is no divergence
-    asker.lost.clear()
+    assert not poll.in_trouble  # that a node is silent is no divergence
+    client.lost.clear()
     clock.now += 0.1
     watch.poll()
     assert watch.notes == ()
@@ -173,13 +174,13 @@ def test_the_newest_calls_are_asked_for(job: Job) -> None:
         job.post(rank, count=5)
     job.post(3, "all_gather")
     watch, _, _, _ = watcher(job)
-    words = watch.poll().ranks[3]
+    cursor = watch.poll().ranks[3]
     for key in (None, "K"):
-        calls = words.newest(3, key)
+        calls = cursor.newest(3, key)
         assert [(call.op, call.comm, call.seq) for call in calls] == [
             *(("all_reduce", "K", 4), ("all_reduce", "K", 5), ("all_gather", "K", 6)),
         ]
-    assert words.newest(3, "other") == []
+    assert cursor.newest(3, "other") == []
 
 
 def test_a_job_that_is_over_has_a_last_word(job: Job) -> None:
@@ -195,10 +196,10 @@ def test_a_job_that_is_over_has_a_last_word(job: Job) -> None:
 
 
 def test_a_report_that_is_none(job: Job) -> None:
-    watch, _, asker, _ = watcher(job)
-    asker.reports = lambda: {0: b"junk", 1: b""}  # type: ignore[method-assign]
-    look = watch.poll()
-    assert look.activity == "waiting"
+    watch, _, client, _ = watcher(job)
+    client.reports = lambda: {0: b"junk", 1: b""}  # type: ignore[method-assign]
+    poll = watch.poll()
+    assert poll.activity == "waiting"
     assert len(watch.notes) == 2
     assert json.dumps(watch.notes)
 
@@ -207,8 +208,8 @@ def test_a_report_that_is_none(job: Job) -> None:
 def test_a_row_of_another_type_is_a_note(job: Job, wrong: object) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3)
-    asker = HereAsker(job.directories)
-    report = unpack(asker.reports()[0])  # type: ignore[arg-type]
+    client = LocalClient(job.directories)
+    report = unpack(client.reports()[0])  # type: ignore[arg-type]
     who, moved, rows = report["rows"][0]
     holders = [(report, "rows"), (report, "comms"), (report["comms"][0], 0)]
     holders += [(holder, place) for holder in (who, moved, rows[0]) for place in range(len(holder))]
@@ -216,8 +217,8 @@ def test_a_row_of_another_type_is_a_note(job: Job, wrong: object) -> None:
         before, holder[place] = holder[place], wrong
         data = pack(report)
         holder[place] = before
-        asker.reports = lambda data=data: {0: data}  # type: ignore[method-assign]
-        watch = Watcher(Path("nodes"), clock=Clock(), rings=RemoteRings(asker))
+        client.reports = lambda data=data: {0: data}  # type: ignore[method-assign]
+        watch = Watcher(Path("nodes"), clock=Clock(), rings=RemoteRings(client))
         poll = watch.poll()
         assert len(poll.ranks) in (1, 2) or watch.notes, (holder, place)
         json.dumps([cursor.rank for cursor in poll.ranks])
@@ -229,10 +230,38 @@ def test_a_row_of_another_type_is_a_note(job: Job, wrong: object) -> None:
 def test_hashes_that_are_none_stay_unknown(job: Job, answer: bytes) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3 + rank)
-    watch, _, asker, _ = watcher(job)
-    asker.hashes = lambda requests: dict.fromkeys(requests, answer)  # type: ignore[method-assign]
+    watch, _, client, _ = watcher(job)
+    client.hashes = lambda requests: dict.fromkeys(requests, answer)  # type: ignore[method-assign]
 
     poll = watch.poll()
 
     assert poll.status == "ok"
     assert len(poll.ranks) == SIZE
+
+
+@pytest.mark.parametrize("path", ["/x\0.ring", "/node/rank.ring"])
+def test_a_path_on_a_node_is_not_opened_here(
+    job: Job, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(SIZE):
+        job.post(rank)
+    monkeypatch.chdir(tmp_path)
+    if "\0" not in path:
+        (tmp_path / "0:" / "node").mkdir(parents=True)
+        os.mkfifo(tmp_path / f"0:{path}")
+    watch, _, asker, _ = watcher(job)
+    reports = asker.reports
+
+    def renamed() -> dict[int, bytes | str]:
+        found = dict(reports())
+        report = unpack(found[0])  # type: ignore[arg-type]
+        report["rows"][0][0][0] = path
+        return {**found, 0: pack(report)}
+
+    asker.reports = renamed  # type: ignore[method-assign]
+    opened: list[str] = []
+    monkeypatch.setattr("ncclscope.watch.transfers.RingImage", opened.append)
+
+    watch.poll()
+
+    assert not opened

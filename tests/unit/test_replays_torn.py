@@ -55,7 +55,7 @@ def captured(tracer: Tracer, comms: list[Comm], rows: int) -> TracedGraph:
 
 
 def check(rank: Rank) -> int:
-    """Follows each sequence from call to call; returns how many there were."""
+    """Follow each sequence from call to call; return how many there were."""
     made = 0
     for log in rank.logs.values():
         calls = log.span(log.first, log.calls + 1)

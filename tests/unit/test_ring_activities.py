@@ -23,7 +23,7 @@ def activity(rank_path: str, name: str) -> Activity:
     return read(rank_path).activities[name]
 
 
-def test_the_newest_is_told_and_takes_no_room_from_the_calls(rings: Path) -> None:
+def test_the_newest_is_reported_and_takes_no_room_from_the_calls(rings: Path) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     step, dequeue = tracer.activity("step"), tracer.activity("dequeue")

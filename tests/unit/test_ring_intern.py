@@ -18,7 +18,7 @@ from tests.support.rings import SMALL, fill, read, signature, tracer_in
 
 
 def gatherv(tracer: Tracer, comm: Comm, number: int, members: int = 8) -> tuple[int, ...]:
-    """Records an all_gatherv with sizes that no other call has; returns them."""
+    """Record an all_gatherv with sizes that no other call has; return them."""
     sizes = (number, *range(1, members))
     tracer.record(comm, "all_gatherv", shape=(3, 5), dtype="int32", sizes=sizes, site="here")
     return sizes
@@ -117,7 +117,7 @@ def test_a_full_heap_or_a_list_too_long_for_it_costs_only_the_list(rings: Path) 
 
 
 @pytest.mark.usefixtures("python_writer")
-def test_places_in_the_heap_begin_again_where_a_record_cannot_tell_them_apart(
+def test_places_in_the_heap_begin_again_where_a_record_cannot_distinguish_them(
     rings: Path,
 ) -> None:
     tracer = tracer_in(rings)
@@ -207,13 +207,13 @@ def test_text_that_no_encoding_takes_is_stored_with_a_substitute(rings: Path) ->
 class Watched(dict[Any, int]):
     """A table that holds each entry against the file in the moment it becomes known."""
 
-    def __init__(self, look: Any) -> None:
+    def __init__(self, check: Any) -> None:
         super().__init__()
-        self.look = look
+        self.check = check
         self.seen = 0
 
     def __setitem__(self, key: Any, value: int) -> None:
-        self.look(key, value)
+        self.check(key, value)
         self.seen += 1
         super().__setitem__(key, value)
 
@@ -265,12 +265,13 @@ def test_members_of_any_number(rings: Path, members: range | list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["0", "[0]", "[0, 9, 0]", "[0, 1e9, 1]", "[0, 4611686018427387904, 1]", '["a", 1, 1]']
+    "metadata",
+    ["0", "[0]", "[0, 9, 0]", "[0, 1e9, 1]", "[0, 4611686018427387904, 1]", '["a", 1, 1]'],
 )
-def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, told: str) -> None:
+def test_no_range_is_counted_out_that_cannot_be_one(rings: Path, metadata: str) -> None:
     tracer = tracer_in(rings)
     channel = tracer.ring.channel({"key": "k", "label": "x"})
-    tracer.ring.update_channel(channel, {"range": json.loads(told)})
+    tracer.ring.update_channel(channel, {"range": json.loads(metadata)})
     comm = Comm(channel, "k", "x", (), "")
     tracer.record(comm, "barrier")
     assert read(tracer.path).logs["k"].communicator.ranks == ()

@@ -69,9 +69,9 @@ def writer(rings: Path, capacity: int, burst: int) -> Iterator[Path]:
         try:
             assert process.stdout is not None
             yield Path(process.stdout.readline().strip())
-            said, _ = process.communicate("\n", timeout=30)
+            output, _ = process.communicate("\n", timeout=30)
             (rank,) = open_run(rings).ranks
-            assert [rank.logs[f"k{n}"].calls for n in range(2)] == json.loads(said)
+            assert [rank.logs[f"k{n}"].calls for n in range(2)] == json.loads(output)
         finally:
             process.kill()
 
@@ -80,7 +80,7 @@ SIGNATURES = {number: sign("all_reduce", shape=(number,)) for number in range(7)
 
 
 def check_rank(rank: Rank) -> int:
-    """Holds what was read against itself; returns how many calls are kept."""
+    """Hold what was read against itself; return how many calls are kept."""
     kept = 0
     positions: list[int] = []
     for log in rank.logs.values():
@@ -194,7 +194,7 @@ def read_bytes_counted() -> int:
 
 
 def test_a_writer_that_was_stopped_in_the_middle_of_a_record_is_read_around(rings: Path) -> None:
-    # It stands still with a half written record, as long as one likes.
+    # It stops with a half written record, for as long as one likes.
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     fill(tracer, comm, 1, SMALL + 11)
@@ -261,7 +261,7 @@ def test_no_mixture_is_taken_when_reader_and_writer_overtake_each_other(
     path = Path(tracer.path)
     outcomes = set()
     with Overtaken(path) as ring:
-        # The writer has stored so many bytes when the reading begins, and so many more at the
+        # The writer has stored some bytes when the reading begins, and some more at the
         # cut. Whatever is taken is the record that was wanted, from the first byte to the last.
         for done in range(0, 97, 8):
             for more in range(done, 97, 8):

@@ -48,7 +48,7 @@ class Program:
         self.posted[key].append((sign("all_reduce", shape=(rows, 2)), None))
 
     def capture(self, keys: str, rows: int) -> TracedGraph:
-        """Captures a call on each of some communicators, every fourth with a sizes list."""
+        """Capture a call on each of some communicators, every fourth with a sizes list."""
         begun = self.tracer.graphs.begin()
         for number, key in enumerate(keys):
             fields = {
@@ -91,7 +91,7 @@ def place_of(call: Call) -> Place | None:
 
 
 def check(program: Program, rank: Rank, chance: random.Random) -> None:
-    """Compares all that can be asked of both logs with what was posted."""
+    """Compare all that can be asked of both logs with what was posted."""
     positions = []
     for key, wanted in program.posted.items():
         log = rank.logs[key]
@@ -343,7 +343,7 @@ def test_damage_is_an_error_or_nothing(rings: Path, seed: int, part: str) -> Non
         pass
 
 
-def test_what_is_too_much_for_a_line_a_call_is_said_to_be(
+def test_replays_too_long_for_a_line_per_call_are_reported(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = program_in(rings)

@@ -26,7 +26,7 @@ SIGNATURES = [signature(number) for number in range(5 * SMALL)]
 
 
 def cut_short(old: bytes, new: bytes) -> Iterator[bytes]:
-    """Yields what a store of ``new`` over ``old`` can leave, from nothing done to all done.
+    """Yield what a store of ``new`` over ``old`` can leave, from nothing done to all done.
 
     The writer clears the place first. That no store is left half done is the processor's word
     for 8 bytes, but nothing here depends on it, nor on the clearing.
@@ -41,7 +41,7 @@ def cut_short(old: bytes, new: bytes) -> Iterator[bytes]:
 
 
 def post_in_steps(tracer: Tracer, comm: Comm, number: int) -> tuple[bytes, bytes]:
-    """Records a call and returns the file before and after, but for the texts it refers to."""
+    """Record a call and return the file before and after, but for the texts it refers to."""
     op, fields = parameters(number)
     tracer.template(comm, op, site=f"test.py:{number % 7} f", **fields)
     before = Path(tracer.path).read_bytes()

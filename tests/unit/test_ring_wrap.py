@@ -17,7 +17,7 @@ EVERY = layout.table_every(SMALL)
 
 @pytest.fixture(params=[False, True], ids=["running", "ended"])
 def ended(request: pytest.FixtureRequest) -> bool:
-    """Of a process that still runs all is copied at once, of one that has ended what is needed."""
+    """Read both ways: a running process's ring is copied at once, an ended one's in parts."""
     return bool(request.param)
 
 
@@ -58,7 +58,7 @@ def test_capacities_that_are_no_multiple_of_anything(
     tracer = tracer_in(rings, capacity=capacity)
     comm = tracer.communicator("k", "tp:0", [0])
     fill(tracer, comm, 1, capacity)
-    # A table is written here, so that the end is looked for from the last slot on.
+    # A table is written here, so that the end is searched for from the last slot on.
     tracer.communicator("other")
     check_log(read(tracer.path, ended=ended).logs["k"], 1, capacity - 1)
     fill(tracer, comm, capacity, 3 * capacity + 11)
@@ -127,7 +127,7 @@ def test_a_table_that_was_never_written_is_made_up_for(rings: Path, ended: bool)
     check_log(logs["busy"], calls - (SMALL - 5) + 1, calls)
 
 
-def test_marks_stand_where_those_of_other_ranks_do(rings: Path, ended: bool) -> None:
+def test_marks_are_where_those_of_other_ranks_are(rings: Path, ended: bool) -> None:
     tracer = tracer_in(rings, capacity=5000)
     one, other = tracer.communicator("one"), tracer.communicator("other")
     fill(tracer, one, 1, 3001)

@@ -158,13 +158,13 @@ for op in ("all_reduce", "all_gatherv", "all_to_all", "scatter", "barrier", "ÎºÏ
 
 
 def test_signatures_are_the_same_in_every_process() -> None:
-    said = [
+    output = [
         run_program(PROGRAM, PYTHONHASHSEED=seed, PYTHONUTF8=utf8)
         for seed, utf8 in (("0", "0"), ("1", "1"), ("random", "0"))
     ]
-    assert said[0].returncode == 0, said[0].stderr
-    assert said[0].stdout == said[1].stdout == said[2].stdout
-    assert len(set(said[0].stdout.split())) > 25
+    assert output[0].returncode == 0, output[0].stderr
+    assert output[0].stdout == output[1].stdout == output[2].stdout
+    assert len(set(output[0].stdout.split())) > 25
 
 
 def test_signatures_do_not_change_from_version_to_version() -> None:

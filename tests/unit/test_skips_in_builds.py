@@ -55,8 +55,8 @@ def test_a_skip_passes_elsewhere(
 def test_a_skip_that_is_not_listed_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = run(pytester, monkeypatch, NCCLSCOPE_STRICT_SKIPS="test-all")
-    assert said.startswith("FAILED test_it.py::test_skips - skipped, and not listed")
+    output = run(pytester, monkeypatch, NCCLSCOPE_STRICT_SKIPS="test-all")
+    assert output.startswith("FAILED test_it.py::test_skips - skipped, and not listed")
 
 
 def test_what_the_machine_cannot_install_may_skip(

@@ -47,7 +47,7 @@ class Sound:
 
 
 def make_ring(directory: Path) -> Sound:
-    """Returns a ring that has something of everything and has gone round once."""
+    """Return a ring that has something of everything and has gone round once."""
     tracer = tracer_in(directory, labels={"tp": "0"}, details={"run": "one"})
     comm = tracer.communicator("k", "tp:0", [0, 1], "nccl")
     other = tracer.communicator("κ", "dp:0", [0], "gloo")
@@ -73,7 +73,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
 
 
 def parts(geometry: layout.Geometry) -> dict[str, tuple[int, int]]:
-    """Where the bytes are that mean something: offset and size."""
+    """Return the used bytes: offset and size."""
     return {
         "header": (0, 152),
         "about": (geometry.about, 2 * geometry.about_size),
@@ -334,7 +334,7 @@ def test_what_a_process_says_of_itself_may_be_anything(
 
 @pytest.mark.parametrize("value", RUBBISH, ids=repr)
 @pytest.mark.parametrize("name", ["key", "label", "ranks", "backend", "comm"])
-def test_what_is_said_of_a_communicator_may_be_anything(
+def test_the_description_of_a_communicator_may_be_anything(
     tmp_path: Path, name: str, value: Any
 ) -> None:
     ring = RingWriter(tmp_path, capacity=SMALL, about={"rank": 0})
@@ -464,6 +464,11 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.close(open_regular(tmp_path / "link"))
     with pytest.raises(OSError, match="symbolic links"):
         open_regular(tmp_path / "link", follow=False)
+
+
+def test_a_path_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(DamagedFileError, match="cannot be opened"):
+        open_regular("0:/dev/shm/a\0.ring")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,7 +34,7 @@ bounded = settings(
 
 
 def trace(tmp_path: Path, *lines: Any, header: Any = HEADER, end: str = "\n") -> Path:
-    """Writes a trace; lines that are text are written as they are."""
+    """Write a trace; lines that are text are written as they are."""
     path = tmp_path / "trace.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in (header, *lines)]
     path.write_text("\n".join(texts) + end, encoding="utf-8", errors="surrogatepass")
@@ -140,7 +140,7 @@ def test_a_last_line_that_is_whole_but_for_its_end_counts(tmp_path: Path) -> Non
     assert len(calls_of(read_trace(trace(tmp_path, call(), call(), end="")))) == 2
 
 
-def test_a_broken_line_in_the_middle_is_said(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DamagedFileError, match=r"trace.jsonl:3 is not JSON"):
         read_trace(trace(tmp_path, call(), '{"call": ', call()))
 
@@ -282,7 +282,7 @@ def test_a_step_that_no_engine_counts_is_left_out(tmp_path: Path, step: int) -> 
     assert [one.number for one in rank.steps] == [1]
 
 
-def test_steps_stand_before_the_calls_that_belong_to_them(tmp_path: Path) -> None:
+def test_steps_come_before_the_calls_that_belong_to_them(tmp_path: Path) -> None:
     rank = read_trace(
         trace(
             tmp_path,
@@ -508,7 +508,7 @@ def test_fields_of_any_type(
     tmp_path: Path, header: dict[str, Any], lines: list[Any], other: bool
 ) -> None:
     path = trace(tmp_path, *lines, header={"ncclscope_trace": 1, **header})
-    if other:  # a second process, so that they are compared and told apart
+    if other:  # a second process, so that they are compared and distinguished
         (tmp_path / "other.jsonl").write_bytes(path.read_bytes())
     else:
         (tmp_path / "other.jsonl").unlink(missing_ok=True)

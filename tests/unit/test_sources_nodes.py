@@ -31,7 +31,7 @@ SECOND = 1_000_000_000
 def copied(
     directory: Path, rank: int, host: str, *, calls: int, at: int, pid: int | None = None
 ) -> Path:
-    """A ring whose process was last heard of at this time, when it was copied."""
+    """Return a ring whose last heartbeat was at this time, when it was copied."""
     tracer = Tracer(
         directory / host,
         rank=rank,
@@ -181,7 +181,7 @@ def test_a_process_that_lived_when_it_was_copied_has_not_gone_for_being_out_of_s
     assert [rank.alive for rank in open_run(tmp_path).ranks] == [True, False]
 
 
-def test_a_rank_is_told_by_its_process_where_numbers_are_shared(tmp_path: Path) -> None:
+def test_a_rank_is_identified_by_its_process_where_numbers_are_shared(tmp_path: Path) -> None:
     run = open_run(copied(tmp_path, 0, "a", calls=1, at=1))
     run = replace(run, ranks=(replace(run.ranks[0], host="b", pid=10, rank=4),))
     both = join_snapshots([snapshot("a", worker(0, 10)), snapshot("b", worker(0, 10))], run)
@@ -191,13 +191,13 @@ def test_a_rank_is_told_by_its_process_where_numbers_are_shared(tmp_path: Path) 
     assert "left out" in clash.notes[-1]
 
 
-def test_a_node_that_was_not_looked_at_is_no_hole() -> None:
+def test_a_node_that_was_not_sampled_is_no_hole() -> None:
     one = snapshot("a", worker(0, 10), worker(3, 11))
     assert absent_ranks(one) == (1, 2)
     assert absent_ranks(replace(one, hosts=("a", "c"))) == ()
 
 
-def test_rings_of_a_host_that_nobody_looked_at_are_not_dead(tmp_path: Path) -> None:
+def test_rings_of_a_host_that_was_not_sampled_are_not_dead(tmp_path: Path) -> None:
     copied(tmp_path, 0, "a", calls=3, at=time.time_ns())
     copied(tmp_path, 1, "b", calls=3, at=time.time_ns())
     (tmp_path / "attach.json").write_text(json.dumps(snapshot("a", worker(0, 10)).to_dict()))

@@ -11,7 +11,7 @@ Group = tuple[str, tuple[int, ...]]
 
 
 def kinds(groups: list[Group], expected: int = 4, backend: str = "nccl") -> list[str]:
-    """The kind of each group, in the order in which they are given."""
+    """Return the kind of each group, in the order in which they are given."""
     communicators = {
         f"{label}/{ranks}": Communicator(f"{label}/{ranks}", label, ranks, backend)
         for label, ranks in groups

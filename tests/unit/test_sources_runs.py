@@ -27,7 +27,7 @@ def ring(
     calls: int = 3,
     **details: Any,
 ) -> None:
-    """Leaves a ring of a process that lived from one second to another."""
+    """Leave a ring of a process that lived from one second to another."""
     labels = details.pop("labels", {})
     details = {"host": "h", "started_ns": NOW + int(began * SECOND), **details}
     tracer = tracer_in(directory, rank=rank, world_size=len(ranks), labels=labels, details=details)
@@ -68,6 +68,13 @@ def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path
         "same world size",
         "3 rings of 3 earlier runs left out",
     )
+
+
+def test_a_node_whose_clock_was_set_back_an_hour_is_part_of_the_job(tmp_path: Path) -> None:
+    ring(tmp_path, 0, run="node 0", began=1, ended=20)
+    ring(tmp_path, 1, run="node 1", began=0, ended=-3590)
+
+    assert keys(open_run(tmp_path)) == {0: ["k"], 1: ["k"]}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +163,7 @@ def test_replicas_that_live_at_the_same_time_get_numbers_of_their_own(tmp_path: 
     assert run.ranks[2].logs["k1"].call(2).seq == 2
 
 
-def test_replicas_are_told_apart_by_their_communicators(tmp_path: Path) -> None:
+def test_replicas_are_distinguished_by_their_communicators(tmp_path: Path) -> None:
     # The order of pids is another for each rank, as it is when workers are started at once.
     for key, pids in (("ka", (10, 40)), ("kb", (20, 30))):
         for rank in range(2):
@@ -185,7 +192,7 @@ def test_a_replica_of_which_a_rank_is_missing(tmp_path: Path) -> None:
     assert run.missing == (2,)
 
 
-def test_replicas_whose_keys_are_all_alike_are_told_apart_by_their_order(tmp_path: Path) -> None:
+def test_replicas_whose_keys_are_all_alike_are_distinguished_by_their_order(tmp_path: Path) -> None:
     for replica in range(2):
         for rank in range(2):
             ring(tmp_path, rank, "tp:0", pid=10 * replica + rank, labels={"dp": str(replica)})

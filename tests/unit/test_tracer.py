@@ -225,7 +225,7 @@ def test_the_state_of_a_record_that_is_gone_is_not_set_on_another(rings: Path) -
     assert states == {State.SCHEDULED}
 
 
-def test_steps_stand_where_they_were_taken(rings: Path) -> None:
+def test_steps_are_where_they_were_taken(rings: Path) -> None:
     tracer = tracer_in(rings)
     comm = tracer.communicator("k")
     tracer.step(1, tokens=16)
@@ -290,19 +290,19 @@ def test_a_groups_number_is_never_cut_down_to_none(rings: Path, group: int, kept
     assert read(tracer.path).logs["k"].call(1).group == kept
 
 
-def test_folded_calls_nest(rings: Path) -> None:
-    assert not scope.is_folded()
-    with scope.folded():
-        with scope.folded():
-            assert scope.is_folded()
-        assert scope.is_folded()
+def test_suppressed_calls_nest(rings: Path) -> None:
+    assert not scope.is_suppressed()
+    with scope.suppressed():
+        with scope.suppressed():
+            assert scope.is_suppressed()
+        assert scope.is_suppressed()
         seen = []
-        other = threading.Thread(target=lambda: seen.append(scope.is_folded()))
+        other = threading.Thread(target=lambda: seen.append(scope.is_suppressed()))
         other.start()
         other.join()
         assert seen == [False]
     # Threads of other tests may be stuck in a block of theirs: that is what they test.
-    assert threading.get_ident() not in scope.folding
+    assert threading.get_ident() not in scope.suppressing
 
 
 def test_parameters_that_are_new_each_time_do_not_fill_the_memory(rings: Path) -> None:
@@ -360,8 +360,8 @@ def test_without_a_directory_nothing_is_traced(variables: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("name", ["NCCLSCOPE_DIR", "NCCL_SCOPE_DIR"])
 def test_a_directory_turns_tracing_on(rings: Path, name: str) -> None:
-    (enabled, directory, path, numbers), said = session(**{name: rings, "NCCLSCOPE": "1"})
-    assert (enabled, directory, said) == (True, str(rings), "")
+    (enabled, directory, path, numbers), output = session(**{name: rings, "NCCLSCOPE": "1"})
+    assert (enabled, directory, output) == (True, str(rings), "")
     assert Path(path).parent == rings
     assert numbers == [-1, 0, layout.DEFAULT_CAPACITY]
 
@@ -397,10 +397,10 @@ def test_the_launcher_says_which_rank_it_is(
 def test_the_number_of_records_can_be_chosen(
     rings: Path, records: str, capacity: int, complains: bool
 ) -> None:
-    (_, _, _, found), said = session(NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=records)
+    (_, _, _, found), output = session(NCCLSCOPE_DIR=rings, NCCLSCOPE_RECORDS=records)
     assert found[2] == capacity
-    assert said.count("\n") == int(complains)
-    assert (records in said) or not complains
+    assert output.count("\n") == int(complains)
+    assert (records in output) or not complains
 
 
 def test_the_programs_own_log_gets_the_warning(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ for _ in range(3):
     assert line.startswith("LOG WARNING ncclscope tracing is off in this process: no ring can be")
 
 
-def test_start_ticks_tell_processes_apart() -> None:
+def test_start_ticks_distinguish_processes() -> None:
     assert procfs.start_ticks(os.getpid()) > procfs.start_ticks(1) >= 0
     for pid in (0, -1, 1 << 40):
         assert procfs.start_ticks(pid) == 0

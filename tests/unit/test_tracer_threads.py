@@ -33,7 +33,7 @@ def _switch_at_every_chance() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Calls ``work(thread)`` in threads that begin together; fails when one of them does."""
+    """Call ``work(thread)`` in threads that begin together; fail when one of them does."""
     failures: list[BaseException] = []
     start = threading.Barrier(THREADS)
 
@@ -167,7 +167,7 @@ def test_states_set_by_another_thread(rings: Path) -> None:
 
 
 # Stops the program wherever the interpreter lets other code in, which is where another thread
-# could have been let in too, and looks at the file as it would be if it were killed there.
+# could have been let in too, and checks the file as it would be if it were killed there.
 INTERRUPTED = """
 import json, signal, sys, time
 from ncclscope import Tracer
@@ -180,7 +180,7 @@ ring, channel = tracer.ring, comm.channel
 missing = interruptions = nested = 0
 running = True
 
-def look(*_):
+def check(*_):
     global missing, interruptions, nested
     interruptions += 1
     position = ring.position
@@ -198,7 +198,7 @@ def look(*_):
 
 template = tracer.template(comm, "all_reduce", shape=(1,), site="handler")
 tracer.record(comm, "all_reduce", shape=(1,), site="main")
-signal.signal(signal.SIGALRM, look)
+signal.signal(signal.SIGALRM, check)
 signal.setitimer(signal.ITIMER_REAL, 2e-5)
 until = time.monotonic() + 1.0
 count = 1

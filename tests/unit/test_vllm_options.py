@@ -1,4 +1,4 @@
-"""What vLLM's processes are asked for by variables of their own, and what they refuse."""
+"""Options of vLLM's processes in variables of their own, and refused values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(directory: Path, program: str, **environment: str) -> subprocess.Complet
 
 
 def package(directory: Path, version: str, stock: str = STOCK) -> None:
-    """Makes a package that has what a version of vLLM has in its place."""
+    """Make a package that has what a version of vLLM has in its place."""
     place = directory / VLLM
     place.mkdir(parents=True)
     (directory / "vllm" / "__init__.py").write_text(f"__version__ = {version!r}\n")

@@ -49,7 +49,7 @@ def test_a_call_in_place_of_another_makes_both_sides_wait(cluster: Cluster) -> N
     assert arrows(picture_of(cluster)) == {((0, 1, 2), (3,), "unlike")}
 
 
-def test_a_circle_is_one(cluster: Cluster) -> None:
+def test_a_deadlock_cycle_is_one_group(cluster: Cluster) -> None:
     cluster.history("tp:0")
     cluster.history("dp:0")
     cluster.post([0, 1, 2], "tp:0", done=False)

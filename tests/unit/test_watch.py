@@ -12,7 +12,7 @@ import pytest
 from ncclscope.analysis.verdict import diagnose
 from ncclscope.commands.watch import _once
 from ncclscope.model.snapshot import GpuSample
-from ncclscope.readers.ring import cursor as words_module
+from ncclscope.readers.ring import cursor as cursor_module
 from ncclscope.readers.ring.cursor import KEPT, RingCursor
 from ncclscope.ring import layout
 from ncclscope.tracing import scope
@@ -58,7 +58,7 @@ class Job:
             )
 
     def post(self, *ranks: int, done: bool = True, comm: str = "tp:0", **given: Any) -> None:
-        """Posts a call on some ranks, or on all; ``members`` and ``backend`` as needed."""
+        """Post a call on some ranks, or on all; ``members`` and ``backend`` as needed."""
         members = given.pop("members", range(self.size))
         backend = given.pop("backend", "gloo")
         op = given.pop("op", "all_reduce")
@@ -71,7 +71,7 @@ class Job:
                 tracer.complete(position)
 
     def poll(self, seconds: float = 0.1) -> Poll:
-        """Lets time pass, and looks."""
+        """Advance the clock, and poll."""
         self.now += seconds
         return self.watcher.poll()
 
@@ -174,7 +174,7 @@ def test_a_difference_from_before_the_watch_began(job: Job) -> None:
     assert poll.verdict.cause.seq == 1
 
 
-def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
+def test_a_ring_that_has_gone_round_between_two_polls(rings: Path) -> None:
     job = Job(rings, 2, capacity=layout.MIN_CAPACITY)
     job.start()
     job.post()
@@ -183,14 +183,14 @@ def test_a_ring_that_has_gone_round_between_two_looks(rings: Path) -> None:
         job.post()
     poll = job.poll()
     assert poll.status == "ok"
-    assert {words.comm_cursors["tp:0/(0, 1)"].seq for words in poll.ranks} == {3001}
+    assert {cursor.comm_cursors["tp:0/(0, 1)"].seq for cursor in poll.ranks} == {3001}
 
     job.post(0, shape=(5, 2))
     job.post(1, shape=(6, 2))
     assert job.poll().status == "diverged"
 
 
-def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> None:
+def test_a_record_that_is_being_written_is_left_for_the_next_poll(job: Job) -> None:
     job.start()
     job.post()
     job.poll()
@@ -203,7 +203,7 @@ def test_a_record_that_is_being_written_is_left_for_the_next_look(job: Job) -> N
 
     poll = job.poll()
     assert poll.status == "ok"
-    assert [words.head for words in poll.ranks] == [2, 1]
+    assert [cursor.head for cursor in poll.ranks] == [2, 1]
 
     ring._buffer[place] = whole
     assert job.poll().status == "diverged"
@@ -273,7 +273,7 @@ def test_all_in_one_call_that_does_not_come_to_its_end(job: Job) -> None:
     assert poll.verdict.cause.kind == "stalled"
 
 
-def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> None:
+def test_where_completion_is_not_reported_equal_counts_are_no_stall(job: Job) -> None:
     job.start()
     for _ in range(4):
         job.post(done=False, backend="nccl")
@@ -286,7 +286,7 @@ def test_where_completion_is_not_told_equal_counts_are_no_stall(job: Job) -> Non
     assert verdict_of(job.poll(STALL + 1)) == ("not_joined", ())
 
 
-def test_an_order_swap_where_completion_is_not_told_is_found_when_nothing_moves(
+def test_an_order_swap_where_completion_is_not_reported_is_found_when_nothing_moves(
     rings: Path,
 ) -> None:
     job = Job(rings, 4)
@@ -325,7 +325,7 @@ def test_a_barrier_that_has_completed_does_not_make_the_next_call_one_that_hangs
     assert (poll.status, poll.activity, poll.stuck) == ("unknown", "idle", frozenset())
 
 
-def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job) -> None:
+def test_gpus_that_spin_reveal_a_stall_where_completion_is_not_reported(job: Job) -> None:
     job.start()
     job.post(done=False, backend="nccl")
     job.use = (100, 100)
@@ -344,7 +344,7 @@ def test_gpus_that_spin_give_a_stall_away_where_completion_is_not_told(job: Job)
     assert job.poll(30.0).status == "unknown"
 
 
-def test_a_single_look_takes_the_time_to_look_at_gpus_twice(
+def test_a_single_poll_takes_the_time_to_sample_gpus_twice(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.start()
@@ -382,7 +382,7 @@ def test_other_gpus_do_not(job: Job, use: tuple[int, ...]) -> None:
     assert not any(poll.in_trouble for poll in polls)
 
 
-def test_gpus_are_not_looked_at_where_calls_are_known_to_have_completed(job: Job) -> None:
+def test_gpus_are_not_sampled_where_calls_are_known_to_have_completed(job: Job) -> None:
     job.start()
     job.post()
     job.use = (100, 100)
@@ -413,7 +413,7 @@ def test_one_replica_hangs_while_the_other_goes_on(rings: Path) -> None:
     status = "ok"
     for _ in range(int(STALL) + 3):
         job.post(members=(2, 3))
-        job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each look
+        job.post(2, members=(2, 3), done=False)  # rank 2 waits for a moment at each poll
         poll = job.poll(1.0)
         status = poll.status
         job.post(3, members=(2, 3))
@@ -501,9 +501,9 @@ def test_workers_that_are_started_anew_after_a_divergence(job: Job) -> None:
     assert job.poll().status == "diverged"
     for tracer in job.tracers.values():
         tracer.close()
-    assert job.poll(1.5).status == "diverged"  # what it was stays said
+    assert job.poll(1.5).status == "diverged"  # the verdict stays
 
-    time.sleep(0.002)  # names of rings tell milliseconds apart
+    time.sleep(0.002)  # names of rings distinguish milliseconds
     job.start()
     job.post()
     poll = job.poll(1.5)
@@ -531,7 +531,7 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
     def search(*_: object) -> None:
         raise AssertionError("the ring was searched")
 
-    monkeypatch.setattr(words_module, "RingLog", search)
+    monkeypatch.setattr(cursor_module, "RingLog", search)
     for _ in range(200):
         job.post(0)
     job.poll()
@@ -542,27 +542,27 @@ def test_a_hash_under_another_ranks_number_costs_no_search(
 
 def test_words_follow_a_ring(rings: Path) -> None:
     tracer = tracer_in(rings, rank=3, world_size=4)
-    words = RingCursor(Path(tracer.path))
-    assert (words.rank, words.head, words.comm_cursors) == (3, 0, {})
+    cursor = RingCursor(Path(tracer.path))
+    assert (cursor.rank, cursor.head, cursor.comm_cursors) == (3, 0, {})
 
     comm = tracer.communicator("k", "tp:0", [2, 3])
     position = tracer.record(comm, "all_reduce", shape=(4,), dtype="int8")
     tracer.record(comm, "send", shape=(4,), peer=0)
-    assert words.poll(1.0)
-    comm_cursor = words.comm_cursors["k"]
+    assert cursor.poll(1.0)
+    comm_cursor = cursor.comm_cursors["k"]
     assert (comm_cursor.seq, comm_cursor.hash, comm_cursor.p2p, comm_cursor.tells) == (
         1,
         comm.channel.hash,
         1,
         False,
     )
-    assert not words.poll(2.0)
-    assert words.moved_at == 1.0
+    assert not cursor.poll(2.0)
+    assert cursor.moved_at == 1.0
 
     tracer.complete(position)
-    assert words.poll(3.0)
+    assert cursor.poll(3.0)
     assert comm_cursor.tells
-    last = words.last("k")
+    last = cursor.last("k")
     assert last is not None
     assert (last.op, last.shape, last.state) == ("all_reduce", (4,), 2)
 

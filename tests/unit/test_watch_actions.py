@@ -51,7 +51,7 @@ def worker(rings: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def poll(rings: Path) -> Poll:
-    """Two ranks that have parted."""
+    """Two ranks that have diverged."""
     for rank in (0, 1):
         tracer = tracer_in(rings, rank=rank, world_size=2)
         comm = tracer.communicator("k", 'tp:0"\n\\', [0, 1])
@@ -127,13 +127,15 @@ def test_a_bundle_holds_rings_and_verdict(poll: Poll, tmp_path: Path) -> None:
     assert document["verdict"]["kind"] == "size_mismatch"
 
 
-def test_a_command_is_told_all_about_it(poll: Poll, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    command = f'cat > {said}; echo "$NCCLSCOPE_STATUS $NCCLSCOPE_KIND $NCCLSCOPE_BUNDLE" >> {said}'
+def test_the_command_receives_verdict_and_variables(poll: Poll, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    command = (
+        f'cat > {given}; echo "$NCCLSCOPE_STATUS $NCCLSCOPE_KIND $NCCLSCOPE_BUNDLE" >> {given}'
+    )
 
     done = Actions(tmp_path / "bundles", command).act(poll)
 
-    document, line = _split(said.read_text())
+    document, line = _split(given.read_text())
     assert json.loads(document)["status"] == "diverged"
     assert line == f"diverged size_mismatch {done.bundle}"
     assert done.killed == ()
@@ -144,14 +146,14 @@ def _split(text: str) -> tuple[str, str]:
     return document + "}", line.strip()
 
 
-def test_what_fails_is_said_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> None:
+def test_what_fails_is_reported_and_the_rest_is_done(poll: Poll, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     done = Actions(tmp_path / "file" / "bundles", "exit 3", kill=True).act(poll)
 
     assert done.bundle is None
-    assert "the bundle could not be written" in done.said[0]
-    assert done.said[1:] == ("--on-hang exited with status 3", "no worker was left to kill")
+    assert "the bundle could not be written" in done.messages[0]
+    assert done.messages[1:] == ("--on-hang exited with status 3", "no worker was left to kill")
     with pytest.raises(UsageError, match="bundles cannot be written to"):
         Actions(tmp_path / "file" / "bundles").check()
 

@@ -1,4 +1,4 @@
-"""What is written to a terminal: pyte shows what was meant, and little is written for it."""
+"""Output to a terminal: pyte shows the intended screen, and little is written for it."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ncclscope.render.console.plain import plain_text
-from ncclscope.render.console.watch import one_line, render_look
+from ncclscope.render.console.watch import one_line, render_poll
 from ncclscope.watch.watch import Poll, Watcher
 from tests.support.rings import tracer_in
 
 RANKS = 24
 
 
-def look_at(directory: Path, *, odd: int | None = None, late: int | None = None) -> Poll:
+def polled(directory: Path, *, odd: int | None = None, late: int | None = None) -> Poll:
     for rank in range(RANKS):
         tracer = tracer_in(directory, rank=rank, world_size=RANKS)
         comm = tracer.communicator("k", "tp:0", range(RANKS), "gloo")
@@ -31,15 +31,15 @@ def look_at(directory: Path, *, odd: int | None = None, late: int | None = None)
 def test_before_anything_is_there(tmp_path: Path) -> None:
     poll = Watcher(tmp_path).poll()
 
-    assert plain_text(render_look(poll, 80, source="DIR")).split() == (
+    assert plain_text(render_poll(poll, 80, source="DIR")).split() == (
         ["WAITING", "for", "a", "ring", "to", "appear", "DIR"]
     )
 
 
 def test_a_job_in_order(rings: Path) -> None:
-    poll = look_at(rings)
+    poll = polled(rings)
 
-    screen = plain_text(render_look(poll, 100, source="DIR"), 100)
+    screen = plain_text(render_poll(poll, 100, source="DIR"), 100)
 
     assert screen.startswith("OK 24 of 24 ranks, running  DIR")
     assert screen.count("all_reduce [4,2] pending") == RANKS
@@ -48,7 +48,7 @@ def test_a_job_in_order(rings: Path) -> None:
 
 
 def test_a_rank_that_is_behind(rings: Path) -> None:
-    screen = plain_text(render_look(look_at(rings, late=9), 100), 100)
+    screen = plain_text(render_poll(polled(rings, late=9), 100), 100)
 
     (row,) = [line.split() for line in screen.splitlines() if line.split()[:1] == ["9"]]
     assert row[2:6] == ["3", "−2", "all_reduce", "[4,2]"]
@@ -56,9 +56,9 @@ def test_a_rank_that_is_behind(rings: Path) -> None:
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_low_terminal_shows_who_matters(rings: Path, width: int) -> None:
-    poll = look_at(rings, odd=17, late=20)
+    poll = polled(rings, odd=17, late=20)
 
-    screen = plain_text(render_look(poll, width, height=20, source="DIR"), width)
+    screen = plain_text(render_poll(poll, width, height=20, source="DIR"), width)
 
     lines = screen.splitlines()
     assert len(lines) <= 20

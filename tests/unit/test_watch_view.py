@@ -1,4 +1,4 @@
-"""What the live view makes of looks: entries, events, last calls, the end of a job."""
+"""What the live view shows of polls: entries, events, last calls, the end of a job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(rings: Path) -> Job:
     return Job(rings, 3)
 
 
-def said(events: Events) -> list[str]:
+def texts(events: Events) -> list[str]:
     return [event.text for event in events.all]
 
 
@@ -40,24 +40,24 @@ def test_a_stall_and_its_end_are_events(job: Job) -> None:
     }
     events.note(job.poll())
     events.note(job.poll(STALL + 1))
-    assert said(events)[:2] == [
+    assert texts(events)[:2] == [
         "ranks 0-2 appeared",
         "ranks 0 2 stalled: inside a collective for 11 s",
     ]
-    assert said(events)[2].startswith("hung: Rank 1 ")
+    assert texts(events)[2].startswith("hung: Rank 1 ")
 
     job.post(1, op="barrier", shape=None, dtype=None, redop=None, site=None)
     for rank, done in position.items():
         job.tracers[rank].complete(done)
     events.note(job.poll(5.0))
 
-    assert said(events)[3:] == [
+    assert texts(events)[3:] == [
         "ranks 0 2 resumed after 16 s",
         "the trouble is over: ok: 3 ranks, running",
     ]
 
 
-def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
+def test_ends_are_events_and_nothing_is_reported_twice(job: Job) -> None:
     events = Events(wall=lambda: 0.0)
     job.start()
     job.post()
@@ -70,14 +70,14 @@ def test_ends_are_events_and_nothing_is_said_twice(job: Job) -> None:
     for _ in range(3):
         events.note(job.poll(2.0))
 
-    assert [text for text in said(events) if "ended" in text or "exited" in text] == [
+    assert [text for text in texts(events) if "ended" in text or "exited" in text] == [
         f"rank 1 exited normally, pid {os.getpid()}",
         "ranks 0 2 exited normally",
         "all processes have ended",
     ]
 
 
-def test_what_was_over_before_is_said_so(job: Job) -> None:
+def test_what_was_over_before_is_reported_so(job: Job) -> None:
     job.start()
     job.post()
     for tracer in job.tracers.values():
@@ -85,7 +85,7 @@ def test_what_was_over_before_is_said_so(job: Job) -> None:
     events = Events(wall=lambda: 0.0)
     events.note(job.poll())
 
-    assert said(events) == ["ranks 0-2 had ended before this watch began"]
+    assert texts(events) == ["ranks 0-2 had ended before this watch began"]
 
 
 def test_marks_name_ranks_that_lag_or_stall(job: Job) -> None:
@@ -128,29 +128,29 @@ def test_last_calls_are_those_that_were_recorded(job: Job) -> None:
         job.post(comm="tp:0" if number % 100 else "world", shape=(number, 2))
     poll = job.poll()
     recorded = open_run(job.directory).by_rank[1]
-    words = poll.ranks[1]
+    cursor = poll.ranks[1]
 
     for key, log in recorded.logs.items():
-        assert [call.seq for call in words.newest(10, key)] == [
+        assert [call.seq for call in cursor.newest(10, key)] == [
             call.seq for call in log.span(max(1, log.calls - 9), log.calls + 1)
         ]
-    newest = words.newest(40)
+    newest = cursor.newest(40)
     assert [call.shape for call in newest] == [(number, 2) for number in range(260, 300)]
-    assert len(words.newest(10_000)) == 300
-    assert words.newest(5, "no such communicator") == []
+    assert len(cursor.newest(10_000)) == 300
+    assert cursor.newest(5, "no such communicator") == []
 
 
-def test_rings_are_read_when_somebody_looks_and_something_is_new(
+def test_rings_are_read_when_they_are_shown_and_something_is_new(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.start()
     job.post()
     picture = Picture("DIR", Events())
-    words = job.poll().ranks[0]
+    cursor = job.poll().ranks[0]
     read = []
-    newest = type(words).newest
+    newest = type(cursor).newest
     monkeypatch.setattr(
-        type(words), "newest", lambda self, *given: read.append(given) or newest(self, *given)
+        type(cursor), "newest", lambda self, *given: read.append(given) or newest(self, *given)
     )
 
     def draw(seconds: float) -> str:
@@ -167,8 +167,8 @@ def test_rings_are_read_when_somebody_looks_and_something_is_new(
     picture.press("l")
     job.post()
     draw(5.0)
-    assert len(read) == 2, "nobody looks at them"
-    assert RecentCalls().of(words, 3, None, 0.0)[-1].seq == 3
+    assert len(read) == 2, "nobody shows them"
+    assert RecentCalls().of(cursor, 3, None, 0.0)[-1].seq == 3
 
 
 def test_every_picture_fits_the_terminal(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Traces that hold only the last so many calls of each rank."""
+"""Traces that hold only the last calls of each rank."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def history(count: int) -> list[tuple[int, int]]:
     return found[:count]
 
 
-def windows(cluster: Cluster, folder: Path, *, last: int = 300, said: bool = True) -> Run:
-    """Reads what a patch that keeps the last calls in a list would have written."""
+def windows(cluster: Cluster, folder: Path, *, last: int = 300, stated: bool = True) -> Run:
+    """Read what a patch that keeps the last calls in a list would have written."""
     folder.mkdir()
     for rank in open_run(cluster.directory).ranks:
         path = folder / f"{rank.rank}.jsonl"
         write_trace(rank, path, last=last)
-        if not said:
+        if not stated:
             head, *lines = path.read_text().splitlines(keepends=True)
             header = json.loads(head)
             del header["window"]
@@ -76,16 +76,16 @@ def cluster(tmp_path: Path) -> Cluster:
     return cluster
 
 
-@pytest.mark.parametrize("said", [True, False], ids=["said", "inferred"])
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "inferred"])
 @pytest.mark.parametrize("late", [1, 17, 40, 150])
 def test_a_late_rank_is_no_divergence(
-    cluster: Cluster, tmp_path: Path, late: int, said: bool
+    cluster: Cluster, tmp_path: Path, late: int, stated: bool
 ) -> None:
     # The others go on for as many calls; then each keeps its own last 300.
     ahead = [(30, 6)] * -(-late // (3 * LAYERS))
     for rank in (*range(2), *range(3, 8)):
         steps(cluster, ahead, range(rank, rank + 1))
-    run = windows(cluster, tmp_path / "windows", said=said)
+    run = windows(cluster, tmp_path / "windows", stated=stated)
 
     assert all(rank.window for rank in run.ranks)
     assert named(diagnose(run)) == ("ok", ())
@@ -99,8 +99,8 @@ def test_numbers_mean_the_same_on_all_ranks(cluster: Cluster, tmp_path: Path) ->
     off: dict[str, set[int]] = {}
     for rank in run.ranks:
         for key, log in rank.logs.items():
-            lane = f"{log.communicator.label} of node {rank.rank // 4}"
-            name = "dp:0" if lane.startswith("dp") else lane
+            label = f"{log.communicator.label} of node {rank.rank // 4}"
+            name = "dp:0" if label.startswith("dp") else label
             off.setdefault(name, set()).add(whole.by_rank[rank.rank].logs[key].calls - log.calls)
     assert {name: len(found) for name, found in off.items()} == {
         "dp:0": 1,

@@ -13,7 +13,7 @@ make the same steps, so they switch at the same one, without a word between them
 - ``dispatch``: ``NCCLSCOPE_VLLM_DISPATCH`` against vLLM's own, which takes a server without CUDA
   graphs, as they hold what was captured.
 - ``nothing``: what comes out then is what the way of measuring makes up.
-- ``asking``: nothing is switched here. Steps are told apart by whether all their requests ask for
+- ``asking``: nothing is switched here. Steps are classified by whether all their requests ask for
   their routed experts, or none.
 
 Of each two stretches of steps one is on, which of them is drawn, from
@@ -37,14 +37,14 @@ PERIOD = 25
 SETTLING = 2
 """Steps after a switch that are not counted."""
 PAUSE_NS = 200_000_000
-"""A step that long has waited for a request."""
+"""Nanoseconds of a step that has waited for a request."""
 WRITE_EVERY = 8 * PERIOD
 COUNTED = ("progress", "between", "beside")
 """Tracing with the calls counted by the GPU."""
 
 
 Kept = tuple[Any, str, dict[Any, Any]]
-"""Of what, under which name, which captured graphs."""
+"""Owner and attribute of captured graphs, and the graphs."""
 
 
 class Alternation:
@@ -70,8 +70,8 @@ class Alternation:
         """Off and on."""
         self.asking: set[str] = set()
 
-    def tell_apart(self, output: Any) -> bool:
-        """Notes which requests of a step ask; returns whether all of them do, or none."""
+    def classify(self, output: Any) -> bool:
+        """Note which requests of a step ask; return whether all of them do, or none."""
         for request in output.scheduled_new_reqs:
             extra = getattr(request.sampling_params, "extra_args", None) or {}
             if extra.get("return_routed_experts"):
@@ -100,7 +100,7 @@ class Alternation:
             _offer_both(self)
 
     def switch(self, on: bool) -> None:
-        """Has everything from here on be done the one way, or the other."""
+        """Do everything from here on the one way, or the other."""
         self._prepare()
         self.is_on = on
         for patch in self.patches:
@@ -109,7 +109,7 @@ class Alternation:
             setattr(owner, name, graphs)
 
     def capture_twice(self, capture: Callable[[], int], runner: Any) -> int:
-        """Captures vLLM's graphs while it is on, and again while it is off."""
+        """Capture vLLM's graphs while it is on, and again while it is off."""
         size = capture()
         on = _set_aside(runner)
         self.switch(False)
@@ -119,7 +119,7 @@ class Alternation:
         return size
 
     def step(self, tokens: int, output: Any = None) -> None:
-        """Notes that a step begins, and switches before it, where it is time to."""
+        """Note that a step begins, and switch before it, where it is time to."""
         now = time.perf_counter_ns()
         if self.last is not None:
             passed, (before, counts) = now - self.began, self.last
@@ -130,7 +130,7 @@ class Alternation:
         place = self.steps % PERIOD
         counts = place >= SETTLING
         if self.what == "asking":
-            counts = output is not None and self.tell_apart(output)
+            counts = output is not None and self.classify(output)
         elif place == 0:
             if self.steps // PERIOD % 2 == 0:
                 self.first = self.draw.random() < 0.5
@@ -177,7 +177,7 @@ def register() -> None:
 
 
 def _capture_twice(alternation: Alternation) -> None:
-    """Has both of vLLM's model runners capture all graphs twice."""
+    """Make both of vLLM's model runners capture all graphs twice."""
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu import model_runner
 
@@ -194,14 +194,14 @@ def _capture_twice(alternation: Alternation) -> None:
 
 
 def _put_markers(in_stream: bool) -> None:
-    """Has all markers of graphs stand in the stream, or all beside it."""
+    """Put all markers of graphs into the stream, or all beside it."""
     from ncclscope.tracing.device.graph_markers import Placement
 
     Placement.in_stream = lambda self, capture: in_stream  # type: ignore[method-assign]
 
 
 def _set_aside(runner: Any) -> list[Kept]:
-    """Takes away all captured graphs, so that it looks as if there were none."""
+    """Take away all captured graphs, so that it looks as if there were none."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
 
     places = [(each, "concrete_cudagraph_entries") for each in CUDAGraphWrapper._all_instances]
@@ -216,7 +216,7 @@ def _set_aside(runner: Any) -> list[Kept]:
 
 
 def _offer_both(alternation: Alternation) -> None:
-    """Has each dispatcher do as vLLM's own does while it is off."""
+    """Make each dispatcher behave as vLLM's own while it is off."""
     from vllm.distributed.device_communicators import all2all
 
     padded = all2all.AgRsAll2AllManager

@@ -13,11 +13,11 @@ from ncclscope.model.log import CallLog
 __all__ = ["Straggler"]
 
 CALLS = 20
-"""So many in a row have to be late: one is chance."""
+"""Number of late calls in a row that counts: one is chance."""
 LATE_SECONDS = 0.2
 """Half of them by at least so much. A busy machine holds up a rank for less."""
 KEPT = 4096
-"""Newest calls of a communicator that are looked at."""
+"""Newest calls of a communicator that are examined."""
 
 
 class Straggler:

@@ -13,7 +13,7 @@ MILLISECOND = 1_000_000
 
 
 def findings(folder: Path, delays: list[float], hosts: tuple[str, str] = ("a", "a")):
-    """Two ranks post the same calls; rank 1 each of them so many seconds after rank 0."""
+    """Two ranks post the same calls; rank 1 each of them some seconds after rank 0."""
     for rank in range(2):
         with (folder / f"{rank}.jsonl").open("w") as file:
             print(f'{{"ncclscope_trace": 1, "rank": {rank}, "world_size": 2,', file=file, end="")

@@ -50,7 +50,13 @@ class Divergence:
 
 
 def agree(one: CallLog, other: CallLog, seq: int) -> bool:
-    """Return whether two logs hold the same calls, as far as both are kept, up to ``seq``."""
+    """Return whether two logs hold the same calls, as far as both are kept, up to ``seq``.
+
+    Args:
+        one: Calls of a rank on a communicator.
+        other: Calls of another rank on it.
+        seq: Number of the last call that counts.
+    """
     if one.rooted and other.rooted:
         return one.fingerprint(seq) == other.fingerprint(seq)
     start = max(one.first, other.first)

@@ -15,7 +15,7 @@ from ncclscope.analysis.sequences.edits import Edit, edits
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import CallLog
 
-__all__ = ["Column", "ColumnCell", "ColumnTable", "align_columns", "transfer_columns"]
+__all__ = ["CallColumn", "ColumnCell", "ColumnTable", "align_columns", "transfer_columns"]
 
 Slot = tuple[int, int, int]
 """Row of a call: the reference's call, 0 if inserted before it or 1 if matched, and an index."""
@@ -38,7 +38,7 @@ class ColumnCell:
 
 
 @dataclass(frozen=True)
-class Column:
+class CallColumn:
     """Ranks that posted the same calls, as far as they are shown.
 
     Attributes:
@@ -67,7 +67,7 @@ class ColumnTable:
 
     comm: Communicator
     seq: int | None
-    columns: tuple[Column, ...]
+    columns: tuple[CallColumn, ...]
     first_row: int | None
     aligned: bool = True
 
@@ -136,11 +136,11 @@ def transfer_columns(
     for rank, calls in sorted(sent.items()):
         shown = [ColumnCell(call, states=(call.state.word,)) for call in calls[-last:]]
         padding = [ColumnCell(None, "outside")] * (last - len(shown))
-        columns.append(Column((rank,), (*padding, *shown), calls[-1].seq if calls else 0))
+        columns.append(CallColumn((rank,), (*padding, *shown), calls[-1].seq if calls else 0))
     empty = min(
         next((n for n, cell in enumerate(column.cells) if cell.call), last) for column in columns
     )
-    cut = tuple(Column(column.ranks, column.cells[empty:], column.calls) for column in columns)
+    cut = tuple(CallColumn(column.ranks, column.cells[empty:], column.calls) for column in columns)
     return ColumnTable(comm, None, cut, None, aligned=False)
 
 
@@ -209,7 +209,7 @@ def _column(
     placed: Mapping[Slot, int],
     slots: Sequence[Slot],
     place: int,
-) -> Column:
+) -> CallColumn:
     log = logs[ranks[0]]
     held = sorted(placed)
     cells = []
@@ -227,7 +227,7 @@ def _column(
         else:
             ended = placed[held[-1]] == log.calls
             cells.append(ColumnCell(None, "ahead" if ended else "outside"))
-    return Column(ranks, tuple(cells), log.calls)
+    return CallColumn(ranks, tuple(cells), log.calls)
 
 
 def _before(log: CallLog, seq: int) -> str:

@@ -12,14 +12,14 @@ from ncclscope.analysis.sequences.replays import block_at, replay_edits
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["EditExplanation", "explain"]
 
 Side = tuple[Rank, CallLog]
 ONE_FOR_ANOTHER = Edit(0, 1, 0, 1, 0)
 
 
 @dataclass(frozen=True)
-class Explanation:
+class EditExplanation:
     """How one rank's calls differ from a peer's.
 
     Attributes:
@@ -34,7 +34,7 @@ class Explanation:
     other: Edit | None = None
 
 
-def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
+def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanation:
     """Return how one rank's calls differ from a peer's.
 
     Args:
@@ -46,11 +46,11 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
     whole = replay_edits(odd, peer, seq)
     found = whole or compare(odd[1], peer[1], seq)
     if not found:  # they differ in overwritten calls
-        return Explanation([ONE_FOR_ANOTHER])
+        return EditExplanation([ONE_FOR_ANOTHER])
     if comm.creates_groups:
         # The same groups in another order: no call is missing.
         same = len(found) > 1 and not sum(edit.inserted - edit.deleted for edit in found)
-        return Explanation([ONE_FOR_ANOTHER] if same else found)
+        return EditExplanation([ONE_FOR_ANOTHER] if same else found)
     parts = [_signatures(log, seq) for _, log in (odd, peer)]
     usual = cost_of(found, *parts)
     order = _reordered(odd, peer, seq, parts)
@@ -59,17 +59,17 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> Explanation:
     if order is not None and (whole or order[0] < best):
         both = sum(order[1])
         matched = min(map(len, parts)) - both
-        return Explanation([Edit(0, both, 0, both, max(matched, 0))], order=order[1])
+        return EditExplanation([Edit(0, both, 0, both, max(matched, 0))], order=order[1])
     if blocks and blocks[0][0] < usual:
-        return Explanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
+        return EditExplanation([blocks[0][1]], other=blocks[1][1] if blocks[1:] else None)
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
         # All ranks stopped here. The diverging rank may have posted its peers' next call.
         posted = odd[1].call(seq)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):
-            return Explanation([Edit(0, 0, 0, 1, 0)])
+            return EditExplanation([Edit(0, 0, 0, 1, 0)])
         if count := skipped_block(peer[1], seq, posted):
-            return Explanation([Edit(0, 0, 0, count, 0)])
-    return Explanation(found)
+            return EditExplanation([Edit(0, 0, 0, count, 0)])
+    return EditExplanation(found)
 
 
 def _signatures(log: CallLog, seq: int) -> Sequence[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ NEAR = 4096
 """Newest calls that are read first; four times as many each time they do not suffice."""
 MOST = 1 << 20
 """Newest calls that are read at most: one replay of a graph may cover any number of calls."""
+MOST_OTHERS = 1 << 15
+"""Most pairs of a communicator and another one whose progress is compared; at least 8 for each."""
 AGREED = 64
 """Consecutive calls that agree unshifted, before which no earlier difference is searched."""
 
@@ -116,11 +119,9 @@ def tracks_of(
         one: A rank and its calls there.
         other: Another rank and its calls there.
     """
-    shared = [
-        (one[0].logs[key], other[0].logs[key])
-        for key in one[0].logs
-        if key != comm.key and key in other[0].logs
-    ]
+    keys = (key for key in one[0].logs if key != comm.key and key in other[0].logs)
+    most = max(MOST_OTHERS // len(run.communicators), 8)
+    shared = [(one[0].logs[key], other[0].logs[key]) for key in islice(keys, most)]
     alike = _alike(run, one[0], other[0])
     sites = all(any(log.sites(log.calls, log.calls + 1)) for _, log in (one, other))
     steps = all(rank.last_step() is not None for rank, _ in (one, other))
@@ -227,7 +228,9 @@ def _progress(other: CallLog, positions: Tokens) -> Tokens:
     """Return how many calls a rank had made on another communicator at ``positions`` ``[n]``."""
     if other.calls < other.first:
         return np.full(len(positions), other.calls, np.int64)
-    low = made_before(other, int(positions[0])) + 1 if len(positions) else other.first
+    low = other.first
+    if other.calls - low > NEAR and len(positions):  # reading a few costs less than a search
+        low = made_before(other, int(positions[0])) + 1
     made = np.array(other.positions(low, other.calls + 1), np.int64)
     return low - 1 + np.searchsorted(made, positions)
 

@@ -30,6 +30,9 @@ __all__ = ["find_skips", "trace_back"]
 
 MOST_COUNTS = 16
 """Different numbers of calls on a communicator, beyond which its members are merely running."""
+MOST_COMMS = 1 << 10
+"""Communicators with different numbers of calls, beyond which nothing is inferred: a ring holds
+fewer of them."""
 MOST_RANKS = 64
 """Ranks with the same number of calls that are compared one by one."""
 
@@ -45,9 +48,13 @@ def find_skips(records: Records, keys: Iterable[str], singled: set[int]) -> Iter
     if records.run.window:
         return  # call numbers of a window do not count all calls
     diverging = set(singled)
-    members = [
-        _Members(records, records.run.communicators[key], records.logs(key)) for key in sorted(keys)
-    ]
+    members = []
+    for key in sorted(keys):
+        logs = records.logs(key)
+        if len({log.calls for log in logs.values()}) > 1:
+            members.append(_Members(records, records.run.communicators[key], logs))
+    if len(members) > MOST_COMMS:
+        return
     for each in members:
         for difference in each.decided():
             diverging.update(difference.odd)

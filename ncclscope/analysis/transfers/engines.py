@@ -12,7 +12,7 @@ from typing import Any
 from ncclscope.model import Rank, Run, Transfer
 from ncclscope.untrusted import number, printable, text
 
-__all__ = ["End", "Engine", "Engines", "Joined"]
+__all__ = ["End", "Engines", "Joined", "KvEngine"]
 
 _ORDER = {"failed": 0, "expired": 1, "waiting": 2, "started": 3, "completed": 4}
 MOST_LISTED = 64
@@ -30,7 +30,7 @@ class End:
 
 
 @dataclass
-class Engine:
+class KvEngine:
     """An engine: its scheduler and its workers.
 
     Attributes:
@@ -134,7 +134,7 @@ class Engines:
 
     def __init__(self, run: Run) -> None:
         self.processes = run.processes
-        self.by_id: dict[str, Engine] = {}
+        self.by_id: dict[str, KvEngine] = {}
         for process in self.processes:
             about = process.details.get("kv_engine")
             named = about if isinstance(about, Mapping) else {}
@@ -142,7 +142,7 @@ class Engines:
             if engine := text(named.get("id")):
                 own.setdefault(engine)
             for engine in own:
-                found = self.by_id.setdefault(engine, Engine(engine))
+                found = self.by_id.setdefault(engine, KvEngine(engine))
                 found.processes.append(process)
                 if named.get("id") == engine:
                     found.about = named
@@ -207,7 +207,7 @@ class Engines:
         """Return the seconds from a time to the newest record."""
         return max(0.0, (self.now_ns - time_ns) / 1e9)
 
-    def silent(self, engine: Engine) -> list[Rank]:
+    def silent(self, engine: KvEngine) -> list[Rank]:
         """Return the engine's living processes whose heartbeat ends before that of others."""
         return [
             one
@@ -215,7 +215,7 @@ class Engines:
             if one.last_seen_ns and self.seconds_since(one.last_seen_ns) > _UNSEEN_SECONDS
         ]
 
-    def generating(self, engine: Engine) -> list[Rank]:
+    def generating(self, engine: KvEngine) -> list[Rank]:
         """Return the engine's workers that have run a step with tokens in the last seconds."""
         return [
             one

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ncclscope.analysis.transfers.engines import Engine, Engines, Joined
+from ncclscope.analysis.transfers.engines import Engines, Joined, KvEngine
 from ncclscope.analysis.wording import plural
 from ncclscope.model import Rank, Transfer
 from ncclscope.untrusted import printable
 
-__all__ = ["Limits", "Reason", "find_reason"]
+__all__ = ["Reason", "Thresholds", "find_reason"]
 
 HANDSHAKE_SECONDS = 5
 """Timeout of NIXL's handshake in vLLM."""
@@ -19,13 +19,13 @@ _MOST_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Limits:
+class Thresholds:
     """Seconds from which on a wait without another reason is reported."""
 
     alive: float
     ended: float
 
-    def of(self, engine: Engine) -> float:
+    def of(self, engine: KvEngine) -> float:
         """Return the threshold for an engine whose processes run, or ran."""
         return self.alive if any(one.alive for one in engine.processes) else self.ended
 
@@ -53,7 +53,7 @@ class Reason:
     next: tuple[str, ...] = field(default=())
 
 
-def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
+def find_reason(engines: Engines, one: Joined, limits: Thresholds) -> Reason | None:
     """Return why a transfer does not end; None for one that ended well, or may still.
 
     Args:
@@ -98,7 +98,7 @@ def find_reason(engines: Engines, one: Joined, limits: Limits) -> Reason | None:
     return _still(receive, send, sender, receiver)
 
 
-def _receiver_ended(engines: Engines, receiver: Engine) -> bool:
+def _receiver_ended(engines: Engines, receiver: KvEngine) -> bool:
     """Return whether the waiting engine has ended while another one runs: nobody waits then."""
     others = [one for one in engines.processes if one not in receiver.processes]
     return bool(receiver.gone()) and any(one.alive for one in others)
@@ -143,7 +143,11 @@ def _went_on(engines: Engines, receive: Transfer) -> bool:
 
 
 def _failed(
-    engines: Engines, one: Joined, receive: Transfer, receiver: Engine, sender: Engine | None
+    engines: Engines,
+    one: Joined,
+    receive: Transfer,
+    receiver: KvEngine,
+    sender: KvEngine | None,
 ) -> Reason | None:
     """Return why a transfer failed, unless the receiving engine has completed one since."""
     since = receive.changed_ns
@@ -179,7 +183,7 @@ def _failed(
 
 
 def _sender_down(
-    engines: Engines, receive: Transfer, sender: Engine, receiver: Engine
+    engines: Engines, receive: Transfer, sender: KvEngine, receiver: KvEngine
 ) -> Reason | None:
     """Return a reason where the sending engine cannot answer."""
     if gone := sender.gone():
@@ -212,7 +216,7 @@ def _sender_down(
     return None
 
 
-def _freed(receive: Transfer, send: Transfer | None, receiver: Engine) -> Reason | None:
+def _freed(receive: Transfer, send: Transfer | None, receiver: KvEngine) -> Reason | None:
     if send is None or send.state != "expired":
         return None
     return Reason(
@@ -226,9 +230,9 @@ def _no_room(
     engines: Engines,
     one: Joined,
     receive: Transfer,
-    receiver: Engine,
+    receiver: KvEngine,
     waited: float,
-    limits: Limits,
+    limits: Thresholds,
 ) -> Reason:
     holding = [
         other
@@ -266,7 +270,7 @@ def _no_room(
     )
 
 
-def _wrong_address(engines: Engines, receive: Transfer, sender: Engine) -> str | None:
+def _wrong_address(engines: Engines, receive: Transfer, sender: KvEngine) -> str | None:
     """Return how the address that is asked differs from the one at which the engine answers."""
     if not receive.port:
         return None
@@ -288,7 +292,7 @@ def _wrong_address(engines: Engines, receive: Transfer, sender: Engine) -> str |
 
 
 def _still(
-    receive: Transfer, send: Transfer | None, sender: Engine | None, receiver: Engine
+    receive: Transfer, send: Transfer | None, sender: KvEngine | None, receiver: KvEngine
 ) -> Reason:
     """Return a reason for a wait that no record explains."""
     what = {"handshake": "the answer to its handshake", "read": "the end of its read"}.get(
@@ -319,7 +323,7 @@ def _still(
     )
 
 
-def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Limits) -> Reason | None:
+def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Thresholds) -> Reason | None:
     """Return a reason for blocks that are kept and that no engine in view asks for."""
     sender = engines.by_id[send.engine]
     if send.state == "expired":
@@ -341,7 +345,7 @@ def _unclaimed(engines: Engines, one: Joined, send: Transfer, limits: Limits) ->
     )
 
 
-def _receives(engine: Engine) -> bool:
+def _receives(engine: KvEngine) -> bool:
     role = engine.about.get("role")
     return not engine.gone() and role != "kv_producer"
 
@@ -358,7 +362,7 @@ def _expired_unread(engines: Engines, send: Transfer) -> Reason | None:
     )
 
 
-def _waits_for_read(receive: Transfer, receiver: Engine) -> tuple[str, ...]:
+def _waits_for_read(receive: Transfer, receiver: KvEngine) -> tuple[str, ...]:
     if receive.phase == "handshake":
         return (_after_failure(receiver, f"after {HANDSHAKE_SECONDS} s without an answer"),)
     return (
@@ -367,7 +371,7 @@ def _waits_for_read(receive: Transfer, receiver: Engine) -> tuple[str, ...]:
     )
 
 
-def _after_failure(receiver: Engine, when: str) -> str:
+def _after_failure(receiver: KvEngine, when: str) -> str:
     does = "computes the blocks itself" if receiver.recomputes else "fails the request"
     return f"vLLM {does} {when} (kv_load_failure_policy)"
 

@@ -18,7 +18,7 @@ from ncclscope.model import Call, Communicator, Rank, State
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["Pair", "Transfer", "pairs", "short_rank", "stuck_transfers", "waiting_cycle"]
+__all__ = ["Pair", "StuckTransfer", "pairs", "short_rank", "stuck_transfers", "waiting_cycle"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class StuckTransfer:
     """A send or receive whose other side is missing.
 
     Attributes:
@@ -92,7 +92,7 @@ def pairs(case: Case) -> Iterator[Pair]:
                     yield Pair(comm, sender, receiver, sends.get(other, ()), receives)
 
 
-def stuck_transfers(case: Case) -> list[Transfer]:
+def stuck_transfers(case: Case) -> list[StuckTransfer]:
     """Return the stuck transfers, causes first."""
     first: dict[int, tuple[Pair, int, Call, int]] = {}
     for pair in pairs(case):
@@ -107,12 +107,12 @@ def stuck_transfers(case: Case) -> list[Transfer]:
     for rank, (pair, peer, call, number) in sorted(first.items()):
         proof = _proof(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
-            stuck.append(Transfer(pair, rank, peer, call, number, proof))
+            stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
     waiting = {transfer.rank for transfer in stuck}
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
 
 
-def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
+def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:
     """Find the rank at which chains of unmatched transfers end, as a stage one microbatch short.
 
     Where at least two ranks wait for it, it is the one that waits in no transfer itself. Where
@@ -148,7 +148,7 @@ def short_rank(case: Case, found: Sequence[Transfer]) -> tuple[int, str] | None:
     return None
 
 
-def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
+def _short_of_one(case: Case, transfer: StuckTransfer) -> tuple[int, str] | None:
     """Return the rank that lacks its half of a transfer which all others have reached."""
     pair, rank = transfer.pair, transfer.peer
     theirs = max(len(pair.sends), len(pair.receives))
@@ -162,7 +162,7 @@ def _short_of_one(case: Case, transfer: Transfer) -> tuple[int, str] | None:
     )
 
 
-def waiting_cycle(case: Case, found: Sequence[Transfer]) -> tuple[tuple[int, Call], ...]:
+def waiting_cycle(case: Case, found: Sequence[StuckTransfer]) -> tuple[tuple[int, Call], ...]:
     """Return ranks that wait for each other, by way of at least one transfer, with their calls.
 
     A rank waits in a stuck transfer, or in a collective before it. Each rank waits for the next,

@@ -7,6 +7,7 @@ point, in the group ``ncclscope.faults``, under the fault's name (docs/extending
 
 from __future__ import annotations
 
+import difflib
 from functools import cache
 from importlib import metadata
 
@@ -77,9 +78,10 @@ def fault_named(name: str) -> Fault:
         return FAULTS[name]
     for point in metadata.entry_points(group=GROUP, name=name):
         return _load(point)
-    raise LaboratoryError(
-        f"there is no fault {name!r}", f"choose one of {', '.join(fault_names())}"
-    )
+    known = fault_names()
+    close = difflib.get_close_matches(name, known, 1)
+    advice = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+    raise LaboratoryError(f"there is no fault {name!r}", advice)
 
 
 def _load(point: metadata.EntryPoint) -> Fault:

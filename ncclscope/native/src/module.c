@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "addresses.h"
+#include "kept.h"
 #include "module.h"
 #include "place.h"
 
@@ -556,6 +558,7 @@ static PyType_Spec channel_spec = {"ncclscope.native._core.Channel", sizeof(Chan
 static PyType_Spec part_spec = {"ncclscope.native._core.Part", sizeof(Part), 0, FLAGS, part_slots};
 
 static PyMethodDef functions[] = {
+    {"addresses", ns_addresses_new, METH_NOARGS, "Return a dict by the id of objects."},
     {"announce", announce, METH_O, "This thread's calls into NCCL belong to a channel's record."},
     {"is_announced", is_announced, METH_NOARGS, "Whether an announced call is open here."},
     {"conclude", conclude, METH_NOARGS, "The announced call has returned."},
@@ -602,7 +605,8 @@ PyMODINIT_FUNC PyInit__core(void)
     ns_channel_type = add_type(made, "Channel", &channel_spec);
     ns_part_type = add_type(made, "Part", &part_spec);
     if (!ns_ring_type || !ns_channel_type || !ns_part_type || !ns_record_ready()
-        || !ns_posting_ready() || !ns_replaced_ready())
+        || !ns_posting_ready() || !ns_kept_ready() || !ns_addresses_ready()
+        || !ns_replaced_ready())
         Py_CLEAR(made);
     return made;
 }

@@ -3,9 +3,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "addresses.h"
 #include "module.h"
 #include "place.h"
 #include "posting.h"
+#include "seen.h"
 
 #include <stdbool.h>
 
@@ -16,6 +18,8 @@ typedef struct Post {
     PyObject *templates; /* as recording.Handle.templates */
     PyObject *capturing; /* asks whether a CUDA graph is being captured; None without GPUs */
     PyObject *handle;
+    int waits;     /* of the handle; -1 if it depends on the tensor */
+    ns_seen *seen; /* some of the templates */
 } Post;
 
 /* One method of the program that enqueues calls. */
@@ -23,7 +27,7 @@ typedef struct Method {
     PyObject_HEAD
     PyObject *known; /* Post by id of the object that has the method */
     PyObject *read;
-    PyObject *groups, *folding; /* of scope: empty most of the time */
+    PyObject *groups, *suppressing; /* of scope: empty most of the time */
     PyObject *op;               /* of a plan; NULL if only `read` knows the parameters */
     Py_ssize_t tensor_at, redop_at;
 } Method;
@@ -35,13 +39,14 @@ typedef struct Setter {
 } Setter;
 
 static PyTypeObject *post_type, *method_type, *setter_type;
-static PyObject *shape_name, *dtype_name, *usual_redop;
-static PyObject *redop_names; /* by id: (the object, its name) */
+static PyObject *shape_name, *dtype_name, *waits_name, *usual_redop;
+static PyObject *redop_names; /* by id: (the object, its name); grows, and keeps both alive */
+static PyObject *last_redop, *last_name; /* the one that was looked up last */
 static PyObject *noted_options, *noted_redop; /* the first is borrowed, and only compared */
 
 /* --- parameters --------------------------------------------------------------------------------- */
 
-/* Return the name of a reduction, borrowed; NULL if only Python can tell it. */
+/* Return the name of a reduction, borrowed; NULL if only Python knows it. */
 static PyObject *name_of(PyObject *given)
 {
     PyObject *redop = given;
@@ -51,10 +56,16 @@ static PyObject *name_of(PyObject *given)
     }
     if (!redop || redop == Py_None)
         return usual_redop;
+    if (redop == last_redop)
+        return last_name;
     PyObject *number = PyLong_FromVoidPtr(redop);
     PyObject *known = number ? PyDict_GetItemWithError(redop_names, number) : NULL;
     Py_XDECREF(number);
-    return known ? PyTuple_GetItem(known, 1) : NULL;
+    if (!known)
+        return NULL;
+    last_redop = redop;
+    last_name = PyTuple_GetItem(known, 1);
+    return last_name;
 }
 
 static PyObject *read_parameters(const Method *method, PyObject *args, PyObject *kwargs)
@@ -67,31 +78,40 @@ static PyObject *read_parameters(const Method *method, PyObject *args, PyObject 
     return found;
 }
 
-/* Return what the method's reader would return, if that takes no Python; else NULL. */
-static PyObject *planned(const Method *method, PyObject *args, PyObject *kwargs)
+/* Read what the method's reader would return, if that takes no Python; then `shape` and `dtype` are new
+ * references. Returns false, maybe with an error set, if it does. */
+static bool read_planned(const Method *method, PyObject *args, PyObject *kwargs, ns_planned *to)
 {
     Py_ssize_t count = PyTuple_Size(args);
-    PyObject *redop = NULL, *found = NULL;
     if (!method->op || (kwargs && PyDict_Size(kwargs)) || count <= method->tensor_at)
-        return NULL;
+        return false;
     PyObject *tensor = PyTuple_GetItem(args, method->tensor_at);
-    if (PyList_Check(tensor)) {
+    if (Py_TYPE(tensor) == &PyList_Type) {
         if (PyList_Size(tensor) != 1)
-            return NULL;
+            return false;
         tensor = PyList_GetItem(tensor, 0);
     }
+    to->op = method->op;
+    to->redop = NULL;
     if (method->redop_at
-        && !(redop = name_of(count > method->redop_at ? PyTuple_GetItem(args, method->redop_at)
-                                                      : NULL)))
-        return NULL;
-    PyObject *shape = PyObject_GetAttr(tensor, shape_name);
-    PyObject *dtype = shape ? PyObject_GetAttr(tensor, dtype_name) : NULL;
-    if (dtype)
-        found = redop ? PyTuple_Pack(4, method->op, shape, dtype, redop)
-                      : PyTuple_Pack(3, method->op, shape, dtype);
-    Py_XDECREF(shape);
-    Py_XDECREF(dtype);
-    return found;
+        && !(to->redop = name_of(
+                 count > method->redop_at ? PyTuple_GetItem(args, method->redop_at) : NULL)))
+        return false;
+    Py_INCREF(tensor); /* a tensor's class may be the program's, and change the list */
+    to->shape = PyObject_GetAttr(tensor, shape_name);
+    to->dtype = to->shape ? PyObject_GetAttr(tensor, dtype_name) : NULL;
+    Py_DECREF(tensor);
+    if (to->dtype)
+        return true;
+    Py_XDECREF(to->shape);
+    return false;
+}
+
+static PyObject *as_tuple(const ns_planned *call)
+{
+    if (call->redop)
+        return PyTuple_Pack(4, call->op, call->shape, call->dtype, call->redop);
+    return PyTuple_Pack(3, call->op, call->shape, call->dtype);
 }
 
 static void note(PyObject *options, PyObject *redop)
@@ -152,6 +172,7 @@ PyObject *ns_use_redops(PyObject *Py_UNUSED(module), PyObject *names)
     }
     Py_INCREF(names);
     Py_XDECREF(redop_names);
+    last_redop = last_name = NULL;
     redop_names = names;
     Py_RETURN_NONE;
 }
@@ -162,27 +183,67 @@ static bool is_capturing(const Post *post)
 {
     if (post->capturing == Py_None)
         return false;
-    PyObject *said = PyObject_CallFunctionObjArgs(post->capturing, NULL);
-    bool capturing = !said || said != Py_False;
-    Py_XDECREF(said);
+    PyObject *answer = PyObject_CallFunctionObjArgs(post->capturing, NULL);
+    bool capturing = !answer || answer != Py_False;
+    Py_XDECREF(answer);
     return capturing;
 }
 
-/* Record a call whose parameters and call site are known; -1 if they are not. */
-static int64_t record_known(const Post *post, PyObject *parameters, PyObject *place)
+/* Return the template of a call whose parameters and call site are known; `fixed` is NULL if they are
+ * not, or if the template may expire. The template belongs to the Post. */
+static ns_packed template_of(const Post *post, PyObject *parameters, PyObject *place)
 {
-    int64_t position = -1;
+    ns_packed packed = {NULL, 0};
     PyObject *key = PyTuple_Pack(3, parameters, PyTuple_GetItem(place, 0), PyTuple_GetItem(place, 1));
     PyObject *found = key ? PyDict_GetItemWithError(post->templates, key) : NULL;
     if (found && PyTuple_GetItem(found, 2) == Py_False) {
-        const char *fixed = PyBytes_AsString(PyTuple_GetItem(found, 0));
-        uint64_t signature = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 1));
-        ns_channel *channel = ((Channel *)post->channel)->channel;
-        if (fixed && !PyErr_Occurred())
-            position = signature ? ns_post(channel, fixed, signature, 0, 0, 0, 0)
-                                 : ns_post_p2p(channel, fixed, 0, 0, 0, 0);
+        packed.signature = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 1));
+        packed.fixed = PyErr_Occurred() ? NULL : PyBytes_AsString(PyTuple_GetItem(found, 0));
     }
     Py_XDECREF(key);
+    return packed;
+}
+
+static int64_t record_packed(const Post *post, ns_packed packed)
+{
+    ns_channel *channel = ((Channel *)post->channel)->channel;
+    if (!packed.fixed)
+        return -1;
+    return packed.signature ? ns_post(channel, packed.fixed, packed.signature, 0, 0, 0, 0)
+                            : ns_post_p2p(channel, packed.fixed, 0, 0, 0, 0);
+}
+
+static int64_t record_planned(const Post *post, const ns_planned *call, PyObject *place)
+{
+    ns_packed packed = ns_seen_find(post->seen, call, place);
+    if (!packed.fixed) {
+        PyObject *parameters = as_tuple(call);
+        if (parameters)
+            packed = template_of(post, parameters, place);
+        Py_XDECREF(parameters);
+        if (packed.fixed)
+            ns_seen_add(post->seen, call, place, packed);
+    }
+    return record_packed(post, packed);
+}
+
+static int64_t record_by(const Method *method, const Post *post, PyObject *args, PyObject *kwargs)
+{
+    int64_t position = -1;
+    ns_planned call;
+    PyObject *place = is_capturing(post) ? NULL : ns_place_here();
+    if (!place)
+        return -1;
+    if (read_planned(method, args, kwargs, &call)) {
+        position = record_planned(post, &call, place);
+        Py_DECREF(call.shape);
+        Py_DECREF(call.dtype);
+    } else if (!PyErr_Occurred()) {
+        PyObject *parameters = read_parameters(method, args, kwargs);
+        if (parameters)
+            position = record_packed(post, template_of(post, parameters, place));
+        Py_XDECREF(parameters);
+    }
     return position;
 }
 
@@ -191,44 +252,41 @@ bool ns_is_method(PyObject *object)
     return Py_TYPE(object) == method_type;
 }
 
-int64_t ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, PyObject **handle,
-                       ns_channel **channel)
+bool ns_record_call(PyObject *self, PyObject *args, PyObject *kwargs, ns_recorded *call)
 {
     const Method *method = (Method *)self;
     PyObject *thing = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
-    int64_t position = -1;
-    if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->folding)) {
-        PyObject *number = PyLong_FromVoidPtr(thing);
-        PyObject *post = number ? PyDict_GetItemWithError(method->known, number) : NULL;
-        Py_XDECREF(number);
-        Py_XINCREF(post);
-        PyObject *place = post && !is_capturing((Post *)post) ? ns_place_here() : NULL;
-        if (place) {
-            PyObject *parameters = planned(method, args, kwargs);
-            if (!parameters && !PyErr_Occurred())
-                parameters = read_parameters(method, args, kwargs);
-            if (parameters)
-                position = record_known((Post *)post, parameters, place);
-            Py_XDECREF(parameters);
+    call->position = -1;
+    if (thing && !PyDict_Size(method->groups) && !PyDict_Size(method->suppressing)) {
+        Post *post = (Post *)ns_addresses_find(method->known, thing);
+        if (post && Py_TYPE(post) == post_type) {
+            Py_INCREF(post);
+            call->position = record_by(method, post, args, kwargs);
+            call->handle = post->handle;
+            call->channel = ((Channel *)post->channel)->channel;
+            call->waits = post->waits;
+            if (call->position >= 0)
+                Py_INCREF(call->handle);
+            Py_DECREF(post);
         }
-        if (position >= 0) {
-            *handle = ((Post *)post)->handle;
-            *channel = ((Channel *)((Post *)post)->channel)->channel;
-            Py_INCREF(*handle);
-        }
-        Py_XDECREF(post);
     }
+    if (call->position >= 0)
+        return true;
     PyErr_Clear();
-    return position;
+    return false;
 }
 
 PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *known, *read, *groups, *folding, *plan, *op = NULL;
+    PyObject *known, *read, *groups, *suppressing, *plan, *op = NULL;
     Py_ssize_t tensor_at = 0, redop_at = 0;
-    if (!PyArg_ParseTuple(args, "O!OO!O!O", &PyDict_Type, &known, &read, &PyDict_Type, &groups,
-                          &PyDict_Type, &folding, &plan))
+    if (!PyArg_ParseTuple(args, "OOO!O!O", &known, &read, &PyDict_Type, &groups, &PyDict_Type,
+                          &suppressing, &plan))
         return NULL;
+    if (!ns_is_addresses(known)) {
+        PyErr_SetString(PyExc_TypeError, "not a dict by id");
+        return NULL;
+    }
     if (plan != Py_None && !PyArg_ParseTuple(plan, "Unn", &op, &tensor_at, &redop_at))
         return NULL;
     Method *made = PyObject_New(Method, method_type);
@@ -237,7 +295,7 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     made->known = known;
     made->read = read;
     made->groups = groups;
-    made->folding = folding;
+    made->suppressing = suppressing;
     made->op = op;
     made->tensor_at = tensor_at;
     made->redop_at = redop_at;
@@ -245,7 +303,7 @@ PyObject *ns_posting(PyObject *Py_UNUSED(module), PyObject *args)
     Py_INCREF(known);
     Py_INCREF(read);
     Py_INCREF(groups);
-    Py_INCREF(folding);
+    Py_INCREF(suppressing);
     return (PyObject *)made;
 }
 
@@ -255,9 +313,14 @@ PyObject *ns_post_of(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!OO", ns_channel_type, &channel, &PyDict_Type, &templates,
                           &capturing, &handle))
         return NULL;
-    Post *made = PyObject_New(Post, post_type);
+    PyObject *waits = PyObject_GetAttr(handle, waits_name);
+    int always = !waits ? -1 : waits == Py_None ? -1 : PyObject_IsTrue(waits);
+    Py_XDECREF(waits);
+    Post *made = PyErr_Occurred() ? NULL : PyObject_New(Post, post_type);
     if (!made)
         return NULL;
+    made->waits = always;
+    made->seen = ns_seen_new();
     made->handle = handle;
     Py_INCREF(handle);
     made->channel = channel;
@@ -276,7 +339,7 @@ static void method_free(PyObject *self)
     Py_DECREF(method->known);
     Py_DECREF(method->read);
     Py_DECREF(method->groups);
-    Py_DECREF(method->folding);
+    Py_DECREF(method->suppressing);
     Py_XDECREF(method->op);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -290,6 +353,7 @@ static void post_free(PyObject *self)
     Py_DECREF(post->templates);
     Py_DECREF(post->capturing);
     Py_DECREF(post->handle);
+    ns_seen_free(post->seen);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -325,11 +389,12 @@ bool ns_posting_ready(void)
 {
     shape_name = PyUnicode_InternFromString("shape");
     dtype_name = PyUnicode_InternFromString("dtype");
+    waits_name = PyUnicode_InternFromString("waits");
     usual_redop = PyUnicode_InternFromString("sum");
     redop_names = PyDict_New();
     setter_type = (PyTypeObject *)PyType_FromSpec(&setter_spec);
     method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
     post_type = (PyTypeObject *)PyType_FromSpec(&post_spec);
-    return shape_name && dtype_name && usual_redop && redop_names && setter_type && method_type
+    return shape_name && dtype_name && waits_name && usual_redop && redop_names && setter_type && method_type
            && post_type;
 }

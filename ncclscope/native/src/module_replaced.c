@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include "addresses.h"
+#include "kept.h"
 #include "module.h"
 #include "posting.h"
 
@@ -15,7 +17,8 @@ typedef struct Replaced {
     PyObject *attributes;
     PyObject *function; /* the method itself */
     PyObject *patch;
-    PyObject *pending;   /* works.pending */
+    PyObject *state;     /* its __dict__ */
+    PyObject *pending;   /* works.pending, of addresses.h */
     PyObject *slow;      /* records in Python; NULL for Work.wait() */
     PyObject *method;    /* of module_posting.c */
     PyObject *after;     /* takes what the call returned; or None */
@@ -25,12 +28,15 @@ typedef struct Replaced {
 } Replaced;
 
 static PyTypeObject *replaced_type;
-static PyObject *cpu_name, *active_name, *disabled_name, *waits_name, *ring_name, *advance_name, *bind;
+static PyObject *cpu_name, *active_name, *disabled_name, *ring_name, *advance_name, *bind;
 
 static bool is_active(const Replaced *self)
 {
-    PyObject *active = PyObject_GetAttr(self->patch, active_name);
-    Py_XDECREF(active);
+    PyObject *active = PyDict_GetItemWithError(self->state, active_name);
+    if (!active && !PyErr_Occurred()) { /* of its class, then */
+        active = PyObject_GetAttr(self->patch, active_name);
+        Py_XDECREF(active);
+    }
     return active == Py_True;
 }
 
@@ -62,8 +68,8 @@ static bool contained(const Replaced *self)
     return done != NULL;
 }
 
-/* As posted_calls.on_cpu(): a new reference. */
-static PyObject *on_cpu(PyObject *args)
+/* As posted_calls.on_cpu(); -1 for an error. */
+static int on_cpu(PyObject *args)
 {
     for (Py_ssize_t at = 1; at < PyTuple_Size(args); at++) {
         PyObject *item = PyTuple_GetItem(args, at);
@@ -72,92 +78,88 @@ static PyObject *on_cpu(PyObject *args)
                 break;
             item = is_list ? PyList_GetItem(item, 0) : PyTuple_GetItem(item, 0);
         }
-        PyObject *said = PyObject_GetAttr(item, cpu_name);
-        if (said || !PyErr_ExceptionMatches(PyExc_AttributeError))
-            return said;
+        PyObject *answer = PyObject_GetAttr(item, cpu_name);
+        if (answer) {
+            int is_true = PyObject_IsTrue(answer);
+            Py_DECREF(answer);
+            return is_true;
+        }
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
         PyErr_Clear();
     }
-    Py_INCREF(Py_False);
-    return Py_False;
+    return 0;
 }
 
 /* Keep a work until the program waits for it; 1 if it is kept, 0 if Python must, -1 for an error. */
-static int keep(const Replaced *self, PyObject *handle, PyObject *position, PyObject *args,
-                PyObject *work)
+static int keep(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *work)
 {
-    if (work == Py_None || PyDict_Size(self->pending) >= self->most)
+    if (work == Py_None || ns_addresses_count(self->pending) >= self->most)
         return 0;
-    PyObject *waits = PyObject_GetAttr(handle, waits_name);
-    if (waits == Py_None) {
-        Py_DECREF(waits);
-        waits = on_cpu(args);
-    }
-    if (!waits)
+    int waits = call->waits < 0 ? on_cpu(args) : call->waits;
+    if (waits < 0)
         return -1;
-    PyObject *number = PyLong_FromVoidPtr(work), *reference = PyWeakref_NewRef(work, NULL);
-    PyObject *posted = PyTuple_Pack(3, handle, position, waits);
-    PyObject *entry = reference && posted ? PyTuple_Pack(2, reference, posted) : NULL;
-    int kept = number && entry && PyDict_SetItem(self->pending, number, entry) == 0 ? 1 : -1;
-    Py_XDECREF(waits);
-    Py_XDECREF(number);
-    Py_XDECREF(reference);
-    Py_XDECREF(posted);
+    PyObject *entry =
+        ns_kept_new(work, call->handle, call->channel->ring, call->position, waits);
+    int kept = entry && ns_addresses_put(self->pending, work, entry) ? 1 : -1;
     Py_XDECREF(entry);
     return kept;
 }
 
 /* Do what follows a call that returned; false if its result is lost to an error. */
-static bool finish(const Replaced *self, PyObject *handle, int64_t at, PyObject *args,
-                   PyObject *result)
+static bool finish(const Replaced *self, const ns_recorded *call, PyObject *args, PyObject *result)
 {
-    PyObject *position = PyLong_FromLongLong(at);
-    int kept = position ? self->most ? keep(self, handle, position, args, result) : 0 : -1;
+    int kept = self->most ? keep(self, call, args, result) : 0;
     if (kept == 0) {
-        PyObject *done =
-            PyObject_CallFunctionObjArgs(self->after, handle, position, args, result, NULL);
+        PyObject *position = PyLong_FromLongLong(call->position);
+        PyObject *done = position ? PyObject_CallFunctionObjArgs(self->after, call->handle, position,
+                                                                 args, result, NULL)
+                                  : NULL;
+        Py_XDECREF(position);
         Py_XDECREF(done);
         kept = done ? 1 : -1;
     }
-    Py_XDECREF(position);
     return kept > 0 || contained(self);
 }
 
 static PyObject *enqueue(const Replaced *self, PyObject *args, PyObject *keywords)
 {
-    PyObject *handle = NULL, *result;
-    ns_channel *channel = NULL;
-    int64_t position = -1;
-    if (is_active(self) && is_on(self, args))
-        position = ns_record_call(self->method, args, keywords, &handle, &channel);
-    PyErr_Clear();
-    if (position < 0)
+    PyObject *result;
+    ns_recorded call;
+    bool is_recorded = is_active(self) && is_on(self, args)
+                       && ns_record_call(self->method, args, keywords, &call);
+    if (!is_recorded) {
+        PyErr_Clear();
         return PyObject_Call(self->slow, args, keywords);
+    }
     if (PySet_Size(self->listeners) > 0) {
-        ns_announce(channel);
+        ns_announce(call.channel);
         result = PyObject_Call(self->function, args, keywords);
         ns_conclude();
     } else {
         result = PyObject_Call(self->function, args, keywords);
     }
-    if (result && self->after != Py_None && !finish(self, handle, position, args, result))
+    if (result && self->after != Py_None && !finish(self, &call, args, result))
         Py_CLEAR(result);
-    Py_DECREF(handle);
+    Py_DECREF(call.handle);
     return result;
 }
 
 /* Record that a call has completed, if the return of wait() means that; false for an error. */
 static bool completed(const Replaced *self, PyObject *work)
 {
-    PyObject *number = PyLong_FromVoidPtr(work), *ring = NULL, *done = NULL, *state = NULL;
-    PyObject *entry = number ? PyDict_GetItemWithError(self->pending, number) : NULL;
-    bool is_well = number && (entry || !PyErr_Occurred());
-    if (entry) {
+    PyObject *ring = NULL, *done = NULL, *state = NULL;
+    PyObject *entry = ns_addresses_find(self->pending, work);
+    bool is_well = true;
+    if (entry && ns_is_kept(entry)) {
+        if (ns_kept_completed(entry, work))
+            ns_addresses_remove(self->pending, work);
+    } else if (entry) {
         Py_INCREF(entry);
         PyObject *posted = PyTuple_Check(entry) ? PyTuple_GetItem(entry, 1) : NULL;
         if (!posted || !PyTuple_Check(posted) || PyTuple_Size(posted) != 3) {
             PyErr_SetString(PyExc_TypeError, "not a posted call");
             Py_DECREF(entry);
-            Py_DECREF(number);
             return false;
         }
         int waits = PyObject_IsTrue(PyTuple_GetItem(posted, 2));
@@ -170,15 +172,14 @@ static bool completed(const Replaced *self, PyObject *work)
                                                               PyTuple_GetItem(posted, 1), state, NULL)
                                  : NULL;
             is_well = done != NULL;
-            if (done && PyDict_DelItem(self->pending, number) < 0)
-                PyErr_Clear(); /* another thread waited for it, too */
+            if (done)
+                ns_addresses_remove(self->pending, work);
         }
         Py_XDECREF(ring);
         Py_XDECREF(state);
         Py_XDECREF(done);
         Py_DECREF(entry);
     }
-    Py_XDECREF(number);
     return is_well;
 }
 
@@ -206,13 +207,21 @@ static PyObject *bound(PyObject *object, PyObject *owner, PyObject *Py_UNUSED(ty
 
 static Replaced *made(PyObject *function, PyObject *patch, PyObject *pending)
 {
-    Replaced *self = PyObject_GC_New(Replaced, replaced_type);
-    if (!self)
+    if (!ns_is_addresses(pending)) {
+        PyErr_SetString(PyExc_TypeError, "not a dict by id");
         return NULL;
+    }
+    PyObject *state = PyObject_GenericGetDict(patch, NULL);
+    Replaced *self = state ? PyObject_GC_New(Replaced, replaced_type) : NULL;
+    if (!self) {
+        Py_XDECREF(state);
+        return NULL;
+    }
     self->attributes = PyDict_New();
     self->function = function;
     self->patch = patch;
     self->pending = pending;
+    self->state = state;
     self->slow = self->method = self->after = self->listeners = NULL;
     self->most = self->can_be_off = 0;
     Py_INCREF(function);
@@ -226,8 +235,8 @@ PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *function, *patch, *pending, *slow, *method, *after, *listeners;
     Py_ssize_t most;
     int can_be_off;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOnp", &function, &patch, &PyDict_Type, &pending, &slow,
-                          &method, &after, &listeners, &most, &can_be_off))
+    if (!PyArg_ParseTuple(args, "OOOOOOOnp", &function, &patch, &pending, &slow, &method, &after,
+                          &listeners, &most, &can_be_off))
         return NULL;
     if (!ns_is_method(method)) {
         PyErr_SetString(PyExc_TypeError, "not a method's recorder");
@@ -253,7 +262,7 @@ PyObject *ns_replaced(PyObject *Py_UNUSED(module), PyObject *args)
 PyObject *ns_waited(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *patch, *pending;
-    if (!PyArg_ParseTuple(args, "OOO!", &function, &patch, &PyDict_Type, &pending))
+    if (!PyArg_ParseTuple(args, "OOO", &function, &patch, &pending))
         return NULL;
     Replaced *self = made(function, patch, pending);
     if (self)
@@ -268,6 +277,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->attributes);
     Py_VISIT(self->function);
     Py_VISIT(self->patch);
+    Py_VISIT(self->state);
     Py_VISIT(self->pending);
     Py_VISIT(self->slow);
     Py_VISIT(self->after);
@@ -289,6 +299,7 @@ static void replaced_free(PyObject *object)
     clear(object);
     Py_DECREF(self->function);
     Py_DECREF(self->patch);
+    Py_DECREF(self->state);
     Py_DECREF(self->pending);
     Py_XDECREF(self->slow);
     Py_XDECREF(self->method);
@@ -326,10 +337,9 @@ bool ns_replaced_ready(void)
     cpu_name = PyUnicode_InternFromString("is_cpu");
     active_name = PyUnicode_InternFromString("active");
     disabled_name = PyUnicode_InternFromString("disabled");
-    waits_name = PyUnicode_InternFromString("waits");
     ring_name = PyUnicode_InternFromString("ring");
     advance_name = PyUnicode_InternFromString("advance");
     replaced_type = (PyTypeObject *)PyType_FromSpec(&spec);
-    return bind && cpu_name && active_name && disabled_name && waits_name && ring_name && advance_name
+    return bind && cpu_name && active_name && disabled_name && ring_name && advance_name
            && replaced_type;
 }

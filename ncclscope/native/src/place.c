@@ -13,7 +13,7 @@ extern int PyFrame_GetLasti(PyFrameObject *) __attribute__((weak));
 enum { USER = 0, UNKNOWN = -1 };
 enum { CODES = 4096, PLACES = 4096, PROBES = 8, DEPTH = 32, PATIENCE = 4, FOUND = -1 };
 
-/* Code objects that callsite.py keeps alive, so that an address stands for one of them. */
+/* Code objects that callsite.py keeps alive, so that an address identifies one of them. */
 typedef struct Known {
     PyObject *code;
     int role;
@@ -49,14 +49,14 @@ static Known *known(PyObject *code)
             return entry;
         if (entry->code)
             continue;
-        PyObject *said = PyObject_CallFunctionObjArgs(classify, code, NULL);
+        PyObject *answer = PyObject_CallFunctionObjArgs(classify, code, NULL);
         int role, is_kept;
-        if (!said || !PyArg_ParseTuple(said, "ip", &role, &is_kept)) {
-            Py_XDECREF(said);
+        if (!answer || !PyArg_ParseTuple(answer, "ip", &role, &is_kept)) {
+            Py_XDECREF(answer);
             PyErr_Clear();
             return NULL;
         }
-        Py_DECREF(said);
+        Py_DECREF(answer);
         if (!is_kept || entry->code) /* asking Python may have let in another thread */
             return NULL;
         *entry = (Known){code, role, 0};

@@ -10,9 +10,16 @@
 
 bool ns_is_method(PyObject *object);
 
-/* Record a call if that takes no Python. Return its position, a new reference to the handle, and the
- * communicator's channel; else -1, with no error set: Python meets the same trouble and says so. */
-int64_t ns_record_call(PyObject *method, PyObject *args, PyObject *keywords, PyObject **handle,
-                       ns_channel **channel);
+/* A call that was recorded without Python. */
+typedef struct ns_recorded {
+    int64_t position;
+    PyObject *handle; /* a new reference */
+    ns_channel *channel;
+    int waits; /* as Handle.waits; -1 if it depends on the tensor */
+} ns_recorded;
+
+/* Record a call if that takes no Python. Otherwise return false with no error set: Python meets the same
+ * trouble and says so. */
+bool ns_record_call(PyObject *method, PyObject *args, PyObject *keywords, ns_recorded *call);
 
 #endif

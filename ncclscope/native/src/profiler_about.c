@@ -111,7 +111,8 @@ static bool names_secret(const char *name, size_t length)
         "key",      "keys",     "token",      "apikey",     "apikeys",     "apitoken",
         "secret",   "secrets",  "secretkey",  "accesskey",  "accesstoken", "authkey",
         "password", "passwd",   "passphrase", "passwords",  "authtoken",   "secrettoken",
-        "credential", "credentials", "authorization",
+        "credential", "credentials", "authorization", "pgpassword", "sshpass", "pass",
+        "bearer", "cookie",
     };
     size_t start = 0;
     while (start < length) {
@@ -148,18 +149,30 @@ static bool holds_secret(const char *word)
     return strcasestr(word, "bearer ") != NULL || strcasestr(word, "basic ") != NULL;
 }
 
+/* Whether a word has a value after the name of a secret: `--key=X`, `{"key":"X"}`, `?a=1&key=X`. */
+static bool assigns_secret(const char *word)
+{
+    size_t last = strlen(word);
+    while (last > 0 && strchr("=: ", word[last - 1]) == NULL)
+        last--;
+    return names_secret(word, last);
+}
+
 /* Append an argument. Of one that holds a secret only the name of the option stays. */
 static void put_word(struct text *into, const char *word, bool follows_secret)
 {
-    const char *equals = strchr(word, '=');
     size_t kept = strnlen(word, LONGEST_WORD);
     char redacted[LONGEST_WORD + 8];
-    if (follows_secret || holds_secret(word) ||
-        (equals != NULL && names_secret(word, (size_t)(equals - word))) ||
-        (strchr(word, ' ') != NULL && names_secret(word, strlen(word)))) {
-        int name = equals == NULL || follows_secret ? 0 : (int)(equals + 1 - word);
-        name = name < LONGEST_WORD ? name : LONGEST_WORD;
-        snprintf(redacted, sizeof redacted, "%.*s***", name, word);
+    if (follows_secret || holds_secret(word) || assigns_secret(word)) {
+        int name = 0;
+        while (name < LONGEST_WORD && (isalnum((unsigned char)word[name]) ||
+                                       (word[name] != 0 && strchr("-_.", word[name]) != NULL)))
+            name++;
+        name = word[name] != '=' || follows_secret ? 0 : name < LONGEST_WORD ? name + 1 : name;
+        snprintf(redacted, sizeof redacted, "%.*s", name, word);
+        if (holds_secret(redacted))
+            name = 0;
+        strcpy(redacted + name, "***");
         word = redacted;
         kept = strlen(redacted);
     }

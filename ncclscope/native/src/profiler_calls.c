@@ -264,7 +264,7 @@ void ns_collective(ns_comm *comm, const char *func, size_t count, const char *dt
 
 /* --- sends and receives ------------------------------------------------------------------------- */
 
-/* Where the record of a send or receive is, until its launch tells the peer. There are more
+/* Where the record of a send or receive is, until its launch gives the peer. There are more
  * of these than a group has calls; an older one is overwritten, and its peer stays unknown. */
 static struct {
     _Atomic uint64_t number; /* 0 while the others are being stored */

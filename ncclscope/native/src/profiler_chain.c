@@ -196,7 +196,7 @@ void *ns_chain_start(const ns_comm *comm, uint64_t type, const void *event, void
     }
     if (version == 4)
         return start_v4(comm, event);
-    /* The parent stands in NCCL's own memory, and only while the event is passed on may it be
+    /* The parent is in NCCL's own memory, and only while the event is passed on may it be
      * the next plugin's handle instead of ours. */
     struct np_event *passed = (struct np_event *)event;
     void *before = passed->parent;

@@ -1,4 +1,4 @@
-/* The communicators that NCCL has told of, and the channel on which each one's calls are recorded. */
+/* The communicators that NCCL has reported, and the channel on which each one's calls are recorded. */
 #define _GNU_SOURCE
 #include "profiler.h"
 

@@ -22,7 +22,7 @@
 #define MOST_CAPACITY (1 << 28)
 #define ABOUT 8192
 #define STACK (128 * 1024)
-#define WATCH_NS 50000000 /* nanoseconds between two looks at a dormant plugin's mask */
+#define WATCH_NS 50000000 /* nanoseconds between two polls of a dormant plugin's mask */
 
 static struct own {
     ns_ring *ring;

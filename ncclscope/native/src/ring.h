@@ -129,7 +129,7 @@ void ns_set_current(ns_ring *ring);
 
 /* Between these two this thread's calls into NCCL belong to a record that a probe has made, so
  * the plugin makes none of its own. They nest; the innermost channel counts. NULL means that
- * they belong to no record, as a probe has folded them into another call. */
+ * they belong to no record, as a probe recorded another call in their place. */
 void ns_announce(ns_channel *channel);
 void ns_conclude(void);
 bool ns_announced(ns_channel **channel); /* whether one is open in this thread, and which */

@@ -278,7 +278,7 @@ def _lines(path: Path, budget: Budget) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file, without an incomplete last line."""
     with open(open_regular(path), "rb") as raw:
         packed = path.suffix == ".gz"
-        data: IO[bytes] = io.BufferedReader(Unpacked(raw, path)) if packed else raw
+        data: IO[bytes] = io.BufferedReader(Unpacked(raw, path, budget)) if packed else raw
         read = checked = count = 0
         while line := data.readline(MAX_LINE):
             count += 1

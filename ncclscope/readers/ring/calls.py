@@ -8,7 +8,13 @@ from math import prod
 
 from ncclscope.model import Call, DamagedCall, State
 from ncclscope.model.graphs import Replay
-from ncclscope.model.signature import CREATION_OPS, EXPERT_OPS, P2P_OPS, VECTOR_OPS
+from ncclscope.model.signature import (
+    CREATION_OPS,
+    EXPERT_OPS,
+    P2P_OPS,
+    ROOTED_OPS,
+    VECTOR_OPS,
+)
 from ncclscope.model.sites import read as read_sites
 from ncclscope.ring import layout
 from ncclscope.ring.image import Records
@@ -32,6 +38,9 @@ _ROOTLESS = (
     }
 )
 """Operations without a root. Where another field is lost, the running hash proves nothing."""
+_SIZED = VECTOR_OPS | CREATION_OPS | {"all_to_all"}
+_UNSIZED = (_ROOTLESS | ROOTED_OPS | P2P_OPS) - _SIZED
+"""Operations without a list of sizes. No checksum covers which list belongs to a record."""
 
 
 def decode(
@@ -60,9 +69,12 @@ def decode(
         shape = tuple(shapes[place][:ndim]) if ndim <= 4 else None
         out_shape = ring.text(layout.KIND_SHAPE, out)
         places = read_sites(ring.text(layout.KIND_SITE, site))
-        own_sizes, out_sizes = layout.part_sizes(ring.sizes(sizes)) if sizes else (None, None)
+        name = ring.text(layout.KIND_OP, op) or "?"
+        own_sizes, out_sizes = (
+            layout.part_sizes(ring.sizes(sizes)) if sizes and name not in _UNSIZED else (None, None)
+        )
         call = Call(
-            op=ring.text(layout.KIND_OP, op) or "?",
+            op=name,
             comm=key,
             seq=seq,
             position=(begin - 1) * ring.scale,
@@ -108,7 +120,13 @@ def decode(
 
 
 def decode_member(ring: RingFile, call: int, key: str) -> Call:
-    """Decode call number ``call`` of the ring's CUDA graphs, as each replay executes it."""
+    """Decode a captured call, as each replay of its CUDA graph executes it.
+
+    Args:
+        ring: The ring.
+        call: Number of the call among those of all graphs, from 0.
+        key: The key of its communicator.
+    """
     record, signature = ring.graphs.record(call), ring.graphs.signature(call)
     (found,) = decode(ring, record, key)
     sizes, out_sizes = layout.part_sizes(ring.graphs.sizes(call))

@@ -136,6 +136,9 @@ class RingCursor:
         OSError: It cannot be opened.
     """
 
+    is_local = True
+    """Whether ``path`` and ``pid`` are those of this machine."""
+
     def __init__(self, path: Path, now: float = 0.0, wall_ns: int = 0) -> None:
         self.path = path
         self.head = 0

@@ -65,7 +65,13 @@ class _RingTrail(Trail[What]):
 
 
 class RingTransfers(_RingTrail[Call]):
-    """Sends and receives on one communicator."""
+    """Sends and receives on one communicator.
+
+    Args:
+        ring: The ring.
+        number: Number of the communicator in the ring.
+        key: Key of the communicator.
+    """
 
     def __init__(self, ring: RingFile, number: int, key: str) -> None:
         super().__init__(ring)

@@ -124,7 +124,13 @@ def item(text: str) -> Table:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Add a row of literal texts: names of files and functions may look like markup."""
+    """Add a row of literal texts: names of files and functions may look like markup.
+
+    Args:
+        table: The table.
+        cells: A text for each column.
+        style: Style of the whole row, as rich spells it.
+    """
     table.add_row(*(Text(cell, overflow="fold") for cell in cells), style=style)
 
 

@@ -12,6 +12,7 @@ from ncclscope.procfs import start_ticks
 from ncclscope.render.console.terminal import stderr_console
 from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.console.watch import one_line
+from ncclscope.stamp import stamped
 from ncclscope.watch.watch import Poll
 
 __all__ = ["Explanations", "Lines", "Output"]
@@ -59,8 +60,8 @@ class Lines(Output):
         if not poll.changed or poll.verdict is None:
             return
         if self._as_json:
-            about = {"activity": poll.activity, "time_ns": time.time_ns()}
-            json.dump({**poll.verdict.to_dict(), **about}, sys.stdout)
+            document = {**poll.verdict.to_dict(), "activity": poll.activity}
+            json.dump(stamped(document), sys.stdout)
             print(flush=True)
         else:
             print(time.strftime("%H:%M:%S"), one_line(poll), flush=True)

@@ -17,7 +17,7 @@ from ncclscope.render.tui.entries import farthest
 from ncclscope.untrusted import printable
 from ncclscope.watch.watch import Poll
 
-__all__ = ["one_line", "render_look"]
+__all__ = ["one_line", "render_poll"]
 
 _NAME_COLUMNS, _COMM_COLUMNS = 24, 44
 """Terminal columns that a rank and each of its communicators take in one row."""
@@ -27,7 +27,7 @@ _QUIET_SHOWN = 1.0
 """Seconds without progress from which they are shown."""
 
 
-def render_look(poll: Poll, width: int, height: int = 10_000, source: str = "") -> RenderableType:
+def render_poll(poll: Poll, width: int, height: int = 10_000, source: str = "") -> RenderableType:
     """Return the screen of a sample.
 
     Args:

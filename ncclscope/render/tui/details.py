@@ -9,9 +9,10 @@ from itertools import zip_longest
 
 from ncclscope.analysis.wording import call_text, ranks_text
 from ncclscope.model import Call, State
-from ncclscope.render.tui.entries import MARKS, CommEntry, RankEntry, comm_label
+from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label
 from ncclscope.render.tui.events import Event
 from ncclscope.render.tui.lists import WIDE, place_text
+from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, cropped, table
 
 __all__ = [

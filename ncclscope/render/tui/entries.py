@@ -12,7 +12,6 @@ from ncclscope.untrusted import printable, texts
 from ncclscope.watch.watch import Poll
 
 __all__ = [
-    "MARKS",
     "CommEntry",
     "RankEntry",
     "comm_entries",
@@ -21,16 +20,6 @@ __all__ = [
     "rank_entries",
 ]
 
-MARKS = {
-    "!": ("named by the verdict", "bold red"),
-    "?": ("candidate of the verdict", "red"),
-    "X": ("killed or crashed, others run", "yellow"),
-    "*": ("stalled inside a collective", "yellow"),
-    "<": ("behind its peers, not moving", "yellow"),
-    "x": ("ended", "dim"),
-    "": ("", ""),
-}
-"""Marks before a rank or a communicator: meaning and style, the worst first."""
 _QUIET_MARKED = 1.0
 """Seconds without progress after which a rank that is behind gets a mark."""
 

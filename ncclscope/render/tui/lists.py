@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ncclscope.analysis.wording import ranks_text, shape_text
 from ncclscope.readers.ring.cursor import LastCall
 from ncclscope.render.console.blocks import duration
-from ncclscope.render.tui.entries import MARKS, CommEntry, RankEntry, comm_label
+from ncclscope.render.tui.entries import CommEntry, RankEntry, comm_label
+from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.spans import Column, Line, Span, table
 from ncclscope.untrusted import printable
 

@@ -12,7 +12,6 @@ from ncclscope.render.tui import details
 from ncclscope.render.tui.board import Board
 from ncclscope.render.tui.divergence import divergence_lines
 from ncclscope.render.tui.entries import (
-    MARKS,
     CommEntry,
     RankEntry,
     comm_entries,
@@ -21,6 +20,7 @@ from ncclscope.render.tui.entries import (
 )
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.lists import comm_lines, rank_lines
+from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.recent import RecentCalls
 from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable

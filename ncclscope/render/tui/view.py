@@ -14,7 +14,7 @@ from typing import TextIO
 from ncclscope.errors import NcclscopeError
 from ncclscope.render.console.output import Output
 from ncclscope.render.console.terminal import stdout_console
-from ncclscope.render.console.watch import render_look
+from ncclscope.render.console.watch import render_poll
 from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
@@ -139,7 +139,7 @@ class LiveView(Output):
         """Print the last sample below the shell's prompt, after the alternate screen is gone."""
         console = stdout_console()
         width, height = console.size
-        console.print(render_look(poll, width, height - 2, " ".join(self._watcher.sources)))
+        console.print(render_poll(poll, width, height - 2, " ".join(self._watcher.sources)))
 
 
 class _StderrCapture:

@@ -143,7 +143,13 @@ class DeviceMarks:
         return self._driver.launcher(self._context, self._function, *given)
 
     def attacher(self, channel: Channel, which: int, more: int) -> Attacher:
-        """Return a function that adds a marker to a graph; arguments as for `launcher`."""
+        """Return a function that adds a marker to a graph.
+
+        Args:
+            channel: The communicator.
+            which: 0 for a marker after a call, 1 for one before it.
+            more: Number of calls that it counts.
+        """
         assert self._driver is not None
         given = self._parameters(channel, which, more)
         return self._driver.attacher(self._context, self._function, *given)

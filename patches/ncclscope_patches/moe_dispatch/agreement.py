@@ -62,12 +62,12 @@ def _disagreement(group: RowGroup, text: str, lengths: list[int]) -> DispatchErr
     ranks: dict[str, list[int]] = {}
     for rank, plan in plans.items():
         ranks.setdefault(plan, []).append(rank)
-    said = "; ".join(
+    stated = "; ".join(
         f"{'ranks' if len(own) > 1 else 'rank'} {' '.join(map(str, own))}: {plan}"
         for plan, own in ranks.items()
     )
     return DispatchError(
-        f"nothing was dispatched, since ranks are about to do different things: {said}",
+        f"nothing was dispatched, since ranks are about to do different things: {stated}",
         "take sizes from agree(), in the same step on all ranks",
         plans=plans,
     )

@@ -160,7 +160,21 @@ class MoEDispatcher:
         shared: torch.Tensor | None = None,
         extra: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """Dispatch, run the experts, and combine."""
+        """Dispatch, run the experts, and combine.
+
+        Args:
+            hidden: Own hidden states, ``[rows, hidden]``.
+            topk_weights: Weights of each row's experts, ``[rows, k]``.
+            topk_ids: Global ids of those experts, ``[rows, k]``; -1 for none.
+            sizes: Rows of each member of the dispatch group, from :meth:`agree`.
+            experts: Computes this rank's experts: from the dispatched rows to their output,
+                ``[sent.rows, hidden]``.
+            shared: Output of the shared experts, as for :meth:`combine`.
+            extra: Further tensors to send, ``[rows, ...]`` each.
+
+        Returns:
+            ``[rows, hidden]``, as from :meth:`combine`.
+        """
         sent = self.dispatch(hidden, topk_weights, topk_ids, sizes, extra)
         return self.combine(sent, experts(sent), shared)
 

@@ -90,7 +90,16 @@ class Strategy(abc.ABC):
     def combine(
         self, sent: Dispatched, output: torch.Tensor, shared: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the rank's own rows with the output of all ranks' experts."""
+        """Return the rank's own rows with the output of all ranks' experts.
+
+        Args:
+            sent: What :meth:`dispatch` returned.
+            output: Output of this rank's experts, ``[sent.rows, hidden]``.
+            shared: Output of its shared experts for its own rows, ``[rows, hidden]``.
+
+        Returns:
+            ``[rows, hidden]``.
+        """
         own = sent.sizes[self.groups.dispatch.rank]
         result = self.collect(sent, output)
         if shared is not None:

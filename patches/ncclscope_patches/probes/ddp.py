@@ -8,6 +8,8 @@ ends. So each ring notes the current phase, and at its end the calls that C++ ha
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import sys
 import weakref
@@ -55,6 +57,8 @@ class DdpNote(Patch):
     def install(self, module: Any) -> None:
         cls = module.DistributedDataParallel
         self._find_group = _group_finder(cls)
+        code = getattr(inspect.unwrap(cls.__init__), "__code__", None)
+        self._uses_dynamo = "_dynamo" in getattr(code, "co_names", ())
         made = self.guard_scope(waiting(cls.__init__), self._enter_init, _leave)
         self.put(cls, "__init__", self.guard(made, after=self._keep))
         for name in ("_pre_forward", "_post_forward"):
@@ -65,7 +69,14 @@ class DdpNote(Patch):
         self.replace(cls, "__setstate__", after=self._keep)
 
     def _enter_init(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Phase | None:
-        return self._begin("ddp_init") if self._record(self._find_group(args, kwargs)) else None
+        if not self._record(self._find_group(args, kwargs)):
+            return None
+        if self._uses_dynamo:
+            # The constructor imports it first, which takes a minute on a slow disk, and no rank
+            # waits for another one meanwhile. If it cannot be imported, the constructor raises.
+            with contextlib.suppress(Exception):
+                importlib.import_module("torch._dynamo.utils")
+        return self._begin("ddp_init")
 
     def _keep(self, token: Any, _result: Any) -> None:
         owned = token[0][0]

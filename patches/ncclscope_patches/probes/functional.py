@@ -152,7 +152,7 @@ def _record_batch(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None
 
 def _record(group: Any, parameters: tuple[Any, ...], tensor: Any) -> Posted | None:
     handle = process_groups.handles.of(_group(group))
-    if handle is NOBODY or scope.is_folded():
+    if handle is NOBODY or scope.is_suppressed():
         return None
     position = record(handle, parameters, _getframe(_CALLER))
     waits = handle.waits

@@ -105,7 +105,7 @@ def _posting(
     returns_none: bool,
 ) -> Callable[..., Any]:
     known, open_handle = handles.known, handles.of
-    folding, groups, plumbing = scope.folding, scope.groups, callsite.plumbing
+    suppressing, groups, plumbing = scope.suppressing, scope.groups, callsite.plumbing
     listeners, announce, conclude = scope.listeners, scope.announce, scope.conclude
     start, finish = device_streams.start, device_streams.finish
     getframe, learn, locate = sys._getframe, recording.learn, callsite.locate
@@ -119,7 +119,7 @@ def _posting(
                 if (
                     handle is not NOBODY
                     and not (can_be_off and thing.disabled)
-                    and not (folding and scope.is_folded())
+                    and not (suppressing and scope.is_suppressed())
                     and (applies is None or applies(thing))
                 ):
                     frame = getframe(1)

@@ -75,6 +75,12 @@ class Handle:
             depends on the tensor's device.
         about: Weak reference to the object of the program.
         marks: The markers that count its calls on the GPU; None if they are not counted.
+
+    Args:
+        tracer: The tracer of this process.
+        comm: The communicator.
+        waits: As the attribute.
+        on_device: Whether to count its calls on the GPU.
     """
 
     __slots__ = (
@@ -139,7 +145,7 @@ class Handles:
         self._open = open
         self.known: dict[int, Handle] = {}
         """Handles by ``id()``; read directly on the hot path, where a function call is costly."""
-        self.posts: dict[int, Any] = {}
+        self.posts: dict[int, Any] = native.by_address()
         """What the core in C needs to record their calls, by ``id()``; not all have it."""
         session.on_reset(self.known.clear)
         session.on_reset(self.posts.clear)
@@ -210,7 +216,7 @@ def recorder(core: Any, handles: Handles, read: Callable[..., tuple[Any, ...]]) 
     if not _redops and "torch.distributed" in sys.modules:
         _learn_redops()
     plan = getattr(read, "plan", None)
-    return core.posting(handles.posts, read, scope.groups, scope.folding, plan)
+    return core.posting(handles.posts, read, scope.groups, scope.suppressing, plan)
 
 
 def record(handle: Handle, parameters: tuple[Any, ...], frame: FrameType) -> int:

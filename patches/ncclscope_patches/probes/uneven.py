@@ -93,7 +93,7 @@ class UnevenProbe(Patch):
 
     def install(self, module: Any) -> None:
         for name, redop in (("all_gatherv", None), ("reduce_scatterv", "sum")):
-            suppressed = self.guard_scope(getattr(module, name), _fold, _unfold)
+            suppressed = self.guard_scope(getattr(module, name), _suppress, _resume)
             before = _recording(name, redop)
             self.put(module, name, self.guard(suppressed, before, _returned))
 
@@ -117,11 +117,11 @@ def _returned(token: tuple[Handle, int], _result: Any) -> None:
         handle.complete(position)
 
 
-def _fold(_args: Any, _kwargs: Any) -> Any:
-    fold = scope.folded()
-    fold.__enter__()
-    return fold
+def _suppress(_args: Any, _kwargs: Any) -> Any:
+    suppression = scope.suppressed()
+    suppression.__enter__()
+    return suppression
 
 
-def _unfold(fold: Any) -> None:
-    fold.__exit__(None, None, None)
+def _resume(suppression: Any) -> None:
+    suppression.__exit__(None, None, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ncclscope import native
 from ncclscope.tracing import session
 from ncclscope_patches.probes.recording import Handle
 
@@ -22,7 +23,7 @@ Posted = tuple[Handle, int, bool]
 """An enqueued call: its handle, the position of its record, and whether the return of ``wait()``
 means that it has completed."""
 
-pending: dict[int, tuple[weakref.ref[Any], Posted]] = {}
+pending: dict[int, tuple[weakref.ref[Any], Posted]] = native.by_address()
 """Enqueued calls by identity of their work, until the program waits for it."""
 session.on_reset(pending.clear)
 

@@ -141,12 +141,15 @@ class Collector:
             UsageError: The rows are of another model, or their number differs from the schedule.
         """
         if delta is None:
+            for ticket in tickets:
+                ticket.lose()
             return
         if delta.model != self.model:
             raise UsageError(f"routing of the {delta.model} model, not of the {self.model} model")
         for ticket in tickets:
             ids = delta.rows.get(ticket.request)
             if ids is None:
+                ticket.lose()
                 continue
             self.shape.check(ids)
             if len(ids) != ticket.count:
@@ -155,6 +158,8 @@ class Collector:
                     "were scheduled"
                 )
             missing = delta.missing.get(ticket.request)
+            if missing is not None:
+                ticket.lose()
             pending_calls = len(ids)
             if accepted is not None:
                 pending_calls = max(

@@ -67,5 +67,12 @@ class RoutedLayers:
     def buffer(
         self, *, top_k: int, experts: int, max_tokens: int, device: torch.device | str = "cpu"
     ) -> CaptureBuffer:
-        """Create a buffer for exactly these layers."""
+        """Create a buffer for exactly these layers.
+
+        Args:
+            top_k: Experts of each token.
+            experts: Number of experts.
+            max_tokens: Most tokens of a step.
+            device: The device of the buffer.
+        """
         return CaptureBuffer(RoutingShape(len(self), top_k, experts), max_tokens, device)

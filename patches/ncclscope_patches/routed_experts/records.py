@@ -21,6 +21,13 @@ class Ticket:
         request: Id of the request.
         position: Position in the request of the first row.
         count: Number of scheduled rows.
+
+    Args:
+        request: Id of the request.
+        pages: Its pages of the KV cache, one a block; the list grows with the request.
+        block_size: Rows of a block.
+        position: Position in the request of the first row.
+        count: Number of scheduled rows.
     """
 
     __slots__ = ("_block_size", "_pages", "count", "position", "request")
@@ -34,6 +41,13 @@ class Ticket:
         # Pages are only appended to this list; a preempted request starts a new list.
         self._pages = pages
         self._block_size = block_size
+
+    def lose(self) -> None:
+        """Note that the routing of its tokens will not come."""
+        size = self._block_size
+        end = -(-(self.position + self.count) // size)
+        for page in self._pages[self.position // size : end]:
+            page.lost = True
 
     def write(self, position: int, ids: Ids, missing: Mask | None) -> None:
         """Store rows from a position of the request on.

@@ -9,12 +9,14 @@ from typing import Any
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.encoding import ENCODINGS
 
-__all__ = ["ENCODING", "OPT_IN", "RoutingRequest"]
+__all__ = ["ENCODING", "EVERY", "OPT_IN", "RoutingRequest"]
 
 OPT_IN = "return_routed_experts"
 """Key in a request's ``vllm_xargs``, and in the ``extra_args`` of sampling parameters."""
 ENCODING = "routed_experts_encoding"
 """Key of the encoding in the server's answer."""
+EVERY = "ncclscope_every_request"
+"""Key that a server sets where its operator asked for the routing of all requests."""
 
 # vLLM's server turns JSON's true into 1 on the way from vllm_xargs to extra_args.
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
@@ -27,10 +29,13 @@ class RoutingRequest:
     Attributes:
         wanted: Whether it opted in.
         encoding: Encoding of the result in the answer.
+        every: Whether the server's operator asked for the routing of all requests. The result then
+            has the engine's own shape: all layers, and no tokens before the start that it names.
     """
 
     wanted: bool = False
     encoding: str = "npy"
+    every: bool = False
 
     @classmethod
     def parse(cls, extra_args: Mapping[str, Any] | None) -> RoutingRequest:
@@ -47,7 +52,8 @@ class RoutingRequest:
         encoding = extra_args.get(ENCODING, cls.encoding)
         if encoding not in ENCODINGS:
             raise UsageError(f"{ENCODING} is {encoding!r}", f"choose one of {', '.join(ENCODINGS)}")
-        return cls(_truth(extra_args.get(OPT_IN, False)), encoding)
+        every = extra_args.get(EVERY) is True
+        return cls(every or _truth(extra_args.get(OPT_IN, False)), encoding, every)
 
 
 def _truth(value: object) -> bool:

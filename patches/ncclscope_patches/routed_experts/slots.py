@@ -25,13 +25,15 @@ class Page:
         size: Tokens per block.
     """
 
-    __slots__ = ("_captured", "_ids", "shape", "size")
+    __slots__ = ("_captured", "_ids", "lost", "shape", "size")
 
     def __init__(self, shape: RoutingShape, size: int) -> None:
         self.shape = shape
         self.size = size
         self._captured = 0  # One bit per token: a step has many requests with one token each.
         self._ids: Ids | None = None
+        self.lost = False
+        """Whether a step computed tokens of it, and their routing never came."""
 
     @property
     def nbytes(self) -> int:
@@ -128,6 +130,11 @@ class SlotStore:
         page = self._pages.get(block_id)
         # No one writes to an empty page, so it should not take another page's place.
         return Page(self.shape, self.block_size) if page is None else page
+
+    def is_lost(self, block_id: int) -> bool:
+        """Return whether routing of a block's content is known to be missing."""
+        page = self._pages.get(block_id)
+        return page is not None and page.lost and page.whole is None
 
     def clear(self) -> None:
         """Forget all pages, as a reset of the prefix cache does."""

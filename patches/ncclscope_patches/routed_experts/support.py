@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ncclscope.errors import UsageError
 
-__all__ = ["Deployment", "refuse_unsupported"]
+__all__ = ["OTHER_RUNNER", "Deployment", "reasons", "refuse_unsupported"]
+
+OTHER_RUNNER = "this model runner does not expose the rows of each request"
 
 
 @dataclass(frozen=True)
@@ -43,42 +45,43 @@ def refuse_unsupported(deployment: Deployment) -> None:
     Raises:
         UsageError: The deployment is not supported; the message lists all reasons.
     """
-    reasons = list(_reasons(deployment))
-    if reasons:
+    found = reasons(deployment)
+    if found:
         raise UsageError(
-            f"routed experts cannot be returned: {'; '.join(reasons)}",
+            f"routed experts cannot be returned: {'; '.join(found)}",
             "start without routed experts, or without the unsupported options",
         )
 
 
-def _reasons(deployment: Deployment) -> list[str]:
-    reasons = []
+def reasons(deployment: Deployment) -> list[str]:
+    """Return why a deployment is not supported; nothing if it is."""
+    found = []
     if deployment.experts < 1:
-        reasons.append("the model has no experts")
+        found.append("the model has no experts")
     if not deployment.generates:
-        reasons.append("the model does not generate text")
+        found.append("the model does not generate text")
     if deployment.pipeline_parallel > 1:
-        reasons.append(
+        found.append(
             f"with {deployment.pipeline_parallel} pipeline stages no rank sees the routing of "
             "all layers"
         )
     if deployment.context_parallel > 1:
-        reasons.append("with context parallelism no rank sees all tokens of a sequence")
+        found.append("with context parallelism no rank sees all tokens of a sequence")
     if deployment.kv_connector:
-        reasons.append(
+        found.append(
             f"tokens whose KV blocks come through {deployment.kv_connector} are routed elsewhere"
         )
     if deployment.kv_offload:
-        reasons.append(
+        found.append(
             "KV blocks that were offloaded come back under other numbers, without their routing"
         )
     if deployment.hidden_routing:
-        reasons.append(
+        found.append(
             f"the kernel of {', '.join(deployment.hidden_routing)} does not expose which experts "
             "it chose"
         )
     if deployment.micro_batches:
-        reasons.append("overlapping micro-batches overwrite each other's rows")
+        found.append("overlapping micro-batches overwrite each other's rows")
     if deployment.other_runner:
-        reasons.append("this model runner does not expose the rows of each request")
-    return reasons
+        found.append(OTHER_RUNNER)
+    return found

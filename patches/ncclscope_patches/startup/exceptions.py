@@ -11,6 +11,7 @@ from typing import Any
 
 from ncclscope.tracing.exceptions import note_here, note_traced
 from ncclscope_patches.probes.probe import Patch
+from ncclscope_patches.startup.timeouts import explain_timeout
 
 __all__ = [
     "C10dErrorNote",
@@ -92,16 +93,19 @@ class PrintedErrorNote(_ErrorNote):
 
 def _main_ended(args: tuple[Any, ...], _kwargs: Any) -> None:
     note_traced(args[0], args[2], ended=True)
+    explain_timeout(args[1])
 
 
 def _thread_ended(args: tuple[Any, ...], _kwargs: Any) -> None:
     note_traced(args[0].exc_type, args[0].exc_traceback, ended=True)
+    explain_timeout(args[0].exc_value)
 
 
 def _failed(_args: Any, _kwargs: Any) -> None:
     error = sys.exc_info()[1]
     if error is not None:
         note_here(error)
+        explain_timeout(error)
 
 
 def _caught(_args: Any, _kwargs: Any) -> None:

@@ -48,9 +48,9 @@ def agreed(group: Any, what: str, mode: str, *, otherwise: str, wait: float = WA
     prefix = f"ncclscope/{what}"
     keys = {member: f"{prefix}/{member}" for member in members}
     store.set(keys[rank], own)
-    said = _modes(store, keys, wait)
-    same = all(said.get(member) == own for member in members)
-    proposal = _AGREED if same else _difference(what, said, members, wait)
+    reported = _modes(store, keys, wait)
+    same = all(reported.get(member) == own for member in members)
+    proposal = _AGREED if same else _difference(what, reported, members, wait)
     # Several members may propose at once, and differently: one of them may have come too late.
     decision: str = store.compare_set(f"{prefix}/decision", "", proposal).decode()
     if decision != _AGREED and store.add(f"{prefix}/printed", 1) == 1:
@@ -81,10 +81,10 @@ def _modes(store: Any, keys: Mapping[int, str], wait: float) -> dict[int, str]:
     return {member: store.get(key).decode() for member, key in written.items()}
 
 
-def _difference(what: str, said: Mapping[int, str], members: Sequence[int], wait: float) -> str:
+def _difference(what: str, reported: Mapping[int, str], members: Sequence[int], wait: float) -> str:
     modes: dict[str, list[int]] = {}
     for member in members:
-        modes.setdefault(said.get(member, ""), []).append(member)
+        modes.setdefault(reported.get(member, ""), []).append(member)
     parts = [
         f"{ranks_text(ranks)}: {mode or f'not set (nothing in {wait:g} s)'}"
         for mode, ranks in modes.items()

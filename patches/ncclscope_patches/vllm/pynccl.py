@@ -65,8 +65,8 @@ class PyNcclProbe(Patch):
         if found is not None:
             # The sends and receives inside are not calls of the program.
             patch, read = found
-            enter = _entering_fold(read)
-            patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, _leave_fold))
+            enter = _entering_suppression(read)
+            patch.put(cls, "scatter", patch.guard_scope(cls.scatter, enter, _leave_suppression))
         for name, applies in (("suspend", _can_suspend), ("resume", _is_suspended)):
             put_posting(
                 self, cls, name, _plain(name), handles, can_be_off=True, applies=applies,
@@ -220,23 +220,23 @@ def _plain(op: str) -> Read:
     return lambda args, kwargs: parameters
 
 
-def _entering_fold(read: Read) -> Before:
+def _entering_suppression(read: Read) -> Before:
     """Return a hook that records a call and suppresses the calls inside it."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         comm = args[0]
         handle = handles.of(comm)
-        if handle is not NOBODY and not comm.disabled and not scope.is_folded():
+        if handle is not NOBODY and not comm.disabled and not scope.is_suppressed():
             record(handle, read(args, kwargs), _getframe(_CALLER))
-        fold = scope.folded()
-        fold.__enter__()
-        return fold
+        suppression = scope.suppressed()
+        suppression.__enter__()
+        return suppression
 
     return enter
 
 
-def _leave_fold(fold: Any) -> None:
-    fold.__exit__(None, None, None)
+def _leave_suppression(suppression: Any) -> None:
+    suppression.__exit__(None, None, None)
 
 
 def _can_suspend(comm: Any) -> bool:

@@ -40,7 +40,7 @@ class VllmTransfers(Patch):
         )
 
     def put(self, owner: Any, name: str, function: Any) -> bool:
-        """Replace an attribute; a class method takes no attributes, but what it wraps does."""
+        """Replace an attribute, also by a class method, on which no attribute can be set."""
         if isinstance(function, classmethod):
             original = vars(owner).get(name)
             setattr(owner, name, function)

@@ -166,11 +166,11 @@ ABSOLUTE = "/opt/venv/lib/python3.12/site-packages"
 DEBIAN = "/usr/lib/python3/dist-packages"
 
 
-def framed(job: Workload, odd: Any, usual: Any, site: str, user: str = "") -> Labelled:
+def framed(job: Workload, odd: Any, majority: Any, site: str, user: str = "") -> Labelled:
     """Let rank 3 post another operation; each call has a stack of its own."""
     job.steps(1)
     seq = job.next()
-    job.post(job.rest, "all_reduce", 64, frames=usual, site="train.py:20 step")
+    job.post(job.rest, "all_reduce", 64, frames=majority, site="train.py:20 step")
     job.post((3,), "broadcast", 64, root=0, frames=odd, site=site)
     return with_site(planted("op_mismatch", (3,), groups=("world",), seqs=(seq,)), site, user)
 

@@ -16,12 +16,12 @@ ROWS = ((1, 2, 0, 3), (0, 0, 4, 1), (2, 2, 2, 2), (0, 5, 0, 0))
 
 
 def differs(
-    job: Workload, kind: str, odd: Mapping[str, Any], usual: Mapping[str, Any] | None = None
+    job: Workload, kind: str, odd: Mapping[str, Any], majority: Mapping[str, Any] | None = None
 ) -> Labelled:
     """Post one call that the last rank posts with other parameters."""
     job.steps()
     seq = job.next()
-    common = {"op": "all_reduce", "shape": (256,), **(usual or {})}
+    common = {"op": "all_reduce", "shape": (256,), **(majority or {})}
     for ranks, call in ((job.rest, common), ((job.odd,), common | dict(odd))):
         more = {key: value for key, value in call.items() if key not in ("op", "shape")}
         job.post(ranks, call["op"], *call["shape"], **more)

@@ -15,7 +15,7 @@ OPS = ("all_reduce", "all_gather", "broadcast")
 EP = {"ep:0": (0, 1, 2, 3)}
 GRID = {"tp:0": (0, 1), "tp:1": (2, 3), "dp:0": (0, 2), "dp:1": (1, 3)}
 SURVIVED = ("missing_call", "op_mismatch")
-"""What a hole looks like: told as latent, since all went on."""
+"""What a hole looks like: reported as latent, since all went on."""
 SKIPPED = "missing_call extra_call op_mismatch size_mismatch"
 
 

@@ -64,7 +64,7 @@ def ring_of_sends(job: Workload) -> Labelled:
 
 
 def pipeline(job: Workload, batches: dict[int, int]) -> None:
-    """Let stages pass so many microbatches on, each forward and then each backward."""
+    """Let stages pass microbatches on, each forward and then each backward."""
     last = job.size - 1
     for rank in job.everybody:
         count = batches.get(rank, 4)

@@ -21,7 +21,7 @@ def main() -> None:
     for _ in range(5):
         dist.all_reduce(tensor)
     if rank == 0:
-        server = socket.create_server(("127.0.0.1", 0))  # stands for a server that hangs
+        server = socket.create_server(("127.0.0.1", 0))  # in the place of a server that hangs
         if faulty:
             fetch(server.getsockname(), 1024)
     dist.barrier()

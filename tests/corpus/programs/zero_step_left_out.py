@@ -22,7 +22,7 @@ def main() -> None:
         model(torch.randn(16, 32)).square().mean().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-        overflow = faulty and rank == 2 and step == 6  # looked for on each rank by itself
+        overflow = faulty and rank == 2 and step == 6  # each rank checks for itself
         if not overflow:
             optimizer.step()
         optimizer.zero_grad()

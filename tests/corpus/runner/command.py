@@ -170,7 +170,7 @@ def table(answers: Sequence[dict[str, Any]], ways: Sequence[str]) -> Iterator[st
 
 
 def failures(answers: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each answer that is not fair: what was said, what it should have been."""
+    """Yield a line for each answer that is not fair: the answer, and the right one."""
     for answer in answers:
         if answer["score"] in FAIR:
             continue

@@ -1,4 +1,4 @@
-"""A running program of the corpus, and when it stands still."""
+"""A running program of the corpus, and when it stops moving."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCES = Path(__file__).parents[1] / "programs"
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STILL, ENDED, MOVING = "still", "ended", "moving"
 _ACTIVE = 0.8
-"""Seconds of running, or of waiting for a core, from which on a rank does not stand still."""
+"""Seconds of running, or of waiting for a core, from which on a rank counts as moving."""
 _RUNS = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 _POLL = 0.5
 
@@ -123,7 +123,7 @@ class Job:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks that live, in their order."""
+        """Process ids of the living ranks, in their order."""
         ranks = sorted(self.find_ranks().items())
         return [process.pid for _, process in ranks if _lives(process)]
 
@@ -136,7 +136,7 @@ class Job:
         return found
 
     def wait(self, seconds: float = 12.0, limit: float = 300.0) -> str:
-        """Wait until the job stands still.
+        """Wait until no rank of the job moves.
 
         Args:
             seconds: For how long it has to.

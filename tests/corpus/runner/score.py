@@ -26,7 +26,7 @@ __all__ = ["FAIR", "NO_ANSWER", "NO_HANG", "SCORES", "describe", "score", "score
 
 NO_ANSWER = "no answer"
 NO_HANG = "no hang"
-"""The job did not come to stand still, so that nothing can be said of the answer."""
+"""The job kept moving, so the answer cannot be judged."""
 SCORES = (
     "right", "right, other kind", "fairly undecided", "unknown", "quiet", "undecided", "OK",
     "wrong rank", "wrong and certain", "false alarm", NO_ANSWER, NO_HANG,
@@ -52,10 +52,10 @@ def score(document: dict[str, Any] | None, program: Program, way: str) -> str:
         return "unknown" if way in program.unknown_in else _undecided(verdict, program, way)
     if status not in _ALARMS or verdict is None:
         return "OK" if status == "ok" else "undecided"
-    said = tuple(sorted(verdict["diverging_ranks"]))
-    if not said:
+    named = tuple(sorted(verdict["diverging_ranks"]))
+    if not named:
         return _undecided(verdict, program, way)
-    if said == program.ranks or said in program.also:
+    if named == program.ranks or named in program.also:
         return "right" if verdict["kind"] in program.kinds else "right, other kind"
     return "wrong and certain" if verdict["confidence"] == "certain" else "wrong rank"
 

@@ -166,7 +166,7 @@ _TABLE = [
         "group_left_out", "torch",
         "rank 3 does not take part in new_group(), because it is no member of the group; the "
         "next group has another name there",
-        # All stand in the same line then.
+        # All are at the same line then.
         (3,), (*ABSENT, *ORDER, "init_stalled"), undecided=_ALL, undecided_in=(UNTRACED,),
         unknown_in=(UNTRACED,),
     ),
@@ -179,7 +179,7 @@ _TABLE = [
     Program(
         "nested_groups", "torch",
         "rank 1 calls the group of all before its pair, its peers their pair first",
-        # Two of four stand alike, and stacks do not show whose call it is.
+        # Two of four are at the same line, and stacks do not show whose call it is.
         (1,), ("order_cycle", *ABSENT), undecided_untraced=_ALL,
     ),
     # Point to point
@@ -212,7 +212,7 @@ _TABLE = [
     ),
     Program("fifo_open", "torch", "rank 1 opens a FIFO that nobody writes to", (1,), HALT),
     Program(
-        # Without a record two samples do not tell a rank that works from one that never ends.
+        # Without a record two samples do not show whether a rank works or never ends.
         "lock_file", "torch", "rank 3 polls for a lock file to go away", (3,), HALT,
         busy=(3,), unknown_in=(UNTRACED,),
     ),

@@ -21,7 +21,7 @@ rows, target = torch.randn(32, 16), torch.randn(32, 16)
 
 
 def stage(index: int, count: int) -> PipelineStage:
-    """Return one stage of so many."""
+    """Return one stage of several."""
     return PipelineStage(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), index, count, device)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ncclscope.collect.archive import Limits, Packer, UnpackedArchive, unpack
 from ncclscope.errors import DamagedFileError
 from tests.fuzz.byte_damage import change_bytes, damage_bytes, edit
-from tests.fuzz.inputs import Answer, Input, Specimen, Surface
+from tests.fuzz.inputs import Answer, BaseInput, Input, Surface
 from tests.fuzz.jobs import read_files
 
 __all__ = ["Archives"]
@@ -61,11 +61,11 @@ class Archives(Surface):
             packer.add_bytes(name, data)
         packer.close()
         noisy = b"Welcome to node a\n" + stream.getvalue()
-        specimens = [
-            Specimen("stream", {_STREAM: stream.getvalue()}),
-            Specimen("stream behind a greeting", {_STREAM: noisy}),
+        bases = [
+            BaseInput("stream", {_STREAM: stream.getvalue()}),
+            BaseInput("stream behind a greeting", {_STREAM: noisy}),
         ]
-        super().__init__("archives", specimens, (damage_bytes, _damage_tar, _damage_tar, _rename))
+        super().__init__("archives", bases, (damage_bytes, _damage_tar, _damage_tar, _rename))
         self._files = files
         self._home = home / self.name
 
@@ -95,29 +95,29 @@ class Archives(Surface):
         return Answer("complete")
 
 
-def _repacked(specimen: Specimen, change: str, tar: bytes) -> Input:
-    return edit(_STREAM, specimen, change, gzip.compress(tar, 1, mtime=0), forged=True)
+def _repacked(base: BaseInput, change: str, tar: bytes) -> Input:
+    return edit(_STREAM, base, change, gzip.compress(tar, 1, mtime=0), forged=True)
 
 
-def _tar(specimen: Specimen) -> bytearray:
-    data = specimen.files[_STREAM]
+def _tar(base: BaseInput) -> bytearray:
+    data = base.files[_STREAM]
     return bytearray(zlib.decompress(data[data.index(b"\x1f\x8b\x08") :], wbits=31))
 
 
-def _damage_tar(dice: random.Random, specimen: Specimen) -> Input:
+def _damage_tar(dice: random.Random, base: BaseInput) -> Input:
     """Change bytes of the archive below the packing, and sum up its headers anew."""
-    tar = _tar(specimen)
+    tar = _tar(base)
     change = change_bytes(dice, tar, [range(len(tar))])
     if dice.random() < 0.7:
         for start in range(0, len(tar) - _BLOCK + 1, _BLOCK):
             if tar[start + 257 : start + 262] == b"ustar":
                 _sum_up(tar, start)
-    return _repacked(specimen, f"{change} of the archive", bytes(tar))
+    return _repacked(base, f"{change} of the archive", bytes(tar))
 
 
-def _rename(dice: random.Random, specimen: Specimen) -> Input:
+def _rename(dice: random.Random, base: BaseInput) -> Input:
     """Give an entry another name, size or kind."""
-    tar = _tar(specimen)
+    tar = _tar(base)
     starts = [at for at in range(0, len(tar), _BLOCK) if tar[at + 257 : at + 262] == b"ustar"]
     for _ in range(dice.choice((1, 1, 2))):
         start = dice.choice(starts)
@@ -125,7 +125,7 @@ def _rename(dice: random.Random, specimen: Specimen) -> Input:
         field = dice.choice(choices)
         tar[start + place : start + place + width] = field[:width].ljust(width, b"\0")
         _sum_up(tar, start)
-    return _repacked(specimen, "header", bytes(tar))
+    return _repacked(base, "header", bytes(tar))
 
 
 def _sum_up(tar: bytearray, start: int) -> None:

@@ -13,15 +13,15 @@ from ncclscope.parity.sequence import Vocabulary
 from ncclscope.readers import open_run
 from ncclscope.render.console.parity import render_report
 from tests.fuzz.byte_damage import damage_bytes, edit
-from tests.fuzz.inputs import Answer, Input, Specimen, Surface
-from tests.fuzz.jobs import ring_specimens
+from tests.fuzz.inputs import Answer, BaseInput, Input, Surface
+from tests.fuzz.jobs import ring_base_inputs
 from tests.fuzz.oracles import printable_texts, shows_controls
 
 __all__ = ["Baselines"]
 
 _NAME = "calls.lock"
 _CHECKED = 16
-"""One input in so many is compared with a run; the others are only read."""
+"""One input in this many is compared with a run; the others are only read."""
 _TEXT = b"""\
 # What each rank posts, in order. Made by `ncclscope check --update`, to be reviewed.
 ncclscope baseline 1
@@ -53,11 +53,11 @@ class Baselines(Surface):
     """Baselines with lines that are changed, lost, moved or indented."""
 
     def __init__(self, home: Path) -> None:
-        specimens = [Specimen("baseline", {_NAME: _TEXT})]
+        bases = [BaseInput("baseline", {_NAME: _TEXT})]
         damages = (_damage_lines, _damage_lines, _damage_lines, damage_bytes)
-        super().__init__("baselines", specimens, damages)
+        super().__init__("baselines", bases, damages)
         self._home = home / self.name
-        self._job = next(one for one in ring_specimens() if one.name == "sends")
+        self._job = next(one for one in ring_base_inputs() if one.name == "sends")
 
     def judge(self, given: Input, seed: int) -> Answer:
         room = self._home / str(os.getpid())
@@ -83,8 +83,8 @@ class Baselines(Surface):
         return Answer(report.outcome)
 
 
-def _damage_lines(dice: random.Random, specimen: Specimen) -> Input:
-    lines = specimen.files[_NAME].decode().split("\n")
+def _damage_lines(dice: random.Random, base: BaseInput) -> Input:
+    lines = base.files[_NAME].decode().split("\n")
     for _ in range(dice.choice((1, 1, 2, 5))):
         place = dice.randrange(len(lines))
         line = lines[place]
@@ -104,4 +104,4 @@ def _damage_lines(dice: random.Random, specimen: Specimen) -> Input:
             lines[place:place] = [*nested, " " * (depth + 3) + "x"]
         else:
             lines.insert(place, dice.choice(_LINES))
-    return edit(_NAME, specimen, "lines", "\n".join(lines).encode())
+    return edit(_NAME, base, "lines", "\n".join(lines).encode())

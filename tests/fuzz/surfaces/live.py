@@ -9,8 +9,8 @@ from ncclscope.guard.records import RecordedComm, hashes, judge
 from ncclscope.ring import layout
 from ncclscope.watch.watch import Watcher
 from tests.fuzz.byte_damage import damage_bytes, damage_files
-from tests.fuzz.inputs import Answer, Input, Specimen, Surface
-from tests.fuzz.jobs import ring_specimens
+from tests.fuzz.inputs import Answer, BaseInput, Input, Surface
+from tests.fuzz.jobs import ring_base_inputs
 from tests.fuzz.oracles import judge_verdict
 from tests.fuzz.ring_damage import damage_part, forge_about, forge_record
 from tests.fuzz.surfaces.workplace import Workplace
@@ -25,13 +25,13 @@ class WatchedRings(Surface):
 
     def __init__(self, home: Path) -> None:
         names = ("healthy", "graphs", "skipped", "waiting")
-        specimens = [running(one) for one in ring_specimens() if one.name in names]
-        super().__init__("watch", specimens, _DAMAGES, weight=1)  # an input takes longest here
+        bases = [running(one) for one in ring_base_inputs() if one.name in names]
+        super().__init__("watch", bases, _DAMAGES, weight=1)  # an input takes longest here
         self._workplace = Workplace(home / self.name)
 
     def judge(self, given: Input, seed: int) -> Answer:
         now = [100.0]
-        whole = replace(given, files=given.specimen.files)
+        whole = replace(given, files=given.base.files)
         with self._workplace.laid_out(whole) as directory:
             watcher = Watcher(directory, clock=lambda: now[0])
             if seed % 2:
@@ -47,12 +47,12 @@ class WatchedRings(Surface):
         verdict = polls[-1].verdict
         if verdict is None:
             return Answer(polls[-1].status)
-        # What stands still for a minute is reported: of a hung job there is no false OK to find.
-        answer = judge_verdict(replace(given, specimen=_without_calls(given.specimen)), verdict)
+        # A job without progress for a minute is reported: a hung job gives no false OK.
+        answer = judge_verdict(replace(given, base=_without_calls(given.base)), verdict)
         return answer if answer.kind == "blames" else Answer(polls[-1].status)
 
 
-def _without_calls(one: Specimen) -> Specimen:
+def _without_calls(one: BaseInput) -> BaseInput:
     return replace(one, calls=frozenset())
 
 
@@ -61,18 +61,18 @@ class GuardedRings(Surface):
 
     def __init__(self, home: Path) -> None:
         names = ("healthy", "graphs", "skipped", "wrapped")
-        specimens = [
+        bases = [
             replace(running(one), keep=frozenset({"rank-0.ring"}))
-            for one in ring_specimens()
+            for one in ring_base_inputs()
             if one.name in names
         ]
-        super().__init__("guard", specimens, _DAMAGES)
+        super().__init__("guard", bases, _DAMAGES)
         self._workplace = Workplace(home / self.name)
 
     def judge(self, given: Input, seed: int) -> Answer:
-        key = "tp:0/" + ",".join(map(str, range(len(given.specimen.files))))
+        key = "tp:0/" + ",".join(map(str, range(len(given.base.files))))
         seq = 2 + seed % 6
-        parted = None
+        divergence = None
         with self._workplace.laid_out(given) as directory:
             own = _place(directory / "rank-0.ring", 0)
             for rank in (1, 2):
@@ -80,10 +80,10 @@ class GuardedRings(Surface):
                 if path.exists():
                     other = _place(path, rank)
                     hashes(other, key, seq, 64)
-                    parted = judge(own, other, key, seq, lambda _: {}) or parted
-        if parted is None:
+                    divergence = judge(own, other, key, seq, lambda _: {}) or divergence
+        if divergence is None:
             return Answer("agree")
-        return Answer("error" if "\n" in parted.text else "parted", parted.text)
+        return Answer("error" if "\n" in divergence.text else "divergence", divergence.text)
 
 
 def _place(path: Path, rank: int) -> RecordedComm:
@@ -91,8 +91,8 @@ def _place(path: Path, rank: int) -> RecordedComm:
     return RecordedComm(path, (status.st_dev, status.st_ino), 1, rank)
 
 
-def running(one: Specimen) -> Specimen:
-    """Return the rings of processes that have not said that they end."""
+def running(one: BaseInput) -> BaseInput:
+    """Return the rings of processes that have not recorded their end."""
     files = {}
     for name, data in one.files.items():
         place = layout.HEADER_EXITED

@@ -19,8 +19,8 @@ from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.watch.watch import Watcher
 from tests.fuzz.byte_damage import damage_bytes, edit
-from tests.fuzz.inputs import Answer, Files, Input, Specimen, Surface
-from tests.fuzz.jobs import ring_specimens
+from tests.fuzz.inputs import Answer, BaseInput, Files, Input, Surface
+from tests.fuzz.jobs import ring_base_inputs
 from tests.fuzz.oracles import verdict_of
 from tests.fuzz.surfaces.live import running
 from tests.fuzz.value_damage import change_value
@@ -37,18 +37,18 @@ class _Nodes:
 
     Args:
         home: Where the rings lie.
-        specimen: Whose rings.
+        base: Whose rings.
     """
 
     names = tuple(_NODES)
 
-    def __init__(self, home: Path, specimen: Specimen) -> None:
+    def __init__(self, home: Path, base: BaseInput) -> None:
         folders = []
         for node, names in _NODES.items():
-            folder = home / specimen.name / node
+            folder = home / base.name / node
             folder.mkdir(parents=True, exist_ok=True)
             for name in names:
-                (folder / name).write_bytes(specimen.files[name])
+                (folder / name).write_bytes(base.files[name])
             folders.append(str(folder))
         self._servers = [NodeServer([folder]) for folder in folders]
         self._reporters = [Reporter([folder]) for folder in folders]
@@ -106,14 +106,14 @@ class _NodeMessages(Surface):
         self._home = home / name
         self._nodes: dict[tuple[int, str], _Nodes] = {}
         names = ("healthy", "graphs", "skipped", "waiting")
-        self._jobs = {one.name: running(one) for one in ring_specimens() if one.name in names}
-        specimens = []
+        self._jobs = {one.name: running(one) for one in ring_base_inputs() if one.name in names}
+        bases = []
         for job in self._jobs:
             messages = self._nodes_of(job).messages
             wanted = [name for name in messages if name.startswith(first)]
             rest = frozenset(messages.keys() - wanted)
-            specimens.append(Specimen(job, messages, keep=rest))
-        super().__init__(name, specimens, (_damage_message, _damage_message, _damage_answers))
+            bases.append(BaseInput(job, messages, keep=rest))
+        super().__init__(name, bases, (_damage_message, _damage_message, _damage_answers))
         self.damages = (*self.damages, damage_bytes)
 
     def _nodes_of(self, job: str) -> _Nodes:
@@ -124,7 +124,7 @@ class _NodeMessages(Surface):
         return found
 
     def _taken(self, given: Input) -> _Nodes:
-        nodes = self._nodes_of(given.specimen.origin or given.specimen.name)
+        nodes = self._nodes_of(given.base.origin or given.base.name)
         nodes.take(given)
         return nodes
 
@@ -163,14 +163,14 @@ class NodeReports(_NodeMessages):
         return Answer(status)
 
 
-def _damage_message(dice: random.Random, specimen: Specimen) -> Input:
-    name = dice.choice(sorted(specimen.files.keys() - specimen.keep))
-    return edit(name, specimen, "value", _changed(dice, specimen.files[name]))
+def _damage_message(dice: random.Random, base: BaseInput) -> Input:
+    name = dice.choice(sorted(base.files.keys() - base.keep))
+    return edit(name, base, "value", _changed(dice, base.files[name]))
 
 
-def _damage_answers(dice: random.Random, specimen: Specimen) -> Input:
+def _damage_answers(dice: random.Random, base: BaseInput) -> Input:
     seed = str(dice.random()).encode()
-    return Input(specimen, {**specimen.files, _ANSWERS: seed}, "answers")
+    return Input(base, {**base.files, _ANSWERS: seed}, "answers")
 
 
 def _changed(dice: random.Random, message: bytes) -> bytes:

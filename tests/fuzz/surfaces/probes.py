@@ -15,7 +15,7 @@ from ncclscope.model.snapshot import Stacks
 from ncclscope.readers import assemble
 from ncclscope.readers.bundle import with_snapshot
 from tests.fuzz.byte_damage import damage_bytes, edit
-from tests.fuzz.inputs import Answer, Input, Specimen, Surface
+from tests.fuzz.inputs import Answer, BaseInput, Input, Surface
 from tests.fuzz.oracles import printable_texts, verdict_of
 from tests.fuzz.value_damage import damage_json
 from tests.support.snapshots import DATA, in_collective, snapshot, worker
@@ -23,7 +23,7 @@ from tests.support.snapshots import DATA, in_collective, snapshot, worker
 __all__ = ["RasAnswers", "StackDumps"]
 
 _COMPARED = 16
-"""One input in so many is also made a part of a verdict; the others are only read."""
+"""One input in this many is also made a part of a verdict; the others are only read."""
 
 
 class RasAnswers(Surface):
@@ -31,8 +31,8 @@ class RasAnswers(Surface):
 
     def __init__(self) -> None:
         names = ("ras_mismatch.json", "ras_mismatch.txt", "ras_missing.json", "ras_pair.json")
-        specimens = [Specimen(name, {name: (DATA / name).read_bytes()}) for name in names]
-        super().__init__("ras", specimens, (_damage_text, _damage_text, damage_bytes, _as_json))
+        bases = [BaseInput(name, {name: (DATA / name).read_bytes()}) for name in names]
+        super().__init__("ras", bases, (_damage_text, _damage_text, damage_bytes, _as_json))
 
     def judge(self, given: Input, seed: int) -> Answer:
         (data,) = given.files.values()
@@ -51,12 +51,13 @@ class StackDumps(Surface):
 
     def __init__(self) -> None:
         names = ("first-0.json", "second-3.json")
-        specimens = [
-            Specimen(name, {name: _shortened((DATA / "moe" / name).read_bytes())}) for name in names
+        bases = [
+            BaseInput(name, {name: _shortened((DATA / "moe" / name).read_bytes())})
+            for name in names
         ]
-        specimens.append(Specimen("pystack", {"pystack.txt": _PYSTACK}))
-        specimens.append(Specimen("titles", {"titles.txt": _TITLES}))
-        super().__init__("stacks", specimens, (_damage_text, damage_bytes, _as_json, _as_json))
+        bases.append(BaseInput("pystack", {"pystack.txt": _PYSTACK}))
+        bases.append(BaseInput("titles", {"titles.txt": _TITLES}))
+        super().__init__("stacks", bases, (_damage_text, damage_bytes, _as_json, _as_json))
 
     def judge(self, given: Input, seed: int) -> Answer:
         ((name, data),) = given.files.items()
@@ -102,9 +103,9 @@ def _shortened(data: bytes) -> bytes:
     return json.dumps(threads).encode()
 
 
-def _damage_text(dice: random.Random, specimen: Specimen) -> Input:
+def _damage_text(dice: random.Random, base: BaseInput) -> Input:
     """Lose, repeat, cut or change lines, or a number in one."""
-    ((name, data),) = specimen.files.items()
+    ((name, data),) = base.files.items()
     lines = data.split(b"\n")
     for _ in range(dice.choice((1, 1, 3))):
         place = dice.randrange(len(lines))
@@ -121,14 +122,14 @@ def _damage_text(dice: random.Random, specimen: Specimen) -> Input:
         copies = {"lose": 0, "repeat": dice.choice((2, 2, 400))}.get(how, 1)
         lines[place : place + 1] = [bytes(line)] * copies
         lines = lines or [b""]
-    return edit(name, specimen, "lines", b"\n".join(lines))
+    return edit(name, base, "lines", b"\n".join(lines))
 
 
-def _as_json(dice: random.Random, specimen: Specimen) -> Input:
+def _as_json(dice: random.Random, base: BaseInput) -> Input:
     try:
-        return damage_json(dice, specimen)
+        return damage_json(dice, base)
     except (IndexError, ValueError):  # text, or an answer of NCCL 2.28.9, which lacks a comma
-        return _damage_text(dice, specimen)
+        return _damage_text(dice, base)
 
 
 _PYSTACK = b"""\

@@ -15,8 +15,8 @@ from ncclscope.readers import open_run
 from ncclscope.readers.bundle import CAPTURE_FILE
 from ncclscope.readers.nodes import NODE_FILE
 from tests.fuzz.byte_damage import damage_bytes, damage_files
-from tests.fuzz.inputs import Answer, Damage, Files, Input, Specimen, Surface
-from tests.fuzz.jobs import RANKS, export, ring_specimens
+from tests.fuzz.inputs import Answer, BaseInput, Damage, Files, Input, Surface
+from tests.fuzz.jobs import RANKS, export, ring_base_inputs
 from tests.fuzz.oracles import verdict_of
 from tests.fuzz.ring_damage import damage_part, forge_about, forge_record
 from tests.fuzz.surfaces.workplace import Workplace
@@ -31,9 +31,9 @@ class Runs(Surface):
     """Inputs that are opened as a run and diagnosed."""
 
     def __init__(
-        self, name: str, home: Path, specimens: list[Specimen], damages: Sequence[Damage]
+        self, name: str, home: Path, bases: list[BaseInput], damages: Sequence[Damage]
     ) -> None:
-        super().__init__(name, specimens, damages)
+        super().__init__(name, bases, damages)
         self._workplace = Workplace(home / name)
 
     def judge(self, given: Input, seed: int) -> Answer:
@@ -44,7 +44,7 @@ class Runs(Surface):
 def rings(home: Path) -> Runs:
     """Return rings of small jobs: damaged anywhere, in a part, or with checksums that fit."""
     damages = (*[damage_part] * 10, damage_bytes, damage_files, forge_about, forge_record)
-    return Runs("rings", home, ring_specimens(), damages)
+    return Runs("rings", home, ring_base_inputs(), damages)
 
 
 def traces(home: Path) -> Runs:
@@ -53,18 +53,18 @@ def traces(home: Path) -> Runs:
     return Runs("jsonl", home, found, (damage_lines, damage_lines, damage_bytes, _packed))
 
 
-def _packed(dice: random.Random, specimen: Specimen) -> Input:
+def _packed(dice: random.Random, base: BaseInput) -> Input:
     """Pack a damaged trace, or damage a packed one."""
-    lines = damage_lines(dice, specimen)
+    lines = damage_lines(dice, base)
     (name,) = [name for name, data in lines.changed.items() if data is not None] or [""]
     if not name:
         return lines
     data = gzip.compress(lines.files[name], 1, mtime=0)
     files = {other: one for other, one in lines.files.items() if other != name}
     if dice.random() < 0.5:
-        damaged = damage_bytes(dice, Specimen("packed", {name: data}))
+        damaged = damage_bytes(dice, BaseInput("packed", {name: data}))
         data = damaged.files[name]
-    return Input(specimen, {**files, f"{name}.gz": data}, f"packed: {lines.change}")
+    return Input(base, {**files, f"{name}.gz": data}, f"packed: {lines.change}")
 
 
 def dumps(home: Path) -> Runs:
@@ -75,7 +75,7 @@ def dumps(home: Path) -> Runs:
     return Runs("dumps", home, found, damages)
 
 
-def _torch_dumps(name: str, *, healthy: bool = False) -> Specimen:
+def _torch_dumps(name: str, *, healthy: bool = False) -> BaseInput:
     job = Job(RANKS, {"1": ("tp", [0, 1])})
     history(job)
     job.post([0, 1], "_all_gather_base", group="1", outs=[[8, 2]])
@@ -89,13 +89,13 @@ def _torch_dumps(name: str, *, healthy: bool = False) -> Specimen:
             entry["frames"] = frames
     values = [job.value(rank) for rank in range(RANKS)]
     files = {f"nccl_trace_rank_{rank}": pickled(value) for rank, value in enumerate(values)}
-    return Specimen(name, files, healthy)
+    return BaseInput(name, files, healthy)
 
 
 def transfers(home: Path) -> Runs:
     """Return traces with sends, receives and transfers between jobs (KV caches)."""
     found = []
-    for one in ring_specimens():
+    for one in ring_base_inputs():
         if one.name in ("sends", "lost_send"):
             files = export(one.files, "jsonl", "trace.jsonl")
             found.append(_unsigned(one, {name: data + _waits() for name, data in files.items()}))
@@ -112,13 +112,13 @@ def _waits() -> bytes:
     return b"".join(spell(line) + b"\n" for line in lines)
 
 
-def _jobs() -> list[Specimen]:
-    return [one for one in ring_specimens() if one.name not in ("wrapped", "other_graph")]
+def _jobs() -> list[BaseInput]:
+    return [one for one in ring_base_inputs() if one.name not in ("wrapped", "other_graph")]
 
 
-def _unsigned(one: Specimen, files: Files) -> Specimen:
-    """Return a job in a format without checksums: nothing tells that a letter was changed."""
-    return Specimen(one.name, files, one.healthy)
+def _unsigned(one: BaseInput, files: Files) -> BaseInput:
+    """Return a job in a format without checksums: nothing shows that a letter was changed."""
+    return BaseInput(one.name, files, one.healthy)
 
 
 # --- bundles --------------------------------------------------------------------------------------
@@ -126,23 +126,23 @@ def _unsigned(one: Specimen, files: Files) -> Specimen:
 
 def bundles(home: Path) -> Runs:
     """Return what ``attach -o`` and ``collect`` leave: stacks, RAS, GPUs, rings, dumps, nodes."""
-    jobs = {one.name: one for one in ring_specimens()}
+    jobs = {one.name: one for one in ring_base_inputs()}
     waiting = jobs["waiting"]
     stacks = spell(_seen().to_dict())
     found = [
-        Specimen("stacks", {CAPTURE_FILE: stacks}, False),
-        Specimen("devices", {CAPTURE_FILE: spell(_devices())}, False),
-        Specimen("ringed", {CAPTURE_FILE: stacks, **_below("rings", waiting.files)}, False),
-        Specimen("collected", _collected(waiting.files), False),
-        Specimen("recorder", _recorder(stacks), False),
+        BaseInput("stacks", {CAPTURE_FILE: stacks}, False),
+        BaseInput("devices", {CAPTURE_FILE: spell(_devices())}, False),
+        BaseInput("ringed", {CAPTURE_FILE: stacks, **_below("rings", waiting.files)}, False),
+        BaseInput("collected", _collected(waiting.files), False),
+        BaseInput("recorder", _recorder(stacks), False),
     ]
     return Runs("bundles", home, found, (damage_json, damage_json, damage_json, _damage_any))
 
 
-def _damage_any(dice: random.Random, specimen: Specimen) -> Input:
-    rings = [name for name in specimen.files if name.endswith(".ring")]
+def _damage_any(dice: random.Random, base: BaseInput) -> Input:
+    rings = [name for name in base.files if name.endswith(".ring")]
     return dice.choice([damage_bytes, damage_files, damage_part if rings else damage_bytes])(
-        dice, specimen
+        dice, base
     )
 
 
@@ -172,7 +172,7 @@ def _below(folder: str, files: Files) -> Files:
 
 
 def _collected(files: Files) -> Files:
-    """Return two nodes' folders, each with what the node said of its rings."""
+    """Return two nodes' folders, each with the node's description of its rings."""
     found: dict[str, bytes] = {}
     for node, names in (("a", ["rank-0.ring", "rank-1.ring"]), ("b", ["rank-2.ring"])):
         about = {f"files/{name}": {"alive": False, "beats": False} for name in names}

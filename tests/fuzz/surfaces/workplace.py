@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fuzz.inputs import Input, Specimen
+from tests.fuzz.inputs import BaseInput, Input
 
 __all__ = ["Workplace"]
 
 
 class Workplace:
-    """Keeps the files of each specimen on disk, so that only what is damaged need be written.
+    """Keeps the files of each base input on disk, so that only what is damaged need be written.
 
     Args:
         home: Where; each process has directories of its own there.
@@ -24,9 +24,9 @@ class Workplace:
 
     @contextlib.contextmanager
     def laid_out(self, given: Input) -> Iterator[Path]:
-        """Yield a directory that holds the files of an input, and put the specimen's back."""
-        specimen = given.specimen
-        directory = self._directory(specimen)
+        """Yield a directory that holds the files of an input, and put the base input's back."""
+        base = given.base
+        directory = self._directory(base)
         changed = given.changed
         try:
             for name, data in changed.items():
@@ -34,12 +34,12 @@ class Workplace:
             yield directory
         finally:
             for name in changed:
-                _put(directory / name, specimen.files.get(name))
+                _put(directory / name, base.files.get(name))
 
-    def _directory(self, specimen: Specimen) -> Path:
-        directory = self._home / str(os.getpid()) / specimen.name
+    def _directory(self, base: BaseInput) -> Path:
+        directory = self._home / str(os.getpid()) / base.name
         if not directory.is_dir():
-            for name, data in specimen.files.items():
+            for name, data in base.files.items():
                 _put(directory / name, data)
         return directory
 

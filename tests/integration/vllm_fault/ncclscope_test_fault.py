@@ -1,4 +1,4 @@
-"""A vLLM plugin for tests: one worker leaves the common sequence when it is told to.
+"""A vLLM plugin for tests: one worker leaves the common sequence on request.
 
 The file that NCCLSCOPE_TEST_FAULT names holds the fault. As soon as it is there, rank 1 takes
 it away and does that to its next collective. ``skip`` and ``replace`` are done to an all_reduce
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def _keep_async_scheduling(platform: Any) -> None:
-    """Leaves asynchronous scheduling on, as it is by default: the CPU build turns it off."""
+    """Leave asynchronous scheduling on, as it is by default: the CPU build turns it off."""
     usual = platform.check_and_update_config
     if getattr(usual, "planted", False):
         return

@@ -1,4 +1,4 @@
-"""Groups created in another order, or not by all: who is odd, and who only waits for it."""
+"""Groups created in another order, or not by all: who diverges, and who only waits for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def create(
     comm: tuple[int, ...] = ALL,
     gloo: str = "gloo",
 ) -> None:
-    """Creates a group; of those that stand in it, others only pass."""
+    """Create a group; ranks that are not members only pass."""
     for rank in ranks:
         cluster.post(
             [rank],
@@ -46,7 +46,7 @@ def create(
         )
 
 
-def said(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
+def answer(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
     assert verdict.cause is not None
     return verdict.cause.kind, verdict.cause.diverging_ranks, verdict.cause.confidence
 
@@ -59,7 +59,7 @@ def test_another_order_is_no_group_more_and_none_less(cluster: Cluster) -> None:
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("op_mismatch", (3,), "certain")
+    assert answer(verdict) == ("op_mismatch", (3,), "certain")
     assert verdict.cause is not None
     assert "posted new_group of ranks 1 3 (gloo) as call 1" in verdict.cause.summary
     assert "ranks 0-2 posted new_group of ranks 2 3 (gloo)" in verdict.cause.summary
@@ -69,7 +69,7 @@ def test_another_backend_is_another_group(cluster: Cluster) -> None:
     create(cluster, [0, 1, 2], OWN, gloo="nccl", done=False)
     create(cluster, [3], OWN, done=False)
 
-    assert said(cluster.verdict()) == ("op_mismatch", (3,), "certain")
+    assert answer(cluster.verdict()) == ("op_mismatch", (3,), "certain")
 
 
 def test_a_group_of_others_must_be_created_too(cluster: Cluster) -> None:
@@ -79,7 +79,7 @@ def test_a_group_of_others_must_be_created_too(cluster: Cluster) -> None:
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("missing_call", (3,), "certain")
+    assert answer(verdict) == ("missing_call", (3,), "certain")
     assert verdict.cause is not None
     assert verdict.cause.seq == 2
 
@@ -94,7 +94,7 @@ def test_rank_that_goes_on_without_its_own_group(cluster: Cluster, before: bool)
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("not_joined", (3,), "certain")
+    assert answer(verdict) == ("not_joined", (3,), "certain")
     assert verdict.cause is not None
     assert "new_group of ranks 2 3 (gloo), in which rank 2 waits" in verdict.cause.summary
     assert [finding.diverging_ranks for finding in verdict.findings if finding.role == "cause"] == [
@@ -106,7 +106,7 @@ def test_rank_that_creates_what_nobody_else_does(cluster: Cluster) -> None:
     create(cluster, [2], OWN, done=False)
     cluster.post([0, 1, 3], "world", "barrier", done=False)
 
-    assert said(cluster.verdict())[1] == (2,)
+    assert answer(cluster.verdict())[1] == (2,)
 
 
 def test_local_group_that_one_member_does_not_create(cluster: Cluster) -> None:
@@ -114,17 +114,17 @@ def test_local_group_that_one_member_does_not_create(cluster: Cluster) -> None:
     create(cluster, [2], OWN, comm=OWN, done=False)
     cluster.post([0, 1, 3], "world", done=False)
 
-    assert said(cluster.verdict()) == ("not_joined", (3,), "certain")
+    assert answer(cluster.verdict()) == ("not_joined", (3,), "certain")
 
 
-def test_no_habit_tells_who_is_odd_in_a_pair(cluster: Cluster) -> None:
+def test_in_a_pair_no_rank_is_named_by_its_habits(cluster: Cluster) -> None:
     """Nobody else creates a group like that: 2 may be wrong to do it, or 3 not to."""
     create(cluster, [2], OWN, comm=OWN, done=False)
     cluster.post([0, 1, 3], "world", done=False)
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("not_joined", (), "ambiguous")
+    assert answer(verdict) == ("not_joined", (), "ambiguous")
     assert verdict.cause is not None
     assert verdict.cause.candidate_ranks == (2, 3)
 
@@ -134,7 +134,7 @@ def test_late_rank_is_not_waited_for_by_a_group_of_others(cluster: Cluster) -> N
 
     verdict = cluster.verdict()
 
-    assert said(verdict) == ("not_joined", (3,), "certain")
+    assert answer(verdict) == ("not_joined", (3,), "certain")
 
 
 def test_whoever_splits_a_communicator_waits_for_all_its_members(cluster: Cluster) -> None:
@@ -144,7 +144,7 @@ def test_whoever_splits_a_communicator_waits_for_all_its_members(cluster: Cluste
             shape=None, dtype="nccl", sizes=OWN,
         )  # fmt: skip
 
-    assert said(cluster.verdict())[:2] == ("not_joined", (0,))
+    assert answer(cluster.verdict())[:2] == ("not_joined", (0,))
 
 
 def test_creation_at_different_moments_is_no_divergence(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ def _steps(cluster: Cluster) -> tuple[str, ...]:
     return tuple(fact for fact in cause.evidence if "step" in fact or "engine" in fact)
 
 
-def test_ranks_of_one_step_are_told_together(cluster_of: ClusterOf) -> None:
+def test_ranks_of_one_step_are_reported_together(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for number in (811, 812):
         for rank in cluster.everybody:
@@ -34,7 +34,7 @@ def test_ranks_of_one_step_are_told_together(cluster_of: ClusterOf) -> None:
     )
 
 
-def test_many_steps_are_not_told_one_by_one(cluster_of: ClusterOf) -> None:
+def test_many_steps_are_summarised(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(9)
     for rank in cluster.everybody:
         cluster.tracers[rank].step(rank + 1, tokens=4)
@@ -46,7 +46,7 @@ def test_many_steps_are_not_told_one_by_one(cluster_of: ClusterOf) -> None:
     )
 
 
-def test_nothing_is_said_of_steps_that_were_not_recorded(cluster_of: ClusterOf) -> None:
+def test_steps_that_were_not_recorded_are_not_mentioned(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
     cluster.post([0, 1], "tp:0", done=False)
     cluster.post([2], "tp:0", "all_gather", done=False)
@@ -68,7 +68,7 @@ def _engine(cluster: Cluster, number: int) -> Tracer:
     )
 
 
-def test_an_engine_that_waits_for_its_peers_is_told_of(cluster_of: ClusterOf) -> None:
+def test_an_engine_that_waits_for_its_peers_is_reported(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3)
     for rank in cluster.everybody:
         cluster.tracers[rank].step(7, tokens=3)
@@ -113,7 +113,7 @@ def _idle_replica(cluster: Cluster) -> Tracer:
     return idle
 
 
-def test_a_worker_that_nobody_asked_is_told_from_one_that_waits_for_it(
+def test_a_worker_without_work_differs_from_one_that_waits_for_it(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(4)
@@ -139,7 +139,7 @@ def test_a_worker_that_nobody_asked_is_told_from_one_that_waits_for_it(
     )
 
 
-def test_a_message_that_a_worker_did_not_see_is_told_of(cluster_of: ClusterOf) -> None:
+def test_a_message_that_a_worker_did_not_see_is_reported(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     slot = _idle_replica(cluster).activity("enqueue")
     slot.end(slot.begin("execute_dummy_batch"))

@@ -99,7 +99,7 @@ def test_a_transfer_that_has_just_begun_is_no_finding(pair: Pair) -> None:
     assert pair.verdict(after=0.9).findings == ()
 
 
-def test_a_short_wait_is_told_but_is_no_hang(pair: Pair) -> None:
+def test_a_short_wait_is_reported_but_is_no_hang(pair: Pair) -> None:
     pair.end("prefill", "waiting", phase="held")
     pair.end("decode", "started", phase="read")
     verdict = pair.verdict(after=1.5)

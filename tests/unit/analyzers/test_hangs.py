@@ -58,7 +58,7 @@ def test_an_idle_job_is_no_hang(cluster_of: ClusterOf) -> None:
     assert cluster.verdict(quiet=600.0).status == "ok"
 
 
-def test_dead_rank_is_told_by_its_signs_of_life(cluster_of: ClusterOf) -> None:
+def test_dead_rank_is_recognised_by_its_heartbeat(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history()
     cluster.post([0, 1, 3], "tp:0", "all_gather", done=False)
@@ -123,11 +123,11 @@ def test_a_dead_rank_on_nccl_where_hosts_have_gone_on(
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("dead_rank", (2,))
-    # Devices stand in the first call that it has not posted. Where that is not known: the last.
+    # Devices wait in the first call that it has not posted. Where that is not known: the last.
     assert cause.seq == (6 if recorded else 13)
 
 
-def test_who_waits_for_a_dead_rank_elsewhere_is_not_said_to_have_posted_the_same(
+def test_a_rank_that_waits_for_a_dead_rank_elsewhere_has_not_posted_the_same(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(4)
@@ -158,7 +158,7 @@ def test_a_missing_file_of_a_finished_job_is_incomplete(cluster_of: ClusterOf) -
     assert verdict.exit_status == 0
 
 
-def test_order_cycle_names_the_rank_with_the_odd_order(cluster_of: ClusterOf) -> None:
+def test_order_cycle_names_the_rank_with_the_diverging_order(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("world")
     cluster.history("tp:0", members=(0, 1, 2))
@@ -196,7 +196,7 @@ def _replicas(cluster: Cluster, steps: bool) -> None:
             cluster.post(pairs[0], "tp:0", "all_gather", members=pairs[0])
 
 
-def test_replicas_bear_witness_at_the_same_place_of_a_step(cluster_of: ClusterOf) -> None:
+def test_replicas_are_evidence_at_the_same_place_of_a_step(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _replicas(cluster, steps=True)
 
@@ -211,7 +211,7 @@ def test_replicas_bear_witness_at_the_same_place_of_a_step(cluster_of: ClusterOf
     assert cause.comm.ranks == (0, 1)
 
 
-def test_replicas_at_another_place_bear_no_witness(cluster_of: ClusterOf) -> None:
+def test_replicas_at_another_place_are_no_evidence(cluster_of: ClusterOf) -> None:
     """By their numbers alone, the calls of the other replica would speak against rank 0."""
     cluster = cluster_of(4)
     _replicas(cluster, steps=False)
@@ -227,7 +227,7 @@ def test_replicas_at_another_place_bear_no_witness(cluster_of: ClusterOf) -> Non
 def test_a_rank_that_takes_one_new_communicator_for_the_other_is_named(
     cluster_of: ClusterOf,
 ) -> None:
-    """It made the two in another order, so that all stand in calls that are new there."""
+    """It made the two in another order, so that all wait in calls that are new there."""
     cluster = cluster_of(4)
     cluster.history("world")
     for rank in cluster.everybody:
@@ -257,13 +257,26 @@ def test_a_rank_whose_life_ends_in_a_call_that_all_posted_is_named(cluster_of: C
     assert finding.seq == 6
 
 
-def test_ranks_that_all_ended_in_a_call_are_not_told_apart(cluster_of: ClusterOf) -> None:
+def test_where_all_ranks_ended_in_a_call_no_rank_is_named(cluster_of: ClusterOf) -> None:
     """They were killed one after the other, a second apart and right after posting."""
     cluster = cluster_of(4)
     cluster.history("world")
     cluster.post(cluster.everybody, "world", done=False)
 
     assert cluster.verdict(quiet={0: 1.9, 1: 0.9, 2: 0.3, 3: 1.5}).findings == ()
+
+
+def test_two_sides_in_different_calls_are_candidates_as_a_whole(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    for label in ("a", "b"):
+        cluster.history(label)
+    cluster.post([0, 2], "a", shape=(4,), done=False)
+    cluster.post([1, 3], "b", shape=(4,), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.diverging_ranks, cause.candidate_ranks) == ((), (0, 1, 2, 3))
 
 
 def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> None:
@@ -277,7 +290,7 @@ def test_opposite_orders_that_completed_are_no_cycle(cluster_of: ClusterOf) -> N
 
 
 def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -> None:
-    """A circle, but no order: nobody else was ever going to make the call it is in."""
+    """A cycle, but no order: nobody else was ever going to make the call it is in."""
     cluster = cluster_of(4)
     cluster.history("tp:0")
     cluster.history("dp:0")
@@ -292,7 +305,7 @@ def test_a_rank_alone_in_a_call_of_its_own_never_joined(cluster_of: ClusterOf) -
         assert verdict.cause.comm.label == "tp:0"
 
 
-def test_without_signs_of_life_only_a_circle_is_a_hang(cluster_of: ClusterOf) -> None:
+def test_without_heartbeats_only_a_deadlock_cycle_is_a_hang(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("tp:0")
     cluster.post([0, 1, 2], "tp:0", done=False)
@@ -314,8 +327,8 @@ def test_a_rank_whose_probe_ended_is_not_blamed(cluster_of: ClusterOf) -> None:
     assert any("rank 2" in text and "Trouble" in text for text in verdict.coverage.unseen)
 
 
-def test_stalled_is_said_of_the_call_and_of_no_rank(cluster_of: ClusterOf) -> None:
-    """A pair stands in a call that both have posted; the others wait for the pair."""
+def test_stalled_names_the_call_and_no_rank(cluster_of: ClusterOf) -> None:
+    """A pair waits in a call that both have posted; the others wait for the pair."""
     cluster = cluster_of(4)
     cluster.history("world")
     cluster.history("tp:0", members=(2, 3))
@@ -341,7 +354,7 @@ def test_a_call_under_way_is_not_stalled(cluster_of: ClusterOf) -> None:
     assert cluster.verdict(quiet=0.4).status == "ok"
 
 
-def test_a_backend_that_does_not_tell_is_not_stalled(cluster_of: ClusterOf) -> None:
+def test_a_backend_without_completions_is_not_stalled(cluster_of: ClusterOf) -> None:
     """NCCL's calls stay scheduled for ever: an idle job looks the same."""
     cluster = cluster_of(4)
     for _ in range(5):
@@ -379,7 +392,9 @@ def test_a_rank_that_ended_in_order_past_that_call_is_no_cause(cluster_of: Clust
     assert cause is None or cause.diverging_ranks != (1,)
 
 
-def test_a_call_that_all_stand_in_proves_nothing_beyond_the_records(cluster_of: ClusterOf) -> None:
+def test_a_call_pending_on_all_ranks_proves_nothing_beyond_the_records(
+    cluster_of: ClusterOf,
+) -> None:
     cluster = cluster_of(4)
     cluster.history("world", backend="nccl")
     cluster.post(cluster.everybody, "world", "barrier", done=False, backend="nccl")

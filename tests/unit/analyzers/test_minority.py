@@ -19,12 +19,12 @@ def _cause(cluster: Cluster) -> Finding:
     return verdict.cause
 
 
-def _said(cause: Finding) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
+def _answer(cause: Finding) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
     return cause.kind, cause.diverging_ranks, cause.candidate_ranks, cause.confidence
 
 
 @pytest.mark.parametrize(
-    ("waiting", "said"),
+    ("waiting", "expected"),
     [
         ([0], ("extra_call", (0,), (), "likely")),
         ([0, 2], ("not_joined", (), (0, 1, 2, 3), "ambiguous")),
@@ -34,7 +34,7 @@ def _said(cause: Finding) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
 def test_the_few_are_singled_out_and_in_a_tie_nobody(
     cluster_of: ClusterOf,
     waiting: list[int],
-    said: tuple[str, tuple[int, ...], tuple[int, ...], str],
+    expected: tuple[str, tuple[int, ...], tuple[int, ...], str],
 ) -> None:
     cluster = cluster_of(4)
     cluster.history("world")
@@ -42,7 +42,7 @@ def test_the_few_are_singled_out_and_in_a_tie_nobody(
 
     cause = _cause(cluster)
 
-    assert _said(cause) == said
+    assert _answer(cause) == expected
     assert cause.comm is not None
     assert (cause.comm.label, cause.seq) == ("world", 6)
 
@@ -62,14 +62,14 @@ def test_one_that_waits_alone_is_shown_with_its_call(cluster_of: ClusterOf) -> N
 
 
 def test_who_waits_behind_others_counts_as_waiting(cluster_of: ClusterOf) -> None:
-    """Rank 0 alone waits in world, but the others stand in pairs behind one rank: rank 5."""
+    """Rank 0 alone waits in world, but the others wait in pairs behind one rank: rank 5."""
     cluster = cluster_of(6)
     cluster.history("world")
     cluster.history("tp:0", members=range(1, 6))
     cluster.post([0], "world", done=False)
     cluster.post([1, 2, 3, 4], "tp:0", members=range(1, 6), done=False)
 
-    assert _said(_cause(cluster)) == ("not_joined", (5,), (), "certain")
+    assert _answer(_cause(cluster)) == ("not_joined", (5,), (), "certain")
 
 
 def test_a_chain_through_a_pair_names_its_end(cluster_of: ClusterOf) -> None:
@@ -80,11 +80,11 @@ def test_a_chain_through_a_pair_names_its_end(cluster_of: ClusterOf) -> None:
     cluster.post([2], "tp:0", members=(2, 3), done=False)
     cluster.post([0, 1], "world", done=False)
 
-    assert _said(_cause(cluster))[:2] == ("not_joined", (3,))
+    assert _answer(_cause(cluster))[:2] == ("not_joined", (3,))
 
 
 def _pairs(cluster: Cluster, calls: int) -> None:
-    """Two replicas of two; the second one has come to its end with so many calls."""
+    """Two replicas of two; the second one has ended after a number of calls."""
     for pair, count in (((0, 1), 5), ((2, 3), calls)):
         for number in range(count):
             cluster.post(pair, "tp:0", shape=(10 + number, 2), members=pair)
@@ -92,25 +92,25 @@ def _pairs(cluster: Cluster, calls: int) -> None:
         cluster.tracers[rank].close()
 
 
-def test_a_pair_is_told_apart_by_a_replica_that_posted_the_call(cluster_of: ClusterOf) -> None:
+def test_a_replica_that_posted_the_call_decides_a_pair(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _pairs(cluster, 6)
     cluster.post([0], "tp:0", shape=(15, 2), members=(0, 1), done=False)
 
     cause = _cause(cluster)
 
-    assert _said(cause) == ("not_joined", (1,), (), "likely")
+    assert _answer(cause) == ("not_joined", (1,), (), "likely")
     assert "tp:0 of ranks 2 3: all members posted" in " ".join(cause.inferred)
 
 
-def test_a_pair_is_told_apart_by_a_replica_that_ended_without_it(cluster_of: ClusterOf) -> None:
+def test_a_replica_that_ended_without_the_call_decides_a_pair(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _pairs(cluster, 5)
     cluster.post([0], "tp:0", shape=(15, 2), members=(0, 1), done=False)
 
     cause = _cause(cluster)
 
-    assert _said(cause) == ("extra_call", (0,), (), "likely")
+    assert _answer(cause) == ("extra_call", (0,), (), "likely")
     assert "went past this point without such a call" in " ".join(cause.inferred)
 
 
@@ -121,11 +121,11 @@ def test_a_replica_that_did_something_else_says_nothing(cluster_of: ClusterOf) -
     _pairs(cluster, 6)
     cluster.post([0], "tp:0", shape=(15, 2), members=(0, 1), done=False)
 
-    assert _said(_cause(cluster)) == ("not_joined", (), (0, 1), "ambiguous")
+    assert _answer(_cause(cluster)) == ("not_joined", (), (0, 1), "ambiguous")
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("ended", "expected"),
     [
         ([3], ("dead_rank", (3,), (), "certain")),
         ([1, 2, 3], ("extra_call", (0,), (), "likely")),
@@ -135,7 +135,7 @@ def test_a_replica_that_did_something_else_says_nothing(cluster_of: ClusterOf) -
 def test_ranks_that_ended_in_order_left_early_or_were_done(
     cluster_of: ClusterOf,
     ended: list[int],
-    said: tuple[str, tuple[int, ...], tuple[int, ...], str],
+    expected: tuple[str, tuple[int, ...], tuple[int, ...], str],
 ) -> None:
     cluster = cluster_of(4)
     cluster.history("world")
@@ -144,4 +144,4 @@ def test_ranks_that_ended_in_order_left_early_or_were_done(
     for rank in ended:
         cluster.tracers[rank].close()
 
-    assert _said(_cause(cluster)) == said
+    assert _answer(_cause(cluster)) == expected

@@ -47,22 +47,22 @@ NEAR_MISSES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def _odd_one_out(
-    cluster: Cluster, op: str, usual: Any, odd: Any, diverging: int, *, quiet: float = 60.0
+def _with_one_diverging(
+    cluster: Cluster, op: str, common: Any, odd: Any, diverging: int, *, quiet: float = 60.0
 ) -> Verdict:
     cluster.history()
     for rank in cluster.everybody:
-        parameters = {**usual, **odd} if rank == diverging else dict(usual)
+        parameters = {**common, **odd} if rank == diverging else dict(common)
         cluster.post([rank], "tp:0", parameters.pop("op", op), done=False, **parameters)
     return cluster.verdict(quiet=quiet)
 
 
 @pytest.mark.parametrize("diverging", [0, 2])
-@pytest.mark.parametrize(("kind", "op", "usual", "odd"), MISMATCHES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "op", "common", "odd"), MISMATCHES, ids=lambda value: str(value))
 def test_majority_names_the_rank_that_differs(
-    cluster_of: ClusterOf, kind: str, op: str, usual: Any, odd: Any, diverging: int
+    cluster_of: ClusterOf, kind: str, op: str, common: Any, odd: Any, diverging: int
 ) -> None:
-    verdict = _odd_one_out(cluster_of(4), op, usual, odd, diverging)
+    verdict = _with_one_diverging(cluster_of(4), op, common, odd, diverging)
 
     assert verdict.status == "diverged"
     assert verdict.cause is not None
@@ -73,11 +73,11 @@ def test_majority_names_the_rank_that_differs(
     assert [finding.role for finding in verdict.findings] == ["cause"]
 
 
-@pytest.mark.parametrize(("kind", "op", "usual", "odd"), NEAR_MISSES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "op", "common", "odd"), NEAR_MISSES, ids=lambda value: str(value))
 def test_what_may_differ_is_no_mismatch(
-    cluster_of: ClusterOf, kind: str, op: str, usual: Any, odd: Any
+    cluster_of: ClusterOf, kind: str, op: str, common: Any, odd: Any
 ) -> None:
-    verdict = _odd_one_out(cluster_of(4), op, usual, odd, 2, quiet=0.1)
+    verdict = _with_one_diverging(cluster_of(4), op, common, odd, 2, quiet=0.1)
 
     assert verdict.status == "ok"
     assert kind not in {finding.kind for finding in verdict.findings}
@@ -112,13 +112,13 @@ def test_a_pair_is_decided_by_the_other_pairs(cluster_of: ClusterOf) -> None:
     assert verdict.cause is not None
     assert verdict.cause.diverging_ranks == (4,)
     assert verdict.cause.confidence == "likely"
-    assert verdict.cause.inferred  # said to be a conclusion, not a record
+    assert verdict.cause.inferred  # marked as a conclusion, not a record
 
 
 def test_a_pair_is_not_decided_by_pairs_at_another_place_of_the_program(
     cluster_of: ClusterOf,
 ) -> None:
-    """The other replicas made one call more before, so that their number stands for another."""
+    """The other replicas made one call more before, so that their number means another call."""
     cluster = cluster_of(6)
     pairs = [(0, 1), (2, 3), (4, 5)]
     for pair in pairs:

@@ -13,11 +13,11 @@ ClusterOf = Callable[[int], Cluster]
 OPS = {"g": "all_gather", "r": "all_reduce", "s": "reduce_scatter", "b": "all_to_all"}
 
 
-def _post(cluster: Cluster, usual: str, odd: str, *, rank: int = 2) -> None:
-    """Posts calls by their letters, each kind with a size of its own; ``rank`` posts others."""
+def _post(cluster: Cluster, majority: str, odd: str, *, rank: int = 2) -> None:
+    """Post calls by their letters, each kind with a size of its own; ``rank`` posts others."""
     cluster.history(backend="nccl", done=False)
     for number in cluster.everybody:
-        for letter in odd if number == rank else usual:
+        for letter in odd if number == rank else majority:
             shape = (ord(letter), 2)
             op = OPS.get(letter, "all_reduce")
             cluster.post([number], "tp:0", op, shape=shape, done=False, backend="nccl")
@@ -30,7 +30,7 @@ def _cause(cluster: Cluster) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("usual", "odd", "extent"),
+    ("majority", "odd", "extent"),
     [
         ("grxyz", "rgxyz", 2),
         ("grsbxyz", "sbgrxyz", 4),
@@ -39,22 +39,22 @@ def _cause(cluster: Cluster) -> Finding:
     ],
 )
 def test_calls_in_the_opposite_order_are_named_as_that(
-    cluster_of: ClusterOf, usual: str, odd: str, extent: int
+    cluster_of: ClusterOf, majority: str, odd: str, extent: int
 ) -> None:
     cluster = cluster_of(4)
-    _post(cluster, usual, odd)
+    _post(cluster, majority, odd)
 
     cause = _cause(cluster)
 
     assert (cause.kind, cause.diverging_ranks) == ("op_mismatch", (2,))
-    assert cause.seq == 6 + next(n for n in range(len(usual)) if usual[n] != odd[n])
+    assert cause.seq == 6 + next(n for n in range(len(majority)) if majority[n] != odd[n])
     assert cause.extent == extent
     assert "in the opposite order" in cause.summary
     assert "all_gather" in cause.summary
 
 
 @pytest.mark.parametrize(
-    ("usual", "odd", "kind"),
+    ("majority", "odd", "kind"),
     [
         ("grxyz", "rxyz", "missing_call"),
         ("grxyz", "bgrxyz", "extra_call"),
@@ -63,10 +63,10 @@ def test_calls_in_the_opposite_order_are_named_as_that(
     ],
 )
 def test_what_only_looks_like_another_order(
-    cluster_of: ClusterOf, usual: str, odd: str, kind: str
+    cluster_of: ClusterOf, majority: str, odd: str, kind: str
 ) -> None:
     cluster = cluster_of(4)
-    _post(cluster, usual, odd)
+    _post(cluster, majority, odd)
 
     cause = _cause(cluster)
 
@@ -74,7 +74,7 @@ def test_what_only_looks_like_another_order(
     assert "opposite order" not in cause.summary
 
 
-def test_of_a_pair_neither_order_is_odd(cluster_of: ClusterOf) -> None:
+def test_of_a_pair_neither_order_diverges(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     _post(cluster, "grxyz", "rgxyz", rank=1)
 
@@ -91,8 +91,8 @@ def test_another_order_inside_a_graph_is_named_in_its_first_replay(cluster_of: C
     def calls(order: Sequence[str]) -> list[tuple[str, dict[str, object]]]:
         return [(op, {"shape": (8, 2), "backend": "nccl"}) for op in order]
 
-    usual, odd = ("all_gather", "all_reduce"), ("all_reduce", "all_gather")
-    graphs = [cluster.capture(rank, calls(odd if rank == 2 else usual)) for rank in range(4)]
+    majority, odd = ("all_gather", "all_reduce"), ("all_reduce", "all_gather")
+    graphs = [cluster.capture(rank, calls(odd if rank == 2 else majority)) for rank in range(4)]
     for _ in range(3):
         for graph in graphs:
             graph.replay()

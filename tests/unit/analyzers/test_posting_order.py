@@ -1,4 +1,4 @@
-"""Calls that nothing tells the end of, as on NCCL: where ranks stand, and in which order."""
+"""Calls without recorded completion, as on NCCL: where ranks wait, and in which order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def members(cluster: Cluster, label: str, rank: int) -> range:
 
 
 def post(cluster: Cluster, rank: int, labels: Iterable[str], **given: Any) -> None:
-    """Posts an all_reduce on each of some communicators."""
+    """Post an all_reduce on each of some communicators."""
     for label in labels:
         own = {"done": False, "backend": "nccl", "site": f"model.py:{len(label)} f"} | given
         cluster.post([rank], label, members=members(cluster, label, rank), **own)
 
 
 def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> TracedGraph:
-    """Captures the same into a graph."""
+    """Capture the same into a graph."""
     graphs = cluster.tracers[rank].graphs
     begun = graphs.begin()
     post(cluster, rank, labels, captured=True)
@@ -40,7 +40,7 @@ def capture(cluster: Cluster, rank: int, labels: Iterable[str]) -> TracedGraph:
 
 
 def post_all(cluster: Cluster, odd: Mapping[int, Iterable[str]] | None = None) -> None:
-    """Posts a step on all ranks, in another order on some."""
+    """Post a step on all ranks, in another order on some."""
     for rank in cluster.everybody:
         post(cluster, rank, (odd or {}).get(rank, USUAL))
 
@@ -63,7 +63,7 @@ def test_a_rank_that_posts_in_another_order_is_named(cluster_of: ClusterOf, barr
     assert cause.peers is not None
     assert (cause.odd.comm, cause.odd.seq) == ("tp:0/2,3", 6)
     assert (cause.peers.comm, cause.peers.seq) == ("world/0,1,2,3", 6 + barrier)
-    # That they stand there is not recorded.
+    # That they wait there is not recorded.
     assert all("stands in" not in line for line in cause.evidence)
     assert "as on one stream" in cause.inferred[0]
     assert (
@@ -237,11 +237,11 @@ def test_what_is_known_to_have_completed_is_no_swap(cluster_of: ClusterOf) -> No
     assert cluster.verdict().status == "ok"
 
 
-# --- where ranks stand after a barrier ----------------------------------------------------------
+# --- where ranks wait after a barrier -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("absent", [1, 3])
-def test_after_a_barrier_ranks_stand_where_one_is_missing(
+def test_after_a_barrier_ranks_wait_where_one_is_missing(
     cluster_of: ClusterOf, absent: int
 ) -> None:
     cluster = cluster_of(4)
@@ -265,7 +265,7 @@ def test_after_a_barrier_equal_counts_are_no_stall(cluster_of: ClusterOf) -> Non
     assert cluster.verdict().status == "ok"
 
 
-def test_a_backend_that_tells_of_all_tells_of_the_one_after_a_barrier(
+def test_a_backend_with_completions_reports_the_call_after_a_barrier(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(4)
@@ -300,7 +300,7 @@ def test_a_barrier_that_the_host_went_on_from_does_not_hold_it(cluster_of: Clust
     assert cluster.verdict().status == "ok"
 
 
-def test_of_a_long_circle_the_call_is_named_that_the_odd_rank_shares(
+def test_of_a_long_cycle_the_call_shared_with_the_diverging_rank_is_named(
     cluster_of: ClusterOf,
 ) -> None:
     cluster = cluster_of(3)

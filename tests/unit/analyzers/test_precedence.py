@@ -138,7 +138,7 @@ class _Fixed:
         self.finding = Finding(kind, kind, comm=TP, seq=seq, diverging_ranks=ranks)
 
     def analyze(self, case: Case) -> Iterable[Finding]:
-        """Yields it."""
+        """Yield it."""
         yield self.finding
 
 

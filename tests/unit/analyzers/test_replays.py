@@ -18,7 +18,7 @@ LAYERS = 31
 
 
 def layers(tokens: int, count: int = LAYERS) -> list[Layer]:
-    """The calls of so many layers: two all-reduces each, of so many tokens."""
+    """Return the calls of some layers: two all-reduces each, of some tokens."""
     return [
         ("all_reduce", {"shape": (tokens, 8), "site": f"layer.py:{10 + half} forward"})
         for _ in range(count)
@@ -33,7 +33,7 @@ def replay(graphs: Iterable[TracedGraph], times: int = 1) -> None:
 
 
 def decode_graphs(cluster: Cluster, *sizes: int) -> list[list[TracedGraph]]:
-    """Captures a graph for each number of tokens on all ranks, as an engine does when it starts."""
+    """Capture a graph for each number of tokens on all ranks, as an engine does when it starts."""
     return [[cluster.capture(rank, layers(size)) for size in sizes] for rank in cluster.everybody]
 
 
@@ -244,7 +244,7 @@ def test_a_rank_that_replays_once_more_and_goes_on(cluster_of: ClusterOf) -> Non
 
 
 def test_a_long_replay_that_is_left_out_among_equal_calls(cluster_of: ClusterOf) -> None:
-    """All calls are equal in what members must agree in; the lines they come from tell."""
+    """All calls are equal in what members must agree in; the lines they come from differ."""
     cluster = cluster_of(4)
     halves = [
         [("all_reduce", {"shape": (8, 8), "site": f"{name}.py:{n} f"}) for n in range(150)]
@@ -274,7 +274,7 @@ def test_pieces_of_which_one_is_another_than_in_the_whole(cluster_of: ClusterOf)
     cause = cluster.verdict().cause
 
     assert cause is not None
-    # It began with what the whole begins with: the first call that differs is what is told.
+    # It began with what the whole begins with: the first call that differs is reported.
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("size_mismatch", (3,), 11)
 
 
@@ -328,9 +328,9 @@ def test_a_pair_without_a_majority(cluster_of: ClusterOf) -> None:
     assert cause.confidence == "ambiguous"
 
 
-def test_replays_are_not_told_of_and_do_not_stall(cluster_of: ClusterOf) -> None:
+def test_replays_do_not_report_completion_and_do_not_stall(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
-    cluster.history()  # of these it is told that they completed
+    cluster.history()  # of these the completion is recorded
     graphs = decode_graphs(cluster, 8)
     replay((own[0] for own in graphs), times=3)
 

@@ -67,7 +67,7 @@ def test_missing_call_is_named_with_the_call_that_is_missing(cluster_of: Cluster
 
 
 def test_missing_call_is_seen_where_all_stops_at_once(cluster_of: ClusterOf) -> None:
-    """Nothing follows the difference, but what the odd rank posted is what always comes next."""
+    """Nothing follows the difference, but the diverging rank posted what always comes next."""
     cluster = cluster_of(4)
     for _ in range(6):
         cluster.post(cluster.everybody, "tp:0", "all_reduce")
@@ -204,7 +204,7 @@ def test_comm_swap_is_one_cause_with_both_communicators(cluster_of: ClusterOf) -
 def test_calls_ahead_of_all_peers_are_a_swap_if_they_are_foreign(
     cluster_of: ClusterOf, op: str
 ) -> None:
-    """Nothing follows on tp:0, so that only their kind tells the swapped calls from a lead."""
+    """Nothing follows on tp:0, so that only their kind distinguishes swapped calls from a lead."""
     cluster = cluster_of(4)
     cluster.history("tp:0")
     cluster.history("dp:0")

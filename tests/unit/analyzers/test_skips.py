@@ -1,4 +1,4 @@
-"""Calls left out or put in among equal ones, which only their surroundings tell apart."""
+"""Calls left out or put in among equal ones, which only their surroundings distinguish."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_ranks_with_lines_of_their_own_have_skipped_nothing(cluster_of: ClusterO
 
 
 def test_a_skip_is_found_by_the_rhythm_of_other_communicators(cluster_of: ClusterOf) -> None:
-    """All come from one line; three calls stand between two of the world's, and once two."""
+    """All come from one line; three calls come between two of the world's, and once two."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:
         for step in range(8):
@@ -109,7 +109,7 @@ def test_a_skip_is_found_by_the_steps_of_the_engine(cluster_of: ClusterOf) -> No
     assert _named(cluster.verdict()) == ("missing_call", (1,), 15, "likely")
 
 
-def test_calls_that_nothing_tells_apart_are_not_accused(cluster_of: ClusterOf) -> None:
+def test_no_rank_is_named_for_calls_that_cannot_be_distinguished(cluster_of: ClusterOf) -> None:
     """Near miss: one call short in a row of equal ones from one line."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:
@@ -121,7 +121,7 @@ def test_calls_that_nothing_tells_apart_are_not_accused(cluster_of: ClusterOf) -
 
 
 def test_a_skip_is_traced_back_from_where_it_was_noticed(cluster_of: ClusterOf) -> None:
-    """Six equal calls and another one: the numbers part at the latter, the lines before."""
+    """Six equal calls and another one: the numbers diverge at the latter, the lines before."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:
         for step in range(5):
@@ -158,7 +158,7 @@ def test_a_rhythm_of_a_pair_is_a_note_and_blames_nobody(cluster_of: ClusterOf) -
     assert cluster.verdict(quiet=0.3).cause is None
 
 
-def test_a_pair_without_a_rhythm_has_no_odd_rank(cluster_of: ClusterOf) -> None:
+def test_a_pair_without_a_rhythm_has_no_diverging_rank(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(2)
     for rank in cluster.everybody:
         for number in range(17):
@@ -209,7 +209,7 @@ def _forwards(cluster: Cluster, extra: dict[int, set[int]], waits: int) -> None:
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_the_first_of_several_calls_put_in_is_named(cluster_of: ClusterOf, odd: int) -> None:
-    """The calls themselves pair up: the odd one is further on, and not where its peer is late."""
+    """The calls pair up: the diverging rank is further on, and not where its peer is late."""
     cluster = cluster_of(2)
     _forwards(cluster, {odd: {4, 8, 12}}, waits=odd)
 
@@ -230,7 +230,7 @@ def test_a_call_that_both_put_in_at_their_time_is_no_difference(cluster_of: Clus
 
 
 @pytest.mark.parametrize("usual", [(1, 2, 1, 1, 1), (1, 1)])
-def test_steps_without_a_rhythm_tell_nothing_of_a_pair(
+def test_steps_without_a_rhythm_decide_no_pair(
     cluster_of: ClusterOf, usual: tuple[int, ...]
 ) -> None:
     """Near misses: the number of calls changes from step to step; too few steps."""
@@ -246,7 +246,7 @@ def test_steps_without_a_rhythm_tell_nothing_of_a_pair(
     assert (kind, diverging, confidence) == ("missing_call", (), "ambiguous")
 
 
-def test_in_a_pair_the_one_that_is_odd_elsewhere_is_odd(cluster_of: ClusterOf) -> None:
+def test_in_a_pair_the_rank_that_diverges_elsewhere_is_named(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     for rank in cluster.everybody:
         tp = (0, 1) if rank < 2 else (2, 3)
@@ -273,7 +273,7 @@ def test_in_a_pair_the_one_that_is_odd_elsewhere_is_odd(cluster_of: ClusterOf) -
     assert causes == {("ep:0", (3,)), ("tp:0", (3,))}
 
 
-def test_a_skip_before_what_is_kept_is_said_to_be_older(tmp_path: Path) -> None:
+def test_a_skip_before_what_is_kept_is_reported_as_older(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 4, capacity=1024)
     for rank in cluster.everybody:
         for number in range(3000):
@@ -338,7 +338,7 @@ def test_whoever_skips_a_call_is_the_only_one_blamed(
                 assert finding.seq >= seq
 
 
-def test_a_group_in_another_order_is_not_where_ranks_parted(cluster_of: ClusterOf) -> None:
+def test_a_group_in_another_order_is_not_where_ranks_diverged(cluster_of: ClusterOf) -> None:
     """Near miss: calls 2 and 3 are swapped inside of a group, call 7 is a size of its own.
 
     With the group's first call put in, the others' would follow shifted by one.

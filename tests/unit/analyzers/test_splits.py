@@ -40,7 +40,7 @@ def test_uneven_splits_that_fit_are_healthy(cluster_of: ClusterOf) -> None:
     assert cluster.verdict().status == "ok"
 
 
-def test_a_rank_whose_splits_no_peer_expects_is_odd(cluster_of: ClusterOf) -> None:
+def test_a_rank_whose_splits_no_peer_expects_is_named(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _exchange(cluster, SENT, _transposed(SENT))
     wrong = [list(row) for row in SENT]
@@ -107,7 +107,7 @@ def test_sizes_in_another_unit_prove_nothing(cluster_of: ClusterOf) -> None:
     assert cluster.verdict().status == "ok"
 
 
-def test_a_call_that_stands_for_its_splits_is_one_cause(cluster_of: ClusterOf) -> None:
+def test_a_call_with_its_splits_is_one_cause(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     _exchange(cluster, SENT, _transposed(SENT))
     wrong = [list(row) for row in SENT]
@@ -122,7 +122,7 @@ def test_a_call_that_stands_for_its_splits_is_one_cause(cluster_of: ClusterOf) -
     assert roles == {("split_mismatch", "cause"), ("stalled", "consequence")}
 
 
-def test_sizes_stand_in_the_sentence(cluster_of: ClusterOf) -> None:
+def test_sizes_are_in_the_sentence(cluster_of: ClusterOf) -> None:
     """Shapes may differ by right; what differs has to be shown."""
     cluster = cluster_of(4)
     for rank in cluster.everybody:

@@ -81,7 +81,7 @@ def test_an_operation_that_a_rank_never_records_is_not_compared(cluster_of: Clus
 
     verdict = cluster.verdict()
 
-    assert verdict.cause is None, "rank 2 may stand in the same call, which it does not record"
+    assert verdict.cause is None, "rank 2 may wait in the same call, which it does not record"
     assert verdict.findings[0].role == "latent"
 
 
@@ -168,7 +168,7 @@ def test_on_nccl_more_launches_than_a_queue_holds_are_proof(tmp_path: Path, laye
         return
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("missing_call", (2,))
-    assert verdict.cause.confidence == "likely", "so many calls may have been survived"
+    assert verdict.cause.confidence == "likely", "that many calls may have been survived"
 
 
 def test_on_nccl_steps_of_the_engine_are_proof(cluster_of: ClusterOf) -> None:

@@ -230,7 +230,7 @@ def test_who_waits_behind_a_transfer_stalls_nowhere_else(cluster_of: ClusterOf) 
     assert kinds == ["p2p_mismatch"]
 
 
-def test_a_backend_that_does_not_tell_of_transfers_stalls_in_none(cluster_of: ClusterOf) -> None:
+def test_a_backend_without_completions_of_transfers_stalls_in_none(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(4)
     cluster.history("pp:0")
     _send(cluster, 0, 2, done=False)
@@ -246,7 +246,7 @@ def test_a_backend_that_does_not_tell_of_transfers_stalls_in_none(cluster_of: Cl
 
 
 def _pipeline(cluster: Cluster, batches: dict[int, int]) -> None:
-    """Each stage receives and sends so many microbatches, until one side has no more."""
+    """Each stage receives and sends microbatches, until one side has no more."""
     cluster.history("pp:0")
     last = cluster.size - 1
     for rank in cluster.everybody:

@@ -60,7 +60,7 @@ def record_from_now(kind: str, text: str, group: Any = None, *, sums: bool = Fal
 
 
 def reads_reductions() -> bool:
-    """Return whether this version of torch tells the reduction of a call that C++ posts.
+    """Return whether this version of torch passes the reduction of a call that C++ posts.
 
     Older ones do not. What the reducer posts there is a sum.
     """
@@ -170,12 +170,12 @@ class DispatcherProbe(Patch):
         after: Any,
         post: Callable[[tuple[Any, ...]], Handle | None],
     ) -> Callable[..., Any]:
-        is_announced, folding = scope.is_announced, scope.folding
+        is_announced, suppressing = scope.is_announced, scope.suppressing
         announce, conclude = scope.announce, scope.conclude
 
         def enqueue(keys: Any, *args: Any) -> Any:
             handle = None
-            if self.active and not is_announced() and _get_ident() not in folding:
+            if self.active and not is_announced() and _get_ident() not in suppressing:
                 try:
                     handle = post(args)
                 except Exception as error:

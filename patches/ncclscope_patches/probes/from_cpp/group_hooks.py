@@ -58,13 +58,13 @@ class GroupHooks:
         self._groups.clear()
 
     def _hook(self, reference: weakref.ref[Any]) -> Callable[[Any], None]:
-        is_announced, folding, patch = scope.is_announced, scope.folding, self._patch
+        is_announced, suppressing, patch = scope.is_announced, scope.suppressing, self._patch
 
         def posted(call: Any) -> None:
             if not patch.active:
                 return
             try:
-                if not is_announced() and _get_ident() not in folding:
+                if not is_announced() and _get_ident() not in suppressing:
                     group, name, tensors = reference(), call.name.name, call.input_tensors
                     if name in _NAMES and tensors:
                         self._post(group, tensors[0], _parameters(name, call), _getframe())

@@ -14,8 +14,9 @@ server, or ``LLM``    each ``CompletionOutput`` gets ``routed_experts_result``, 
                       HTTP their fields (:mod:`.outputs`, :mod:`.http_answers`)
 ====================  ==========================================================================
 
-vLLM's own ``enable_return_routed_experts`` stays off. vLLM's methods are wrapped, not replaced, and
-errors of the wrappers do not reach them.
+vLLM's own ``enable_return_routed_experts`` makes all requests ask, and is answered in vLLM's own
+shape (:mod:`.every`); where that cannot be, vLLM's own way serves (:mod:`.configuration`). vLLM's
+methods are wrapped, not replaced, and errors of the wrappers do not reach them.
 """
 
 from __future__ import annotations
@@ -83,4 +84,8 @@ _PLACES = (
     ("vllm.outputs", "outputs", "extend_outputs"),
     ("vllm.entrypoints.openai.completion.serving", "http_answers", "extend_completions"),
     ("vllm.entrypoints.openai.chat_completion.serving", "http_answers", "extend_chat"),
+    *(
+        (f"vllm.entrypoints.{place}.serving", "token_answers", "extend_tokens")
+        for place in ("scale_out.token_in_token_out", "serve.disagg")  # of the release
+    ),
 )

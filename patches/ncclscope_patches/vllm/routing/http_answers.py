@@ -9,10 +9,11 @@ from typing import Any
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.serving import choice_fields
+from ncclscope_patches.vllm.routing import configuration
 from ncclscope_patches.vllm.routing.outputs import RESULT, joined
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
-__all__ = ["extend_chat", "extend_completions"]
+__all__ = ["Pending", "extend_chat", "extend_completions", "noting", "with_fields"]
 
 _DATA = "data: "
 
@@ -71,6 +72,11 @@ def _may_ask(request: Any) -> bool:
     return bool(getattr(request, "vllm_xargs", None))
 
 
+def _answers_all(serving: Any) -> bool:
+    config = getattr(getattr(serving, "engine_client", None), "vllm_config", None)
+    return configuration.answers_every_request(config)
+
+
 def _encoding(request: Any) -> str:
     # Only answered requests get here, whose arguments have been validated before.
     return RoutingRequest.parse(getattr(request, "vllm_xargs", None)).encoding
@@ -99,10 +105,10 @@ def _completion_response(
 async def _chat_response(
     usual: Any, self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if not _may_ask(request):
+    if not _may_ask(request) and not _answers_all(self):
         return await usual(self, request, result_generator, *args, **kwargs)
     pending = Pending()
-    noted = _noting(result_generator, lambda result: pending.replace(result.outputs))
+    noted = noting(result_generator, lambda result: pending.replace(result.outputs))
     response = await usual(self, request, noted, *args, **kwargs)
     return _fill(response, pending, _encoding(request)) if pending else response
 
@@ -113,9 +119,9 @@ def _completion_stream(
     if not _may_ask(request):
         return usual(self, request, inputs, results, *args, **kwargs)
     pending, choices = Pending(), request.n or 1
-    noted = _noting(results, lambda pair: pending.note(pair[1].outputs, pair[0] * choices))
+    noted = noting(results, lambda pair: pending.note(pair[1].outputs, pair[0] * choices))
     chunks = usual(self, request, inputs, noted, *args, **kwargs)
-    return _with_fields(chunks, pending, lambda: _encoding(request))
+    return with_fields(chunks, pending, lambda: _encoding(request))
 
 
 def _chat_stream(
@@ -124,18 +130,19 @@ def _chat_stream(
     if not _may_ask(request):
         return usual(self, request, result_generator, *args, **kwargs)
     pending = Pending()
-    noted = _noting(result_generator, lambda result: pending.note(result.outputs))
+    noted = noting(result_generator, lambda result: pending.note(result.outputs))
     chunks = usual(self, request, noted, *args, **kwargs)
-    return _with_fields(chunks, pending, lambda: _encoding(request))
+    return with_fields(chunks, pending, lambda: _encoding(request))
 
 
-async def _noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any]:
+async def noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any]:
+    """Yield the engine's outputs, and note each of them before the server reads it."""
     async for result in results:
         note(result)
         yield result
 
 
-async def _with_fields(
+async def with_fields(
     chunks: Any, pending: Pending, encoding: Callable[[], str]
 ) -> AsyncIterator[str]:
     """Write parts into the next chunk that is about their choice."""

@@ -3,7 +3,8 @@
 A ``CompletionOutput`` of a request that opted in has ``routed_experts_result``, a
 :class:`RoutedExperts`. It covers the whole request at its end or, in a stream of deltas, the new
 tokens. vLLM's own field ``routed_experts`` is set at the end if no token is missing, since it
-cannot mark missing ones.
+cannot mark missing ones. Where vLLM's own flag asked for the routing of all requests, it is always
+set at the end (:mod:`.every`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts.requests import RoutingRequest
 from ncclscope_patches.routed_experts.result import RoutedExperts, routed_tokens
+from ncclscope_patches.vllm.routing.every import asks_for_all, first_token, marked
 from ncclscope_patches.vllm.routing.packing import unpack
 from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
@@ -23,6 +25,7 @@ __all__ = ["RESULT", "extend_inputs", "extend_outputs", "extend_processor", "joi
 RESULT = "routed_experts_result"
 """Attribute of a ``CompletionOutput``."""
 _SENT = "_ncclscope_routing_sent"
+_WHOLE = "_ncclscope_routing_whole"
 
 
 def extend_inputs(module: Any) -> None:
@@ -33,6 +36,7 @@ def extend_inputs(module: Any) -> None:
 def extend_processor(module: Any) -> None:
     """Add the parts that the engine sent to the outputs."""
     wrap(module.RequestState, "_new_completion_output", _new_completion_output)
+    wrap(module.OutputProcessor, "add_request", _add_request)
 
 
 def extend_outputs(module: Any) -> None:
@@ -59,6 +63,7 @@ def _process_inputs(
         RoutingRequest.parse(getattr(params, "extra_args", None))
     except UsageError as error:
         raise _clients_mistake(str(error)) from None
+    params = marked(self.vllm_config, params)
     return usual(self, request_id, prompt, params, *args, **kwargs)
 
 
@@ -68,6 +73,21 @@ def _clients_mistake(message: str) -> Exception:
 
     kind: type[Exception] = getattr(exceptions, "VLLMValidationError", ValueError)
     return kind(message)
+
+
+def _add_request(usual: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    result = usual(self, request, *args, **kwargs)
+    attempt("an answer has no routing", lambda: _expect(self, request))
+    return result
+
+
+def _expect(processor: Any, request: Any) -> None:
+    """Note what vLLM's own way would return for a request."""
+    asked = request.sampling_params
+    state = processor.request_states.get(request.request_id)
+    if asked is not None and state is not None and asks_for_all(asked):
+        setattr(state, _SENT, first_token(asked, state.prompt_len))
+        setattr(state, _WHOLE, [])
 
 
 def _new_completion_output(
@@ -94,7 +114,11 @@ def _put_result(state: Any, output: Any, chunks: list[Any], finish_reason: Any) 
     result = unpack(packed[: max(end - first, 0)], state.prompt_len, first)
     setattr(state, _SENT, first + result.tokens)
     setattr(output, RESULT, result)
-    if not delta and not result.missing_count:
+    whole = getattr(state, _WHOLE, None)
+    if whole is not None:
+        whole.append(result.ids)
+        output.routed_experts = None if finish_reason is None else np.concatenate(whole)
+    elif not delta and not result.missing_count:
         output.routed_experts = result.ids
 
 

@@ -60,8 +60,9 @@ def extend_cpu_runner(module: Any) -> None:
 
 
 def extend_worker(module: Any) -> None:
-    """Let the engine ask a worker for the shape of its routing."""
+    """Let the engine ask a worker for the shape of its routing, and for its layers' places."""
     module.Worker.ncclscope_routing_shape = _routing_shape
+    module.Worker.ncclscope_routing_places = _routing_places
 
 
 def opts_in(sampling_params: Any) -> bool:
@@ -118,6 +119,7 @@ class RunnerRouting:
         for number, (_, module) in enumerate(found):
             sink = functools.partial(self._capture, buffer.layer(number), module)
             module.router.set_capture_fn(sink)
+        self.places = tuple(_place(name, module) for name, module in found)
         self._tensor_rank = tensor_rank
         self._opted: set[str] = set()
         self._scheduled: Any = None
@@ -220,6 +222,14 @@ def _routing_modules(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
+def _place(name: str, module: Any) -> int:
+    """Return the number of a layer among all of the model's."""
+    number = getattr(module, "layer_id", None)
+    if number is None:
+        number = next(int(word) for word in name.split(".") if word.isdecimal())
+    return int(number)
+
+
 def _hides(module: Any) -> bool:
     """Return whether one kernel both chooses the experts and runs them."""
     return bool(getattr(module, "is_monolithic", False))
@@ -263,6 +273,8 @@ def _most_tokens(runner: Any) -> int:
 
 
 def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    if configuration.is_served_by_vllm(self.vllm_config):
+        return usual(self, *args, **kwargs)
     # Before the model is loaded, which takes some ranks longer than others.
     gathers = attempt(_SHARDS, lambda: _may_gather(self.vllm_config.parallel_config))
     result = usual(self, *args, **kwargs)
@@ -282,6 +294,11 @@ def _may_gather(parallel: Any) -> bool:
 def _routing_shape(worker: Any) -> tuple[int, int, int] | None:
     routing: RunnerRouting | None = getattr(worker.model_runner, _ROUTING, None)
     return None if routing is None else routing.shape
+
+
+def _routing_places(worker: Any) -> tuple[int, ...]:
+    routing: RunnerRouting | None = getattr(worker.model_runner, _ROUTING, None)
+    return () if routing is None else routing.places
 
 
 def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

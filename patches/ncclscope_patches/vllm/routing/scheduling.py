@@ -6,15 +6,18 @@ dictionaries and arrays in the same thread.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ncclscope.tracing import session
 from ncclscope_patches.routed_experts.collector import Collector
 from ncclscope_patches.routed_experts.records import Ticket
+from ncclscope_patches.routed_experts.result import RoutedExperts
 from ncclscope_patches.routed_experts.shape import RoutingShape
 from ncclscope_patches.routed_experts.slots import SlotStore
+from ncclscope_patches.vllm.routing import blocks as kv_blocks
+from ncclscope_patches.vllm.routing import configuration
+from ncclscope_patches.vllm.routing.every import VllmArrays, first_token
 from ncclscope_patches.vllm.routing.packing import pack
 from ncclscope_patches.vllm.routing.runner import DELTA, opts_in
 from ncclscope_patches.vllm.routing.wrapping import wrap
@@ -64,17 +67,22 @@ class SchedulerRouting:
     Args:
         scheduler: vLLM's scheduler.
         shape: Shape of its model's routing.
+        arrays: Shape of vLLM's own arrays, if all requests are answered because of its own flag.
     """
 
-    def __init__(self, scheduler: Any, shape: RoutingShape) -> None:
+    def __init__(
+        self, scheduler: Any, shape: RoutingShape, arrays: VllmArrays | None = None
+    ) -> None:
         groups = scheduler.kv_cache_config.kv_cache_groups
+        self.group = kv_blocks.group_of_all_tokens(groups)
         store = None
         block_size = 64
-        if len(groups) == 1:  # otherwise a token has blocks of several kinds and lengths
-            block_size = groups[0].kv_cache_spec.block_size
+        if self.group is not None:
+            block_size = groups[self.group].kv_cache_spec.block_size
             store = SlotStore(shape, block_size)
         self.collector = Collector(shape, block_size, store=store)
         self.scheduler = scheduler
+        self._arrays = arrays
         self._requests: dict[str, Any] = {}
         self._ended: list[str] = []
         self._in_flight: dict[int, tuple[Any, list[Ticket], set[str]]] = {}
@@ -123,6 +131,9 @@ class SchedulerRouting:
         """
         _, tickets, resumed = self._in_flight.pop(id(output), (None, [], set()))
         # If a request ended or lost its blocks, the step's tokens may be discarded.
+        for ticket in tickets:
+            if self._is_dropped(ticket.request):
+                ticket.lose()
         tickets = [ticket for ticket in tickets if not self._is_dropped(ticket.request)]
         drafts = output.scheduled_spec_decode_tokens
         accepted, positions = {}, {}
@@ -148,12 +159,20 @@ class SchedulerRouting:
                     continue
                 ended = output.finish_reason is not None
                 generated = request.num_output_tokens
-                if ended or generated % _TOGETHER == 1 or _is_read_at_once(request):
+                # Also after an abort, which may come at any token, vLLM's own way has all rows.
+                at_once = self._arrays is not None or _is_read_at_once(request)
+                if ended or generated % _TOGETHER == 1 or at_once:
                     part = self.collector.take(output.request_id, generated)
                     if part is not None and part.tokens:
-                        output.routed_experts = pack(part)
+                        output.routed_experts = pack(self._shaped(part, request))
                 if ended:
                     self._forget(output.request_id)
+
+    def _shaped(self, part: RoutedExperts, request: Any) -> RoutedExperts:
+        if self._arrays is None:
+            return part
+        start = first_token(request.sampling_params, request.num_prompt_tokens)
+        return self._arrays.of(part, start)
 
     def preempted(self, request: str) -> None:
         """Note that a request lost its blocks."""
@@ -182,19 +201,19 @@ class SchedulerRouting:
     def _attach(self, output: Any, new: list[Any]) -> None:
         """Attach blocks in the collector: computed ones first, as later requests may share them."""
         size = self.collector.block_size
-        store = self.collector.store
-        if store is None:
+        store, group = self.collector.store, self.group
+        if store is None or group is None:
             return
         cached = output.scheduled_cached_reqs
         given: list[tuple[str, list[int], int]] = [
-            (one.req_id, list(one.block_ids[0]), one.num_computed_tokens // size) for one in new
+            (one.req_id, list(one.block_ids[group]), one.num_computed_tokens // size) for one in new
         ]
         for name, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             if name in self._requests and blocks is not None:
                 again = name in cached.resumed_req_ids
-                given.append((name, list(blocks[0]), computed // size if again else 0))
+                given.append((name, list(blocks[group]), computed // size if again else 0))
         for _, blocks, hits in given:
             for block in blocks[hits:]:
                 store.page(block)
@@ -208,17 +227,20 @@ class SchedulerRouting:
         self._known.pop(request, None)
 
 
-_shapes: list[tuple[Any, RoutingShape]] = []
-"""Configuration and routing shape of engines that have workers but no scheduler yet."""
+_shapes: list[tuple[Any, RoutingShape, tuple[int, ...]]] = []
+"""Configuration, routing shape and layers of engines that have workers but no scheduler yet."""
 
 
 def _initialize_kv_caches(usual: Any, self: Any, vllm_config: Any) -> Any:
     result = usual(self, vllm_config)
+    if configuration.is_served_by_vllm(vllm_config):
+        return result
     try:
         shapes = self.model_executor.collective_rpc("ncclscope_routing_shape")
         if len(set(shapes)) != 1 or shapes[0] is None:
             raise RuntimeError(f"its workers capture {sorted(set(shapes), key=str)}")
-        _shapes.append((vllm_config, RoutingShape(*shapes[0])))
+        places = self.model_executor.collective_rpc("ncclscope_routing_places")
+        _shapes.append((vllm_config, RoutingShape(*shapes[0]), tuple(places[0])))
     except Exception as error:
         session.warn_once(_ROUTING, f"this engine returns no routed experts: {error!r}")
     return result
@@ -226,23 +248,24 @@ def _initialize_kv_caches(usual: Any, self: Any, vllm_config: Any) -> Any:
 
 def _init_scheduler(usual: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     usual(self, *args, **kwargs)
-    shape = next((shape for config, shape in _shapes if config is self.vllm_config), None)
-    if shape is None:
+    model = next((one for one in _shapes if one[0] is self.vllm_config), None)
+    if model is None:
         return
     _shapes.clear()
+    config, shape, places = model
     try:
-        routing = SchedulerRouting(self, shape)
-        pool = self.kv_cache_manager.block_pool
-        pool.get_new_blocks = functools.partial(_get_new_blocks, pool.get_new_blocks, routing)
+        every = configuration.answers_every_request(config)
+        arrays = VllmArrays(places, configuration.layers_of(config)) if every else None
+        routing = SchedulerRouting(self, shape, arrays)
+        manager = self.kv_cache_manager
+        kv_blocks.watch_pool(manager.block_pool, routing.renew)
+        store = routing.collector.store
+        if every:
+            is_lost = store.is_lost if store is not None else bool
+            kv_blocks.without_lost_hits(manager, routing.group, is_lost)
         setattr(self, _ROUTING, routing)
     except Exception as error:
         session.warn_once(_ROUTING, f"this engine returns no routed experts: {error!r}")
-
-
-def _get_new_blocks(usual: Any, routing: SchedulerRouting, *args: Any, **kwargs: Any) -> Any:
-    blocks = usual(*args, **kwargs)
-    routing.renew(block.block_id for block in blocks)
-    return blocks
 
 
 def _guarded(self: Any, report: Callable[[SchedulerRouting], None]) -> None:

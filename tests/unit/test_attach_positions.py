@@ -36,7 +36,7 @@ LOCK = stack("train.py:1 <module>", "train.py:7 main", "filelock/_api.py:300 acq
 
 
 def at(line: int, *calls: str) -> tuple[Frame, ...]:
-    """A stack of which the innermost line calls these."""
+    """Return a stack of which the innermost line calls these."""
     *outer, last = stack("train.py:1 <module>", f"train.py:{line} step")
     return (*outer, replace(last, calls=calls))
 
@@ -129,7 +129,7 @@ def test_what_is_waited_for_is_read_off_source_and_kernel(
     assert (found.condition, found.waits, found.op) == ("still", waits, op)
 
 
-def test_a_host_that_spins_for_its_gpu_stands_still() -> None:
+def test_a_host_that_spins_for_its_gpu_does_not_move() -> None:
     one = worker(0, at(5, "loss.item"), cpu=2.0, state="R")
     with_gpu = tuple(replace(s, threads={"cuda-EvtHandlr": 1}) for s in one.samples)
 

@@ -62,14 +62,14 @@ Verdicts = Callable[..., Verdict]
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Verdicts:
-    """Runs a process for each rank, kills it, and diagnoses what is left."""
+    """Run a process for each rank, kill it, and diagnose what is left."""
 
     def run(*scripts: Script, enters: bool = False) -> Verdict:
         directory = tmp_path / "rings"
         for rank, script in enumerate(scripts):
-            words = [str(directory), str(rank), str(len(scripts)), str(int(enters))]
+            arguments = [str(directory), str(rank), str(len(scripts)), str(int(enters))]
             child = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *words, json.dumps(script)],
+                [sys.executable, "-c", PROGRAM, *arguments, json.dumps(script)],
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
@@ -190,14 +190,14 @@ def test_a_replay_is_expanded_to_the_captured_call(killed: Verdicts, finished: i
     assert counts(verdict, 0) == (17, 1 + finished, 2 + finished)
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.seq) == ("stalled", 2 + finished)
-    stands_in = verdict.cause.peers
-    assert stands_in is not None
-    assert stands_in.replay is not None
-    assert (stands_in.replay.number, stands_in.replay.call) == (finished // 8 + 1, finished % 8 + 1)
-    assert (stands_in.op, stands_in.site) == (ops[finished % 8], f"layer.py:{finished % 8} f")
+    pending = verdict.cause.peers
+    assert pending is not None
+    assert pending.replay is not None
+    assert (pending.replay.number, pending.replay.call) == (finished // 8 + 1, finished % 8 + 1)
+    assert (pending.op, pending.site) == (ops[finished % 8], f"layer.py:{finished % 8} f")
 
 
-def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
+def test_an_order_swap_in_a_graph_shows_the_call_and_the_position_of_each_rank(
     killed: Verdicts,
 ) -> None:
     def script(ops: str, finished: int) -> Script:
@@ -219,7 +219,7 @@ def test_an_order_swap_in_a_graph_is_what_it_was_and_where_each_rank_stands(
     assert "replay 1 of graph 1, call 6 of 8" in evidence
 
 
-def test_ranks_that_cut_their_graphs_differently_are_told_apart(killed: Verdicts) -> None:
+def test_ranks_that_cut_their_graphs_differently_are_distinguished(killed: Verdicts) -> None:
     ops = ["all_gather", "all_reduce"] * 2
     whole: Script = [("post", 1), ("capture", ops * 2), ("replay", 1), ("run", 6)]
     pieces: Script = [("post", 1), ("capture", ops), ("replay", 2), ("run", 6)]
@@ -306,7 +306,7 @@ def test_a_ring_of_one_kind_is_read_as_before_by_what_knows_no_slots(
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "entered")
     image = _ring(tmp_path / "made")
-    # To a reader that does not look at it the header ends before the size of the part.
+    # To a reader that ignores it the header ends before the size of the part.
     struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 0)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
@@ -322,12 +322,12 @@ def test_a_part_that_is_larger_than_the_file(
     struct.pack_into("<Q", image, layout.HEADER_DEVICE_SIZE, 1 << 40)
     path = tmp_path / "x.ring"
     path.write_bytes(image)
-    with pytest.raises(InputError, match="truncated or damaged"):
+    with pytest.raises(InputError, match="is truncated"):
         ncclscope.open_run(path)
 
 
 def _ring(directory: Path) -> bytearray:
-    """A ring of five calls; the device has finished three and entered four."""
+    """Return a ring of five calls; the device has finished three and entered four."""
     tracer = Tracer(directory, rank=0, world_size=1, capacity=1024, heartbeat=False)
     device = HostDevice(tracer, enters=True)
     comm = tracer.communicator("k", "tp:0", (0,), "nccl")
@@ -361,30 +361,30 @@ def test_who_watches_sees_what_the_device_has_finished(
     tracer = Tracer(tmp_path, rank=0, world_size=1, capacity=1024, heartbeat=False)
     device = HostDevice(tracer)
     comm = tracer.communicator("k", "tp:0", (0,), "nccl")
-    words = RingCursor(Path(tracer.path))
+    cursor = RingCursor(Path(tracer.path))
     for _ in range(3):
         post(tracer, comm)
     device.run(2)
-    assert words.poll(1.0)
-    assert (words.pending(), words.comm_cursors["k"].tells) == ({"k"}, True)
-    assert not words.poll(2.0)
+    assert cursor.poll(1.0)
+    assert (cursor.pending(), cursor.comm_cursors["k"].tells) == ({"k"}, True)
+    assert not cursor.poll(2.0)
     device.run()
-    assert words.poll(3.0)
-    assert words.pending() == set()
-    last = words.last("k")
+    assert cursor.poll(3.0)
+    assert cursor.pending() == set()
+    last = cursor.last("k")
     assert last is not None
     assert last.state.word == "completed"
 
     graph, markers = captured(tracer, comm, ["all_reduce"] * 4)
     replay(tracer, graph, markers)
-    assert words.poll(4.0)
+    assert cursor.poll(4.0)
     device.run(1)
-    assert words.poll(5.0)  # it moves within the replay
-    assert words.pending() == {"k"}
+    assert cursor.poll(5.0)  # it moves within the replay
+    assert cursor.pending() == {"k"}
     tracer.record(comm, "barrier")
     post(tracer, comm)
-    words.poll(6.0)
-    assert not words.comm_cursors[
+    cursor.poll(6.0)
+    assert not cursor.comm_cursors[
         "k"
     ].tells  # the count is lost, and nothing is known to be under way
 
@@ -410,7 +410,7 @@ def test_where_a_call_of_torch_distributed_runs() -> None:
     assert where((Group(), options), {}) == unknown
 
 
-def test_when_the_last_call_finished_is_told_where_clocks_are_related(
+def test_the_last_calls_end_is_known_where_clocks_are_related(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLSCOPE_DEVICE_PROGRESS", "1")
@@ -422,17 +422,17 @@ def test_when_the_last_call_finished_is_told_where_clocks_are_related(
     device.run()
     tracer.ring.beat()
 
-    def told() -> int | None:
+    def finished_at() -> int | None:
         return ncclscope.open_run(tracer.path).ranks[0].device["k"].finished_ns
 
-    assert told() is None
+    assert finished_at() is None
     device.slots.put_clock(comm.channel.index, 1)
-    found = told()
+    found = finished_at()
     assert found is not None
     assert before <= found <= time.time_ns()
     for wrong in (-(10**18), 10**18, (1 << 63) - 1, -(1 << 63)):
         device.slots.put_clock(comm.channel.index, wrong)
-        assert told() is None
+        assert finished_at() is None
 
 
 def test_how_long_ago_the_last_call_finished(killed: Verdicts) -> None:

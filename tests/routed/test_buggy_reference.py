@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from examples.routed_experts.shared_memory_specimen import SharedMemorySpecimen
+from examples.routed_experts.shared_memory_reference import SharedMemoryReference
 from ncclscope_patches.routed_experts import Collector, SlotStore, StepDelta
 from ncclscope_patches.routed_experts.capture import CaptureBuffer
 from tests.routed.rows import SHAPE, delta, forward, rows
@@ -24,17 +24,17 @@ BLOCK, SLOTS = 4, 64
 
 
 @pytest.fixture
-def sides(rings: Path) -> Iterator[tuple[SharedMemorySpecimen, SharedMemorySpecimen]]:
+def sides(rings: Path) -> Iterator[tuple[SharedMemoryReference, SharedMemoryReference]]:
     path = Path(tempfile.mkdtemp(dir=rings)) / "routed"
-    worker = SharedMemorySpecimen(SHAPE, SLOTS, path, create=True)
-    scheduler = SharedMemorySpecimen(SHAPE, SLOTS, path, create=False)
+    worker = SharedMemoryReference(SHAPE, SLOTS, path, create=True)
+    scheduler = SharedMemoryReference(SHAPE, SLOTS, path, create=False)
     yield worker, scheduler
     scheduler.close()
     worker.close()
     assert list(path.parent.iterdir()) == []
 
 
-def save(worker: SharedMemorySpecimen, first: int, slots: list[int]) -> None:
+def save(worker: SharedMemoryReference, first: int, slots: list[int]) -> None:
     buffer = CaptureBuffer(SHAPE, SLOTS)
     buffer.begin()
     forward(buffer, first, len(slots))
@@ -42,7 +42,7 @@ def save(worker: SharedMemorySpecimen, first: int, slots: list[int]) -> None:
 
 
 def test_both_sides_see_the_same(
-    sides: tuple[SharedMemorySpecimen, SharedMemorySpecimen],
+    sides: tuple[SharedMemoryReference, SharedMemoryReference],
 ) -> None:
     worker, scheduler = sides
     save(worker, 0, [8, 9, 20])
@@ -51,7 +51,7 @@ def test_both_sides_see_the_same(
 
 
 def test_it_waits_in_every_step_even_if_nobody_asks(
-    sides: tuple[SharedMemorySpecimen, SharedMemorySpecimen],
+    sides: tuple[SharedMemoryReference, SharedMemoryReference],
 ) -> None:
     worker, _ = sides
     for number in range(5):
@@ -60,7 +60,7 @@ def test_it_waits_in_every_step_even_if_nobody_asks(
 
 
 def test_a_reader_keeps_the_worker_from_its_next_step(
-    sides: tuple[SharedMemorySpecimen, SharedMemorySpecimen],
+    sides: tuple[SharedMemoryReference, SharedMemoryReference],
 ) -> None:
     worker, scheduler = sides
     done = threading.Event()
@@ -82,7 +82,7 @@ def test_a_reader_keeps_the_worker_from_its_next_step(
 
 
 def test_it_hands_out_what_an_earlier_request_left_in_a_block(
-    sides: tuple[SharedMemorySpecimen, SharedMemorySpecimen],
+    sides: tuple[SharedMemoryReference, SharedMemoryReference],
 ) -> None:
     worker, scheduler = sides
     slots = np.arange(4)

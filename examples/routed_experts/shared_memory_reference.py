@@ -21,10 +21,10 @@ import torch
 
 from ncclscope_patches.routed_experts.shape import Ids, RoutingShape
 
-__all__ = ["SharedMemorySpecimen"]
+__all__ = ["SharedMemoryReference"]
 
 
-class SharedMemorySpecimen:
+class SharedMemoryReference:
     """Routing by physical KV slot in a segment that worker and scheduler map.
 
     Args:

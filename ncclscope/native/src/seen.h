@@ -1,0 +1,32 @@
+/* Calls that were recorded before, by call site and parameters. A lookup creates no object and hashes
+ * no tuple, which takes as long as the record itself. */
+#ifndef NCCLSCOPE_SEEN_H
+#define NCCLSCOPE_SEEN_H
+
+#include <Python.h>
+
+#include <stdint.h>
+
+typedef struct ns_seen ns_seen;
+
+/* Parameters that a plan reads; `redop` is NULL if the operation has none. All are borrowed. */
+typedef struct ns_planned {
+    PyObject *op, *shape, *dtype, *redop;
+} ns_planned;
+
+/* What the writer needs of a call: see Handle.templates. */
+typedef struct ns_packed {
+    const void *fixed;
+    uint64_t signature; /* 0 for a send or receive */
+} ns_packed;
+
+/* Return a table, or NULL without memory: then nothing is ever found. */
+ns_seen *ns_seen_new(void);
+void ns_seen_free(ns_seen *seen);
+
+/* Return a call's packed parameters; `fixed` is NULL if they are not known. No error is set.
+ * `place` must be of ns_place_here(), whose results live as long as the process. */
+ns_packed ns_seen_find(const ns_seen *seen, const ns_planned *call, const PyObject *place);
+void ns_seen_add(ns_seen *seen, const ns_planned *call, const PyObject *place, ns_packed packed);
+
+#endif

@@ -1,4 +1,4 @@
-"""verl's own rollout on the CPU: its vLLM server class, and its adapter that sends new weights."""
+"""verl's own rollout on the CPU: its vLLM server class."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from numpy.typing import NDArray
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
-from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 NAME = "vllm_server_0_0"
-"""Under which verl's adapter looks for the server of the first replica."""
+"""As verl calls the server of the first replica."""
 TOKENS = 256
 
 
@@ -62,8 +60,6 @@ class Rollout:
             cuda_visible_devices="",
         )
         ray.get(self._server.launch_server.remote())
-        os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1")
-        self._adapter: Any = None
 
     def generate(self, prompts: Iterable[list[int]], temperature: float) -> list[Any]:
         """Return verl's ``TokenOutput`` of each prompt."""
@@ -77,11 +73,16 @@ class Rollout:
         ]
         return list(ray.get(pending))
 
-    async def update(self, weights: dict[str, torch.Tensor], step: int) -> None:
-        """Send new weights with verl's adapter, which resets the prefix cache afterwards."""
-        if self._adapter is None:
-            self._adapter = ServerAdapter(self._config, self._model, None)
-        await self._adapter.update_weights(iter(weights.items()), global_steps=step)
+    def update(self, checkpoint: Path, step: int) -> None:
+        """Load new weights, and do what verl's adapter does after it has sent them.
+
+        The adapter itself sends through CUDA's IPC, also where there is no GPU. vLLM's own
+        reloading takes its place.
+        """
+        weights = {"weights_path": str(checkpoint)}
+        ray.get(self._server.collective_rpc.remote("reload_weights", kwargs=weights))
+        ray.get(self._server.clear_kv_cache.remote())
+        ray.get(self._server.set_global_steps.remote(step))
 
 
 def routing(output: Any) -> NDArray[np.int64]:

@@ -7,7 +7,6 @@ Prints what was compared; the exit status is 0 if all of it agreed. See README.m
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import tempfile
@@ -21,7 +20,6 @@ import numpy as np
 import policy
 import ray
 import torch
-from safetensors.torch import load_file
 
 ANSWER = 24
 GROUP = 3
@@ -74,7 +72,7 @@ def replay(model: Any, found: list[Any]) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-async def main() -> int:
+def main() -> int:
     """Run both steps."""
     import rollout
 
@@ -102,7 +100,7 @@ async def main() -> int:
         policy.save(trained.float(), newer)
 
         before = served.generate(prompts, temperature=0.0)
-        await served.update(load_file(newer / "model.safetensors"), step=2)
+        served.update(newer, step=2)
         after = served.generate(prompts, temperature=0.0)
         second = compare(policy.load(newer), prompts, after, 2)
         old = compare(policy.load(checkpoint), prompts, before, 1)
@@ -120,4 +118,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

@@ -77,6 +77,7 @@ def watchdog(name: str) -> threading.Timer:
 
 def work(rank: int, name: str, store: str) -> None:
     """Make a few calls; rank 1 then leaves one out and sleeps."""
+    timer = watchdog(name) if rank == 0 else None
     limit = datetime.timedelta(seconds=SILENT_SECONDS + 20)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=limit
@@ -84,8 +85,7 @@ def work(rank: int, name: str, store: str) -> None:
     tensor = torch.ones(4)
     for _ in range(5):
         dist.all_reduce(tensor)
-    if rank == 0:
-        timer = watchdog(name)
+    if timer is not None:
         timer.start()
         threading.Thread(target=lambda: (timer.join(), os._exit(0))).start()
     if rank == SLEEPS:
@@ -99,9 +99,9 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in names:
         sys.exit(f"usage: run.py {'|'.join(names)}")
     with tempfile.TemporaryDirectory() as folder:
-        spawn = multiprocessing.get_context("spawn")
+        fork = multiprocessing.get_context("fork")
         ranks = [
-            spawn.Process(target=work, args=(rank, sys.argv[1], f"{folder}/store"))
+            fork.Process(target=work, args=(rank, sys.argv[1], f"{folder}/store"))
             for rank in range(RANKS)
         ]
         for rank in ranks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
+from ncclscope.analysis.unlogged import unlogged_members
 from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
@@ -109,7 +110,10 @@ def survey(run: Run) -> Coverage:
     the processes themselves report.
     """
     comms = (*_counted_by_nccl(run), *_counted_by_ras(run), *_counted_by_dumps(run))
-    unrecorded = [*_missing(run), *_declared(run), *_probes(run), *_damaged_transfers(run)]
+    unrecorded = [
+        *(*_missing(run), *_declared(run), *_probes(run)),
+        *(*_damaged_transfers(run), *_unlogged(run)),
+    ]
     for one in comms:
         if one.comparable and one.counted > one.recorded:
             unrecorded.append(
@@ -251,6 +255,15 @@ def _damaged_transfers(run: Run) -> Iterator[str]:
                 f"{ranks_text(ranks)}: records of sends or receives on {comm_text(comm)} are "
                 f"damaged, or their peer is no member"
             )
+
+
+def _unlogged(run: Run) -> Iterator[str]:
+    """Yield the ranks whose record lacks a communicator on which their peers completed calls."""
+    for comm, ranks in unlogged_members(run):
+        yield (
+            f"{ranks_text(ranks)}: no call on {comm_text(comm)} is recorded, where peers completed "
+            f"calls that need all members"
+        )
 
 
 def _counted_by_nccl(run: Run) -> Iterator[CommCoverage]:

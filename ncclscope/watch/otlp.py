@@ -63,7 +63,9 @@ class OtlpSender:
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
             from opentelemetry.sdk.resources import Resource
         except ImportError:
-            raise UsageError("OTLP needs OpenTelemetry", "pip install 'ncclscope[otlp]'") from None
+            raise UsageError(
+                "OTLP needs OpenTelemetry", "pip install opentelemetry-exporter-otlp-proto-http"
+            ) from None
         _redirect_log(warn)
         base = endpoint.rstrip("/")
         metrics_url, logs_url = (

@@ -116,4 +116,5 @@ def test_without_the_package_one_line_says_what_to_install(rings: Path, tmp_path
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     done = watch(rings, "--once", "--otlp", "http://127.0.0.1:1", PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ncclscope: OTLP needs OpenTelemetry; pip install 'ncclscope[otlp]'\n"
+    package = "opentelemetry-exporter-otlp-proto-http"
+    assert done.stderr == f"ncclscope: OTLP needs OpenTelemetry; pip install {package}\n"

@@ -128,8 +128,9 @@ def installation() -> str:
 @pytest.mark.parametrize("source", ["checkout", "wheel", "index"])
 def test_the_workflow_installs_from_any_source(source: str, tmp_path: Path) -> None:
     environment = {**os.environ, "NCCLSCOPE_BUILD": "pure", "PIP_NO_DEPS": "1"}
-    # Nothing but ncclscope itself is fetched, and it is built with what is installed here.
-    environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "1"}
+    # Nothing but ncclscope itself is fetched, and it is built with what is installed here: pip sets
+    # its option build_isolation, so that 0 is no isolation.
+    environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
     pip = [sys.executable, "-m", "pip"]
     named = str(ROOT)
     if source != "checkout":

@@ -1,0 +1,43 @@
+"""Members whose record lacks a communicator on which their peers completed calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+ClusterOf = Callable[[int], Cluster]
+
+
+def _posted(cluster: Cluster, op: str, done: bool = True) -> Cluster:
+    """Return a cluster in which rank 1 has no record of `ep:0`."""
+    for number in range(3):
+        cluster.post(cluster.everybody, "tp:0", shape=(10 + number, 2))
+        cluster.post([0, 2, 3], "ep:0", op, done=done)
+    return cluster
+
+
+@pytest.mark.parametrize("quiet", [None, 1.0, 60.0])
+def test_a_member_without_a_record_of_completed_calls_is_incomplete(
+    cluster_of: ClusterOf, quiet: float | None
+) -> None:
+    verdict = _posted(cluster_of(4), "all_gather").verdict(quiet=quiet)
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "rank 1" in verdict.summary
+    assert [text for text in verdict.coverage.unseen if text.startswith("rank 1: no call on ep:0")]
+
+
+def test_calls_that_complete_without_a_member_prove_no_gap(cluster_of: ClusterOf) -> None:
+    verdict = _posted(cluster_of(4), "broadcast", done=True).verdict(quiet=1.0)
+
+    assert verdict.status != "incomplete"
+
+
+def test_a_member_that_never_came_is_named_while_its_peers_wait(cluster_of: ClusterOf) -> None:
+    cause = _posted(cluster_of(4), "all_gather", done=False).verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))

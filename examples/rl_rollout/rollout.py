@@ -73,14 +73,8 @@ class Rollout:
         ]
         return list(ray.get(pending))
 
-    def update(self, checkpoint: Path, step: int) -> None:
-        """Load new weights, and do what verl's adapter does after it has sent them.
-
-        The adapter itself sends through CUDA's IPC, also where there is no GPU. vLLM's own
-        reloading takes its place.
-        """
-        weights = {"weights_path": str(checkpoint)}
-        ray.get(self._server.collective_rpc.remote("reload_weights", kwargs=weights))
+    def begin_step(self, step: int) -> None:
+        """Do what verl's adapter does after it has sent new weights."""
         ray.get(self._server.clear_kv_cache.remote())
         ray.get(self._server.set_global_steps.remote(step))
 

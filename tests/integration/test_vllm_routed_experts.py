@@ -43,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
         arguments=[
             *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)),
             *("--max-num-batched-tokens", "64"),
+            "--enable-scale-out",  # /inference/v1/generate
         ],
     ) as running:
         yield running

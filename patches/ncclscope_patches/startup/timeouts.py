@@ -6,6 +6,7 @@ before, so this serves jobs that record without it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
@@ -53,11 +54,13 @@ class AbortHook(Patch):
             group.register_abort_hook(_HOOK, self._aborting)
 
     def _aborting(self) -> None:
-        where = settings.directory()
-        if self.active and where and not _is_watched(where):
-            # Waits, as the process would otherwise be gone before its stack has been read.
-            text = explain(where, seconds=_ABORT_SECONDS).text
-            os.write(_stderr(), text.encode("utf-8", "replace"))
+        # torch calls this from C++, which may have nobody to catch an exception.
+        with contextlib.suppress(Exception):
+            where = settings.directory()
+            if self.active and where and not _is_watched(where):
+                # Waits, as the process would otherwise be gone before its stack has been read.
+                text = explain(where, seconds=_ABORT_SECONDS).text
+                os.write(_stderr(), text.encode("utf-8", "replace"))
 
 
 def _is_timeout(error: BaseException) -> bool:

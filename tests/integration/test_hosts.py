@@ -126,12 +126,16 @@ def test_the_network_is_slow_and_loses_packets(hosts: Hosts) -> None:
 
 
 def test_the_sleeping_rank_is_named_from_all_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    status, nodes = collect(hosts, tmp_path / "hang")
-    assert status == 0, nodes
-    assert {name: node["status"] for name, node in nodes.items()} == dict.fromkeys(
-        SKEWS, "delivered"
-    )
-    document = diagnosed(hosts, tmp_path / "hang")
+    deadline, number, document = time.monotonic() + 100, 0, {"status": "unknown"}
+    while document["status"] == "unknown" and time.monotonic() < deadline:
+        # Ranks that have waited for less than 10 s may only be late.
+        number += 1
+        status, nodes = collect(hosts, tmp_path / f"hang-{number}")
+        assert status == 0, nodes
+        assert {name: node["status"] for name, node in nodes.items()} == dict.fromkeys(
+            SKEWS, "delivered"
+        )
+        document = diagnosed(hosts, tmp_path / f"hang-{number}")
     assert document["ranks"] == {"expected": 4, "read": 4, "missing": []}
     assert [row["host"] for row in document["table"]] == list(SKEWS)
     assert document["status"] == "hung"

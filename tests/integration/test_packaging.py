@@ -226,7 +226,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path) -> None:
+def test_a_fresh_environment_can_do_all_but_other_demos(fresh: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
         '{"ncclscope_trace": 1, "rank": 0, "world_size": 2}\n'
@@ -242,7 +242,8 @@ def test_a_fresh_environment_can_do_all_but_the_demo(fresh: Path, tmp_path: Path
     run(fresh, "report", trace, "-o", tmp_path / "page.html")
     assert "<script" in (tmp_path / "page.html").read_text()
     run(fresh, "export", trace, "--format", "csv", "-o", tmp_path / "tables")
-    assert "pip install torch" in run(fresh, "demo", status=2).stderr
+    assert "torch is not installed" in run(fresh, "demo").stderr
+    assert "pip install torch" in run(fresh, "demo", "--fault", "skipped_call", status=2).stderr
 
 
 @needs_compiler

@@ -53,5 +53,5 @@ def test_the_search_finds_a_line_of_a_log(site: Path, browser: Browser) -> None:
             "[...document.querySelectorAll('.md-search-result__link')].map(one => one.href)"
         )
         assert any("docs/symptoms.html" in address for address in found), found
-        assert not opened.said
+        assert not opened.messages
         assert all(address.startswith("file:") for address in opened.asked)

@@ -354,7 +354,7 @@ def test_a_single_poll_takes_the_time_to_sample_gpus_twice(
     monkeypatch.setattr(time, "sleep", job.poll)  # the watcher's clock goes on meanwhile
     arguments = argparse.Namespace(json=False, textfile=None)
 
-    assert _once(job.watcher, arguments) == 1
+    assert _once(job.watcher, arguments, ()) == 1
     assert "stalled" in capsys.readouterr().out
 
 

@@ -38,7 +38,7 @@ _ROOTLESS = (
     }
 )
 """Operations without a root. Where another field is lost, the running hash proves nothing."""
-_SIZED = VECTOR_OPS | CREATION_OPS | {"all_to_all"}
+_SIZED = VECTOR_OPS | CREATION_OPS | {"all_gather", "all_to_all"}
 _UNSIZED = (_ROOTLESS | ROOTED_OPS | P2P_OPS) - _SIZED
 """Operations without a list of sizes. No checksum covers which list belongs to a record."""
 

@@ -93,7 +93,7 @@ def test_a_healthy_program_passes(short_path: Path) -> None:
     check = steps(WORKFLOW)[-3]["run"]
     (outcome,) = build.session.run([Command(f"cd {build.place}\n{check}", "")], 60)
     assert outcome.status == 1
-    assert "::error file=program.py,line=" in outcome.output
+    assert "::error file=dispatcher.py,line=" in outcome.output  # it posts what is repeated
     assert "of program.lock)" in outcome.output
 
 

@@ -6,12 +6,17 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.errors import DamagedFileError
+from ncclscope.model import Run
 from ncclscope.model.activities import AGAIN_NS, COMM_INIT, INIT, STORE_WAIT
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.ring.image import RingImage
 
-__all__ = ["StartupWatch"]
+__all__ = ["PATIENCE", "StartupWatch", "patient_verdict"]
+
+PATIENCE = 6
+"""Ranks may wait for this multiple of a call's seconds at start-up: imports differ by as much."""
 
 POLL_SECONDS = 1.0
 _WAITS = frozenset({COMM_INIT, INIT, STORE_WAIT})
@@ -83,6 +88,19 @@ class StartupWatch:
             names = frozenset(n for n, one in activities.items() if one.since_ns in since)
             self._known[cursor.path] = found, names
         return bool(names & _WAITS)
+
+
+def patient_verdict(run: Run, stall: float) -> Verdict:
+    """Return the verdict on a running job, with more patience at start-up.
+
+    Args:
+        run: The records.
+        stall: Seconds after which a call counts as stuck.
+    """
+    verdict = diagnose(run, live_stall_seconds=stall)
+    if verdict.cause is not None and verdict.cause.kind == "init_stalled":
+        verdict = diagnose(run, live_stall_seconds=PATIENCE * stall)
+    return verdict
 
 
 def _is_of(cursor: RingCursor, living: Sequence[RingCursor]) -> bool:

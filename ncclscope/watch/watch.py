@@ -25,7 +25,7 @@ from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.jobs import Rings, current
-from ncclscope.watch.startup import StartupWatch
+from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.transfers import TransferWatch
 
 __all__ = ["Poll", "Watcher"]
@@ -99,7 +99,7 @@ class Watcher:
     ) -> None:
         self.directories = directories
         self.stall = stall
-        self._beyond = (TransferWatch(stall), StartupWatch(stall))
+        self._beyond = (TransferWatch(stall), StartupWatch(PATIENCE * stall))
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
@@ -397,7 +397,7 @@ class Watcher:
     def _diagnose(self, ranks: Sequence[Rank]) -> Verdict:
         began = self._clock()
         run: Run = assemble(ranks, sources=self.sources)
-        verdict = diagnose(run, live_stall_seconds=self.stall * _NEARLY)
+        verdict = patient_verdict(run, self.stall * _NEARLY)
         self._reduced = reduced_keys(run, verdict.run)
         # Their hashes always differ, so that each poll would read all their calls again.
         ended = self._clock()

@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.tracing.tracer import Tracer
-from ncclscope.watch.startup import StartupWatch
+from ncclscope.watch.startup import PATIENCE, StartupWatch
 from ncclscope.watch.watch import Poll, Watcher
 from tests.support.programs import run_program
 from tests.support.rings import tracer_in
@@ -30,7 +30,7 @@ class Job:
             for rank in ranks
         }
         self.watcher = Watcher(
-            directory, stall=STALL, clock=lambda: self.now, wall=lambda: began_ns
+            directory, stall=STALL / PATIENCE, clock=lambda: self.now, wall=lambda: began_ns
         )
 
     def wait(self, activity: str, detail: str, *ranks: int) -> dict[int, Any]:

@@ -249,8 +249,8 @@ def test_a_path_on_a_node_is_not_opened_here(
     if "\0" not in path:
         (tmp_path / "0:" / "node").mkdir(parents=True)
         os.mkfifo(tmp_path / f"0:{path}")
-    watch, _, asker, _ = watcher(job)
-    reports = asker.reports
+    watch, _, client, _ = watcher(job)
+    reports = client.reports
 
     def renamed() -> dict[int, bytes | str]:
         found = dict(reports())
@@ -258,7 +258,7 @@ def test_a_path_on_a_node_is_not_opened_here(
         report["rows"][0][0][0] = path
         return {**found, 0: pack(report)}
 
-    asker.reports = renamed  # type: ignore[method-assign]
+    client.reports = renamed  # type: ignore[method-assign]
     opened: list[str] = []
     monkeypatch.setattr("ncclscope.watch.transfers.RingImage", opened.append)
 

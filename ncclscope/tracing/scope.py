@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ncclscope import native
+from ncclscope.native.profiler import SLOT, is_ours
 
 __all__ = [
     "announce",
     "conclude",
     "enter_group",
+    "expect_plugin",
     "group_number",
     "groups",
     "is_announced",
@@ -65,6 +67,12 @@ def suppressed() -> Iterator[None]:
 def is_suppressed() -> bool:
     """Return whether this thread is inside a :func:`suppressed` block."""
     return bool(suppressing) and threading.get_ident() in suppressing
+
+
+def expect_plugin() -> None:
+    """Have probes announce their calls if the environment makes NCCL load our plugin."""
+    if is_ours(os.environ.get(SLOT, "")):
+        listeners.add("nccl")
 
 
 def announce(_channel: Any) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 from ncclscope import native
 from ncclscope.model import signature
 from ncclscope.model.sites import PLUMBING
-from ncclscope.native.profiler import SLOT, is_ours
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
@@ -78,8 +77,7 @@ class Tracer:
         about.update(rank=rank, world_size=world_size, labels=dict(labels or {}))
         about.update(details or {})
         counts = device.mode()
-        if is_ours(os.environ.get(SLOT, "")):
-            scope.listeners.add("nccl")
+        scope.expect_plugin()
         self.ring = open_writer(directory, capacity=capacity, about=about, device=bool(counts))
         self.rank = rank
         self.world_size = world_size

@@ -112,11 +112,12 @@ def apply_all() -> None:
     """Find all patches; apply each now, or when its target is imported."""
     try:
         from ncclscope.native import profiler
-        from ncclscope.tracing import session
+        from ncclscope.tracing import scope, session
 
         if not session.enabled():
             return
         profiler.arrange(os.environ)
+        scope.expect_plugin()  # a tracer that was made before has not seen the variable
         for reference, kind in find():
             if reference not in _installed:
                 patch = _installed[reference] = kind()

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["ON_GPUS", "SIZES", "Times", "measure"]
+from benchmarks.gpu.switching import PluginSwitch
+
+__all__ = ["ON_GPUS", "RANKS", "SIZES", "WAYS", "Times", "measure", "synchronize"]
 
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 64 << 10)
 """Bytes."""
 ON_GPUS = torch.cuda.device_count() >= 2
+RANKS = min(4, torch.cuda.device_count()) if ON_GPUS else 2
+
+WAYS: dict[str, tuple[bool, bool]] = {
+    "off": (False, False),
+    "again": (False, False),
+    "plugin": (False, True),
+    "on": (True, True),
+}
+"""Whether probes record, and whether NCCL reports calls to its profiler plugin. What differs
+between the first two is what the way of measuring makes up by itself."""
 
 Times = dict[str, list[float]]
-"""Nanoseconds a call of each round, ``off`` and ``on``."""
+"""Nanoseconds a call of each round, by way."""
 
 
 def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
@@ -24,7 +37,7 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
 
     Args:
         rank: Global rank; all switch at the same calls.
-        rounds: Of each size, on and off.
+        rounds: Of each size and way.
         count: Calls a round.
 
     Returns:
@@ -36,6 +49,8 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
     from ncclscope.tracing import session
     from ncclscope_patches import registry
 
+    switch = PluginSwitch()
+    ways = [way for way in WAYS if way != "plugin" or switch.library is not None]
     device = torch.device("cuda", torch.cuda.current_device()) if ON_GPUS else torch.device("cpu")
     reducing = list(libraries(device))
     patches = registry.active()  # a library is patched when it is imported, and not before
@@ -46,14 +61,19 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
         for size in SIZES:
             tensor = torch.ones(size // 4, device=device)
             taken: dict[str, Times] = {"clock": {}, "host": {}}
-            for number in range(2 * rounds + 2):
-                way = ("off", "on")[number % 2]
-                for patch in patches:
-                    patch.active = way == "on"
-                before = tracer.ring.position
-                host, clock = loop(reduce, tensor, count)
-                if number > 1:  # the first of each warms up
-                    if (recorded := tracer.ring.position - before) != count * (number % 2):
+            loop(reduce, tensor, count)  # warms up, and creates the communicator
+            for number in range(rounds):
+                # Each way comes after each other one equally often.
+                for way in random.Random(number).sample(ways, len(ways)):
+                    probes, plugin = WAYS[way]
+                    for patch in patches:
+                        patch.active = probes
+                    if switch.set(plugin) == 0 and switch.library is not None:
+                        raise RuntimeError("NCCL has not loaded the plugin that can be switched")
+                    before = tracer.ring.position
+                    host, clock = loop(reduce, tensor, count)
+                    recorded = tracer.ring.position - before
+                    if recorded != count * (probes or plugin):
                         raise RuntimeError(f"{library} {way}: {recorded} of {count} calls recorded")
                     taken["host"].setdefault(way, []).append(host)
                     taken["clock"].setdefault(way, []).append(clock)

@@ -32,12 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.switching import build
 from benchmarks.gpu.throughput import ASKED, counted, requests
 from tests.gpu.deployment import Shape, add_options, in_shared_memory, on_gpus, options
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VllmServer
 
 PLUGIN = Path(__file__).with_name("alternating")
+ROOT = Path(__file__).parents[2]
 LEAST = 30
 """Minimum of steps with the same number of tokens, on and off, to compare their medians."""
 STRETCH = 3.0
@@ -48,7 +50,7 @@ PARTS = 20
 
 TRACED = ("tracing", "progress", "between", "beside")
 """Experiments that run a server under ``ncclscope run``."""
-LONG = ("counted", "notes")
+LONG = ("counted", "coverage", "notes")
 """Fields that are kept and not printed."""
 
 Step = tuple[int, int, int]
@@ -164,10 +166,10 @@ def report(workers: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 
 
 def make_server(
-    what: str, directory: Path, rings: Path, *, shape: Shape, **how: Any
+    what: str, directory: Path, rings: Path, *, shape: Shape, second_runner: bool, **how: Any
 ) -> tuple[VllmServer, TracedServer | None]:
     """Make a server that is not yet started, and where it is traced that which diagnoses it."""
-    search = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    search = [str(PLUGIN), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         "NCCLSCOPE_TEST_ALTERNATE": what,
         "NCCLSCOPE_TEST_ALTERNATE_DIR": str(directory / "steps"),
@@ -183,6 +185,8 @@ def make_server(
         "dispatch": {"NCCLSCOPE_VLLM_DISPATCH": "fixed"},
         "asking": {"NCCLSCOPE_VLLM_ROUTED_EXPERTS": "1"},
     }[what]
+    if second_runner:
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     given = options(shape=shape, environment=environment, **how)
     if what in TRACED:
         traced = TracedServer(directory, rings=rings, **given)
@@ -203,9 +207,11 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=32 if on_gpus() else 8)
     parser.add_argument("--turn", type=Path, metavar="FILE", help="one at a time of all given it")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--second-runner", action="store_true", help="vLLM's Model Runner V2")
     add_options(parser)
     arguments = parser.parse_args()
     how = {
+        "second_runner": arguments.second_runner,
         "shape": arguments.shape,
         "eager": arguments.eager or arguments.what == "dispatch",
         "large": arguments.large,
@@ -217,6 +223,8 @@ def main() -> int:
         directory = Path(name)
         found = directory / "steps"
         found.mkdir()
+        if arguments.what == "tracing" and on_gpus():
+            build(directory)
         server, traced = make_server(arguments.what, directory, rings, **how)
         with contextlib.ExitStack() as running:
             running.callback(server.stop)
@@ -230,6 +238,7 @@ def main() -> int:
             if traced is not None:
                 diagnosed = traced.diagnose()[1]
                 document["diagnose"] = diagnosed["status"]
+                document["coverage"] = diagnosed["coverage"]
                 if arguments.what != "tracing":
                     document |= {"counted": counted(diagnosed), "notes": diagnosed["notes"]}
         workers = [

@@ -6,7 +6,8 @@ make the same steps, so they switch at the same one, without a word between them
 
 ``NCCLSCOPE_TEST_ALTERNATE`` says what is switched:
 
-- ``tracing``: all probes of a worker, or those that ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
+- ``tracing``: NCCL's profiler plugin and all probes of a worker, or only those probes that
+  ``NCCLSCOPE_TEST_ALTERNATE_ONLY`` names.
 - ``progress``: the same where the GPU counts. CUDA graphs are captured twice, with markers in them
   and without. ``between`` has all markers where the next kernel waits for them, ``beside`` has none
   there.
@@ -65,6 +66,7 @@ class Alternation:
         self.last: tuple[int, bool] | None = None
         self.taken: list[tuple[int, int, int]] = []
         self.patches: list[Any] = []
+        self.plugin: Any = None
         self.is_prepared = False
         self.graphs: tuple[list[Kept], list[Kept]] = ([], [])
         """Off and on."""
@@ -105,6 +107,8 @@ class Alternation:
         self.is_on = on
         for patch in self.patches:
             patch.active = on
+        if self.plugin is not None:
+            self.plugin.set(on)
         for owner, name, graphs in self.graphs[on]:
             setattr(owner, name, graphs)
 
@@ -155,6 +159,8 @@ def register() -> None:
     if getattr(Worker.execute_model, "alternating", False):
         return
     alternation = Alternation(what, Path(os.environ["NCCLSCOPE_TEST_ALTERNATE_DIR"]))
+    if what == "tracing" and "NCCLSCOPE_TEST_ALTERNATE_ONLY" not in os.environ:
+        _switch_plugin(alternation, Worker)
     if what in ("between", "beside"):
         _put_markers(in_stream=what == "between")
     if what in COUNTED:
@@ -174,6 +180,19 @@ def register() -> None:
     execute_model.alternating = True  # type: ignore[attr-defined]
     Worker.execute_model = execute_model
     Worker.execute_dummy_batch = execute_dummy_batch
+
+
+def _switch_plugin(alternation: Alternation, worker: Any) -> None:
+    """Let NCCL load the plugin that can be switched, which it does in this method."""
+    from benchmarks.gpu.switching import PluginSwitch
+
+    own = worker.init_device
+
+    def init_device(self: Any) -> Any:
+        alternation.plugin = PluginSwitch()
+        return own(self)
+
+    worker.init_device = init_device
 
 
 def _capture_twice(alternation: Alternation) -> None:

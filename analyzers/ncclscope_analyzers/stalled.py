@@ -9,6 +9,8 @@ from itertools import zip_longest
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.coverage import uses_unrecorded
 from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS, gpu_conditions
+from ncclscope.analysis.processes.motion import starved
+from ncclscope.analysis.processes.stack_wording import starved_text
 from ncclscope.analysis.waits.transfers import Pair, pairs
 from ncclscope.analysis.wording import call_text, comm_text, plural, ranks_text
 from ncclscope.model import Call, Communicator, Finding, State
@@ -148,6 +150,8 @@ class Stalled:
         self, case: Case, comm: Communicator, call: Call, time: str, proof: str
     ) -> Finding:
         agreement, reason = _agreement(case, comm)
+        slow = starved(case.run.snapshot)
+        reasons = [starved_text({one: slow[one] for one in comm.ranks if one in slow}), reason]
         return Finding(
             kind=self.name,
             summary=(
@@ -167,7 +171,7 @@ class Stalled:
                 f"{plural(call.seq - 1, 'call')} before it completed",
                 proof,
             ),
-            inferred=(reason,),
+            inferred=tuple(filter(None, reasons)),
         )
 
     def _before(self, case: Case, comm: Communicator, call: Call, seconds: float) -> Finding:

@@ -120,6 +120,7 @@ class ProcessSample:
         threads: Number of threads by name.
         blocked: What the main thread's system call waits for: ``sleep``, ``futex``, ``lock``,
             ``socket``, ``pipe``, ``fifo``, ``file``, ``child``, ``poll``; empty for anything else.
+        main_delayed_seconds: Time for which the main thread was ready and had no processor.
     """
 
     state: str = ""
@@ -129,6 +130,7 @@ class ProcessSample:
     wchan: str = ""
     threads: Mapping[str, int] = field(default_factory=dict)
     blocked: str = ""
+    main_delayed_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

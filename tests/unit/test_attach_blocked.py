@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -51,6 +52,28 @@ def test_a_system_call_says_what_is_waited_for(tmp_path: Path, what: str) -> Non
         while (found := read_sample(process.pid).blocked) != what:
             assert time.monotonic() < deadline, found
             time.sleep(0.01)
+
+
+def test_a_thread_that_gets_no_processor_is_known(tmp_path: Path) -> None:
+    """Three spin on one processor: each is ready to run, and has none two thirds of the time."""
+    one = min(os.sched_getaffinity(0))
+    source = f"import os\nos.sched_setaffinity(0, [{one}])\nprint(flush=True)\nwhile True: pass\n"
+    with contextlib.ExitStack() as running:
+        spinning = [
+            running.enter_context(program(tmp_path / f"{number}.py", source)) for number in range(3)
+        ]
+        first = [read_sample(process.pid) for process in spinning]
+        deadline = time.monotonic() + 60
+        while True:
+            last = [read_sample(process.pid) for process in spinning]
+            pairs = list(zip(first, last, strict=True))
+            delays = [two.main_delayed_seconds - one.main_delayed_seconds for one, two in pairs]
+            if min(delays) > 1.0:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    used = [two.main_cpu_seconds - one.main_cpu_seconds for one, two in pairs]
+    assert all(delay > more for delay, more in zip(delays, used, strict=True))
 
 
 def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:

@@ -122,3 +122,26 @@ def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> N
     cause = attached_verdict(run, 100, 100).cause
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))
+
+
+@pytest.mark.parametrize(("delayed", "said"), [(1.9, "95%"), (0.9, "")])
+def test_ranks_in_a_stalled_call_may_wait_for_a_processor(
+    tmp_path: Path, delayed: float, said: str
+) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.history("world")
+    cluster.post((0, 1), "world", done=False)
+    workers = []
+    for rank in range(2):
+        one = worker(rank, in_collective("all_reduce", 10), state="R")
+        late = replace(one.samples[-1], main_delayed_seconds=delayed)
+        workers.append(replace(one, samples=(one.samples[0], late)))
+
+    verdict = diagnose(replace(cluster.run(quiet=21.0), snapshot=snapshot(workers, gap=2.0)))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("stalled", ())
+    texts = [*verdict.cause.inferred, *(one.says for one in verdict.evidence)]
+    starved = [text for text in texts if "without a processor" in text]
+    assert len(starved) == (2 if said else 0)
+    assert all(f"ranks 0 1 were ready to run without a processor for {said}" in t for t in starved)

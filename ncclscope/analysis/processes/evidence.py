@@ -12,9 +12,10 @@ from ncclscope.analysis.processes.device_verdict import (
     compare_ras_counts,
 )
 from ncclscope.analysis.processes.kernel import kernel_text, sockets_text
-from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.processes.motion import STARVED, read_motions
 from ncclscope.analysis.processes.stack_classes import build_tree, classify
 from ncclscope.analysis.processes.stack_verdict import Judgement, judge_stacks
+from ncclscope.analysis.processes.stack_wording import starved_text
 from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Finding, Run
 from ncclscope.model.snapshot import Snapshot
@@ -166,6 +167,8 @@ def gather_evidence(run: Run, cause: Finding | None) -> tuple[Evidence, ...]:
             f"{moving} of {plural(len(motions), 'rank')} move, and none differs from the others",
             (),
         )
+    if slow := {rank: one.delayed for rank, one in motions.items() if one.delayed >= STARVED}:
+        named["proc"] = (starved_text(slow), ())
     readings = ("gpu", compare_gpus(snapshot)), ("ras", compare_ras_counts(snapshot))
     for name, reading in readings:
         if reading is not None:

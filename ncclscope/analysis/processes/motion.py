@@ -20,7 +20,7 @@ from ncclscope.analysis.processes.frames import (
 from ncclscope.analysis.processes.work import work_of
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
-__all__ = ["Motion", "read_motions"]
+__all__ = ["STARVED", "Motion", "read_motions", "starved"]
 
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
@@ -32,6 +32,9 @@ BUSY = 0.2
 """Share of a core above which a thread without a known wait is working."""
 IDLE = 0.05
 """Share of a core below which a thread computes nothing; polling takes less."""
+STARVED = 0.6
+"""Share of the time for which a thread that is ready to run has no processor, above which it is
+starved. Two threads that spin on one processor have none half of the time."""
 _POLLS = re.compile(r"(?:^|\.)(?:sleep|select|poll|wait)$")
 _COMMUNICATES = re.compile(r"gloo|nccl|mpi", re.IGNORECASE)
 _USES_GPU = re.compile(r"cuda|nccl", re.IGNORECASE)
@@ -65,6 +68,7 @@ class Motion:
         thread: That thread's name.
         cpu: Share of a core that the process used between the samples.
         main_cpu: Share of a core that its main thread used.
+        delayed: Share of the time in which its main thread was ready and had no processor.
         why: Why it counts as moving.
     """
 
@@ -77,6 +81,7 @@ class Motion:
     thread: str = ""
     cpu: float = 0.0
     main_cpu: float = 0.0
+    delayed: float = 0.0
     why: str = ""
 
     @property
@@ -138,6 +143,17 @@ class Motion:
         return f"{text} ({reason})" if reason else text
 
 
+def starved(snapshot: Snapshot | None) -> dict[int, float]:
+    """Return the share of the time for which ranks that need a processor had none, by rank.
+
+    Only ranks to which that happened for most of the time: they may be slow, not stuck.
+    """
+    if snapshot is None:
+        return {}
+    motions = read_motions(snapshot)
+    return {rank: one.delayed for rank, one in motions.items() if one.delayed >= STARVED}
+
+
 def read_motions(snapshot: Snapshot) -> dict[int, Motion]:
     """Return what each rank was doing, by rank."""
     several = len(snapshot.workers) > 1
@@ -165,19 +181,20 @@ class _Sample:
 def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     states = [sample.state for sample in worker.samples]
     last = states[-1] if states else ""
-    cpu = main_cpu = switches = 0.0
+    cpu = main_cpu = delayed = switches = 0.0
     if len(worker.samples) > 1:
         first, second = worker.samples[0], worker.samples[-1]
         span = max(gap, 0.001)
         cpu = max(0.0, second.cpu_seconds - first.cpu_seconds) / span
         main_cpu = max(0.0, second.main_cpu_seconds - first.main_cpu_seconds) / span
+        delayed = max(0.0, second.main_delayed_seconds - first.main_delayed_seconds) / span
         switches = max(0, second.switches - first.switches)
     if last and last in "XZ":
         return Motion(worker, "ended")
     samples = [_sample(stacks) for stacks in worker.stacks if stacks.threads]
     if not samples:
         condition = "stopped" if last in ("T", "t") else "unread"
-        return Motion(worker, condition, cpu=cpu, main_cpu=main_cpu)
+        return Motion(worker, condition, cpu=cpu, main_cpu=main_cpu, delayed=delayed)
     polled = _polled(samples, main_cpu)
     one = polled or samples[-1]
     condition, why = "still", ""
@@ -199,7 +216,8 @@ def _motion(worker: Worker, gap: float, several: bool) -> Motion:
     if condition == "moving" and one.waits is None:
         op, waits, unrecorded = None, None, False
     return Motion(
-        worker, condition, waits, op, unrecorded, one.frames, one.thread, cpu, main_cpu, why
+        *(worker, condition, waits, op, unrecorded, one.frames, one.thread),
+        *(cpu, main_cpu, delayed, why),
     )
 
 

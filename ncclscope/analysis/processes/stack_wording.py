@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ncclscope.analysis.processes.stack_classes import StackClass
 from ncclscope.analysis.wording import ranks_text
 
-__all__ = ["place_text", "seen", "waiting_text"]
+__all__ = ["place_text", "seen", "starved_text", "waiting_text"]
 
 
 def place_text(group: StackClass) -> str:
@@ -37,6 +37,19 @@ def seen(classes: Sequence[StackClass], gap: float) -> tuple[str, ...]:
             how = motion.condition
         lines.append(f"stacks: {place_text(group)}, {how}")
     return tuple(lines)
+
+
+def starved_text(shares: Mapping[int, float]) -> str:
+    """Return that ranks have no processor for a share of the time; empty where none has."""
+    if not shares:
+        return ""
+    least, most = f"{min(1.0, *shares.values()):.0%}", f"{min(1.0, max(shares.values())):.0%}"
+    share = most if least == most else f"{least} to {most}"
+    be = "was" if len(shares) == 1 else "were"
+    return (
+        f"{ranks_text(sorted(shares))} {be} ready to run without a processor for {share} of the "
+        "time: the host is overloaded, and they may be slow, not stuck"
+    )
 
 
 def _where(group: StackClass) -> str:

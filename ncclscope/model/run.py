@@ -161,7 +161,7 @@ class Run:
         """Ranks by their global rank."""
         return {rank.rank: rank for rank in self.ranks}
 
-    @property
+    @cached_property
     def missing(self) -> tuple[int, ...]:
         """Expected ranks that left no record."""
         present = self.by_rank

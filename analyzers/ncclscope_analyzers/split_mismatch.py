@@ -52,9 +52,7 @@ class SplitMismatch(ParameterMismatch):
         self, case: Case, comm: Communicator, end: int | None, *, whole: bool
     ) -> Finding | None:
         logs = {
-            place: log
-            for place, _, log in _logs_by_place(case, comm)
-            if log.calls >= log.first
+            place: log for place, _, log in _logs_by_place(case, comm) if log.calls >= log.first
         }
         for seq in _exchanges(logs.values(), end, whole=whole):
             calls = {

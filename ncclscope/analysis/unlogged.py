@@ -1,14 +1,15 @@
 """Members whose record lacks a communicator on which their peers completed calls.
 
 Such a call needs every member. So the absent member made it, and its record has a gap there: the
-description of the communicator is damaged, or no probe saw the calls.
+description of the communicator is damaged, or no probe saw the calls. Completion is not recorded
+everywhere. Where processes exited normally, their calls count as completed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ncclscope.model import Communicator, Rank, Run, State
+from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 
 __all__ = ["unlogged_members"]
@@ -45,12 +46,18 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
         members = list(run.members(key))
         if not members or len(members) >= len(comm.ranks):
             continue
+        completed = any(_has_completed(rank.logs[key]) for rank in members)
+        if not completed and not any(_may_have_completed(rank, key) for rank in members):
+            continue
         absent = [
             number
             for number in comm.ranks
-            if (rank := run.by_rank.get(number)) is not None and rank.logs and not _has(rank, comm)
+            if (rank := run.by_rank.get(number)) is not None
+            and rank.logs
+            and not _has(rank, comm)
+            and (completed or _ended_well(rank))
         ]
-        if absent and any(_has_completed(rank.logs[key]) for rank in members):
+        if absent:
             yield comm, absent
 
 
@@ -62,5 +69,18 @@ def _has(rank: Rank, comm: Communicator) -> bool:
 
 
 def _has_completed(log: CallLog) -> bool:
+    return any(call.state is State.COMPLETED for call in _newest(log))
+
+
+def _may_have_completed(rank: Rank, key: str) -> bool:
+    return _ended_well(rank) and any(True for _ in _newest(rank.logs[key]))
+
+
+def _ended_well(rank: Rank) -> bool:
+    return rank.exited and not rank.details.get("ended_with")
+
+
+def _newest(log: CallLog) -> Iterator[Call]:
+    """Yield the newest calls that need all members."""
     newest = log.span(max(log.first, log.calls + 1 - _NEWEST), log.calls + 1)
-    return any(call.state is State.COMPLETED and call.op in _NEED_ALL for call in newest)
+    return (call for call in newest if call.op in _NEED_ALL)

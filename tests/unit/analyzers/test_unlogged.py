@@ -41,3 +41,19 @@ def test_a_member_that_never_came_is_named_while_its_peers_wait(cluster_of: Clus
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("not_joined", (1,))
+
+
+def test_members_without_a_record_of_calls_are_incomplete_when_all_exited(
+    cluster_of: ClusterOf,
+) -> None:
+    """The completion of the calls is not recorded, as of calls on PyNccl."""
+    cluster = cluster_of(4)
+    cluster.history()
+    cluster.post([0], "ep:0", "all_gather", done=False, backend="nccl")
+    for tracer in cluster.tracers:
+        tracer.close()
+
+    verdict = cluster.verdict(quiet=1.0)
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "ranks 1-3" in verdict.summary

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 
@@ -56,6 +57,7 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
             and rank.logs
             and not _has(rank, comm)
             and (completed or _ended_well(rank))
+            and not _has_joined_since(rank, comm)
         ]
         if absent:
             yield comm, absent
@@ -66,6 +68,19 @@ def _has(rank: Rank, comm: Communicator) -> bool:
     if comm.key in rank.logs:
         return True
     return bool(comm.hash) and any(log.communicator.hash == comm.hash for log in rank.logs.values())
+
+
+def _has_joined_since(rank: Rank, comm: Communicator) -> bool:
+    """Return whether a living rank recorded a communicator after its ring was read.
+
+    Rings are read one after another, and peers may complete calls between the first and the last.
+    """
+    if rank.again is None:
+        return False
+    try:
+        return _has(rank.again(), comm)
+    except (OSError, DamagedFileError):
+        return True  # the file is gone or changes; the next reading shows what became of it
 
 
 def _has_completed(log: CallLog) -> bool:

@@ -1,22 +1,26 @@
-"""Members whose record lacks a communicator on which their peers completed calls.
+"""Members whose record lacks a communicator, or calls, where their peers completed calls.
 
 Such a call needs every member. So the absent member made it, and its record has a gap there: the
-description of the communicator is damaged, or no probe saw the calls. Completion is not recorded
-everywhere. Where processes exited normally, their calls count as completed.
+description of the communicator or the newest records are damaged, or no probe saw the calls.
+Completion is not recorded everywhere. Where processes exited normally, their calls count as
+completed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import nlargest
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 
-__all__ = ["unlogged_members"]
+__all__ = ["cut_short", "unlogged_members"]
 
 _NEWEST = 64
 """Calls at the end of a log that are searched for a completed one."""
+_ASKED = 4
+"""Members with the most calls whose logs are searched."""
 _NEED_ALL = frozenset(
     {
         "all_gather",
@@ -61,6 +65,36 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
         ]
         if absent:
             yield comm, absent
+
+
+def cut_short(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
+    """Yield communicators with the ended ranks whose record lacks calls that peers completed.
+
+    A record is stored before its call is made, so the end of this record was lost.
+    """
+    if run.window:
+        return
+    for key, comm in run.communicators.items():
+        logs = {rank.rank: rank.logs[key] for rank in run.members(key)}
+        ended = [
+            rank.rank
+            for rank in run.members(key)
+            if (rank.exited or rank.alive is False) and rank.logs[key].anchored
+        ]
+        if comm.creates_groups or not ended:
+            continue
+        least = min(logs[number].calls for number in ended)
+        ahead = nlargest(_ASKED, logs.values(), key=lambda log: log.calls)
+        done = [
+            call.seq
+            for log in ahead
+            if log.calls > least and log.anchored
+            for call in _newest(log)
+            if call.state is State.COMPLETED
+        ]
+        short = [number for number in ended if logs[number].calls < max(done, default=0)]
+        if short:
+            yield comm, short
 
 
 def _has(rank: Rank, comm: Communicator) -> bool:

@@ -114,6 +114,27 @@ def test_a_rank_whose_record_is_damaged_is_not_reported_late(tmp_path: Path) -> 
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+def test_newest_records_that_are_zeroed_make_agreement_incomplete(
+    tmp_path: Path, lost: int
+) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 2)
+    records = records_of(path)
+    data = bytearray(path.read_bytes())
+    start = records.stop - lost * layout.RECORD.size
+    data[start : records.stop] = bytes(records.stop - start)
+    path.write_bytes(data)
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "The records of rank 2 lack the last calls" in verdict.summary
+
+
 def flip(path: Path, offset: int, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1 << bit

@@ -1,8 +1,9 @@
 """Redact secrets in command lines before they are recorded.
 
 Only known forms are redacted: values of options and variables with telling names (``--api-key``,
-``HF_TOKEN=``), passwords in URLs, bearer tokens, and keys with known prefixes. A secret in any
-other form remains, so it is better not to put secrets on a command line.
+``HF_TOKEN=``), passwords in URLs, bearer tokens, keys with known prefixes, and what curl, mysql,
+sshpass and ``wandb login`` take. A secret in any other form remains, so it is better not to put
+secrets on a command line.
 """
 
 from __future__ import annotations
@@ -41,6 +42,22 @@ _NAMED = re.compile(
 )
 _VALUE = re.compile(r"""[^\s"'&,;)}\]]+""")
 _LONGEST_QUOTED = 1 << 12
+_AUTH = re.compile(r"--?(?:(?:basic|http|proxy|registry)[-_])?auth", re.IGNORECASE)
+"""Options whose value is a secret; not ``--auth-type`` or ``--no-auth``."""
+_USER = re.compile(r"-[uU]|--(?:proxy-)?user")
+"""Options of curl whose value is a name, a colon and a password."""
+_NAME_AND_PASSWORD = re.compile(r"([^\s/:@]+):(?!//|[0-9]+$)\S+")
+"""Not a user id and a group id, nor a host and a port."""
+_USER_IN_LINE = re.compile(
+    rf"((?<!\S)(?:{_USER.pattern})(?:\s+|=)[\"']?){_NAME_AND_PASSWORD.pattern}"
+)
+_LOGIN = re.compile(r"((?<![\w-])wandb\s+login)((?:\s+[^\s;&|]+)+)")
+_LOGIN_KEY = re.compile(r"(?<=\s)(?!-|\S*://)\S+")
+_GLUED = re.compile(r"(?:mysql|mariadb)[a-z-]*|sshpass")
+"""Programs that take a password in the same word as ``-p``."""
+_GLUED_IN_LINE = re.compile(
+    rf"((?<![\w-])(?:{_GLUED.pattern})\s[^;&|\n]{{0,200}}?(?<=\s)-p)[^\s;&|]+"
+)
 _BARE_NAME = re.compile(r"(?:[A-Za-z]+_)+(?:key|token|secret|password)", re.IGNORECASE)
 """A name without dashes, as in ``aws configure set aws_secret_access_key X``."""
 _KNOWN = re.compile(
@@ -61,11 +78,22 @@ _KNOWN = re.compile(
 def redact_words(words: Iterable[str]) -> list[str]:
     """Return the arguments of a command line with secrets replaced by ``***``."""
     found: list[str] = []
-    follows, first = False, False
+    follows = first = glued = login = False
+    before = ""
     for word in words:
-        if word.startswith("-"):
+        program = word.rpartition("/")[2]
+        glued = glued or bool(_GLUED.fullmatch(program))
+        login = login or (before == "wandb" and word == "login")
+        if glued and re.match(r"-p.", word):
+            follows = False
+            found.append(f"-p{REDACTED}")
+        elif word.startswith("-"):
             follows = first = bool(_OPTION.fullmatch(word)) and _is_secret(word)
             found.append(_redact_word(word))
+        elif _USER.fullmatch(before) and (named := _NAME_AND_PASSWORD.fullmatch(word)):
+            found.append(f"{named[1]}:{REDACTED}")
+        elif login and word != "login" and "://" not in word:
+            found.append(REDACTED)
         elif follows and (first or not _is_place(word)):
             # Some options take several keys. A file or a model ends the list.
             first = False
@@ -73,6 +101,7 @@ def redact_words(words: Iterable[str]) -> list[str]:
         else:
             follows = first = bool(_BARE_NAME.fullmatch(word))
             found.append(_redact_word(word))
+        before = word if word.startswith("-") else program
     return found
 
 
@@ -81,6 +110,9 @@ def redact_text(text: str) -> str:
     text = _PASSWORD.sub(rf"\1:{REDACTED}", text)
     text = _SCHEME.sub(rf"\1{REDACTED}", text)
     text = _redact_named(text)
+    text = _USER_IN_LINE.sub(rf"\1\2:{REDACTED}", text)
+    text = _GLUED_IN_LINE.sub(rf"\1{REDACTED}", text)
+    text = _LOGIN.sub(lambda found: found[1] + _LOGIN_KEY.sub(REDACTED, found[2]), text)
     return _KNOWN.sub(REDACTED, text)
 
 
@@ -123,7 +155,7 @@ def _end_of_value(text: str, start: int, quote: str) -> int:
 
 def _is_secret(name: str) -> bool:
     parts = _PART.findall(name)
-    if any(map(_NAMES.fullmatch, parts)):
+    if any(map(_NAMES.fullmatch, parts)) or _AUTH.fullmatch(name):
         return True
     # Only of options and of names with several parts: PWD is a directory.
     several = len(parts) > 1 or name.startswith("-")

@@ -52,9 +52,7 @@ class SplitMismatch(ParameterMismatch):
         self, case: Case, comm: Communicator, end: int | None, *, whole: bool
     ) -> Finding | None:
         logs = {
-            place: log
-            for place, rank in enumerate(comm.ranks)
-            if (log := case.logs(comm.key).get(rank)) is not None and log.calls >= log.first
+            place: log for place, _, log in _logs_by_place(case, comm) if log.calls >= log.first
         }
         for seq in _exchanges(logs.values(), end, whole=whole):
             calls = {
@@ -72,9 +70,8 @@ class SplitMismatch(ParameterMismatch):
         """
         fitting: Counter[int] = Counter()
         unlike: dict[int, list[Finding]] = {}
-        for place, number in enumerate(comm.ranks):
-            log = case.logs(comm.key).get(number)
-            if log is None or not may_hold(log, "all_gatherv", "reduce_scatterv"):
+        for place, number, log in _logs_by_place(case, comm):
+            if not may_hold(log, "all_gatherv", "reduce_scatterv"):
                 continue
             stop = min(log.calls + 1, end or log.calls + 1)
             for call in log.span(max(log.first, stop - FRONT), stop):
@@ -160,6 +157,14 @@ class SplitMismatch(ParameterMismatch):
             ),
             inferred=() if alone else ("the records do not show which side is wrong",),
         )
+
+
+def _logs_by_place(case: Case, comm: Communicator) -> Iterator[tuple[int, int, CallLog]]:
+    """Yield the recorded members of a communicator: place in it, global rank and log."""
+    logs = case.logs(comm.key)
+    for place, rank in enumerate(comm.ranks):
+        if (log := logs.get(rank)) is not None:
+            yield place, rank, log
 
 
 def _own_rows(call: Call) -> int | None:

@@ -15,7 +15,7 @@ from ncclscope.analysis.coverage import Coverage, unrecorded_kinds
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.sequences.difference import Difference
-from ncclscope.analysis.unlogged import unlogged_members
+from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.wording import plural, ranks_text, sentence
 from ncclscope.model import Finding, Rank, Run
@@ -85,6 +85,12 @@ def judge_agreement(
             "incomplete",
             f"The records of {ranks_text(lacking)} lack a communicator on which their peers "
             f"completed calls. The others agree as far as they go.",
+        )
+    if cut := sorted({number for _, ranks in cut_short(run) for number in ranks}):
+        return Agreement(
+            "incomplete",
+            f"The records of {ranks_text(cut)} lack the last calls that their peers completed. The "
+            f"others agree as far as they go.",
         )
     if case.uncompared and not all(rank.exited for rank in run.ranks):
         differ = _differ(case.uncompared[0])

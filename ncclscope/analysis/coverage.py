@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclscope.analysis.damaged import has_damaged_transfers, is_peerless
-from ncclscope.analysis.unlogged import unlogged_members
+from ncclscope.analysis.unlogged import cut_short, unlogged_members
 from ncclscope.analysis.wording import comm_text, ranks_text
 from ncclscope.model import Communicator, Rank, Run
 from ncclscope.model.metadata import DAMAGED
@@ -258,11 +258,16 @@ def _damaged_transfers(run: Run) -> Iterator[str]:
 
 
 def _unlogged(run: Run) -> Iterator[str]:
-    """Yield the ranks whose record lacks a communicator on which their peers completed calls."""
+    """Yield the ranks whose record lacks calls, though their peers completed them."""
     for comm, ranks in unlogged_members(run):
         yield (
             f"{ranks_text(ranks)}: no call on {comm_text(comm)} is recorded, where peers completed "
             f"calls that need all members"
+        )
+    for comm, ranks in cut_short(run):
+        yield (
+            f"{ranks_text(ranks)}: the last calls on {comm_text(comm)} are not recorded, which "
+            f"peers completed and which need all members"
         )
 
 

@@ -1,20 +1,26 @@
-"""Members whose record lacks a communicator on which their peers completed calls.
+"""Members whose record lacks a communicator, or calls, where their peers completed calls.
 
 Such a call needs every member. So the absent member made it, and its record has a gap there: the
-description of the communicator is damaged, or no probe saw the calls.
+description of the communicator or the newest records are damaged, or no probe saw the calls.
+Completion is not recorded everywhere. Where processes exited normally, their calls count as
+completed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import nlargest
 
-from ncclscope.model import Communicator, Rank, Run, State
+from ncclscope.errors import DamagedFileError
+from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
 
-__all__ = ["unlogged_members"]
+__all__ = ["cut_short", "unlogged_members"]
 
 _NEWEST = 64
 """Calls at the end of a log that are searched for a completed one."""
+_ASKED = 4
+"""Members with the most calls whose logs are searched."""
 _NEED_ALL = frozenset(
     {
         "all_gather",
@@ -45,13 +51,50 @@ def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
         members = list(run.members(key))
         if not members or len(members) >= len(comm.ranks):
             continue
+        completed = any(_has_completed(rank.logs[key]) for rank in members)
+        if not completed and not any(_may_have_completed(rank, key) for rank in members):
+            continue
         absent = [
             number
             for number in comm.ranks
-            if (rank := run.by_rank.get(number)) is not None and rank.logs and not _has(rank, comm)
+            if (rank := run.by_rank.get(number)) is not None
+            and rank.logs
+            and not _has(rank, comm)
+            and (completed or _ended_well(rank))
+            and not _has_joined_since(rank, comm)
         ]
-        if absent and any(_has_completed(rank.logs[key]) for rank in members):
+        if absent:
             yield comm, absent
+
+
+def cut_short(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
+    """Yield communicators with the ended ranks whose record lacks calls that peers completed.
+
+    A record is stored before its call is made, so the end of this record was lost.
+    """
+    if run.window:
+        return
+    for key, comm in run.communicators.items():
+        logs = {rank.rank: rank.logs[key] for rank in run.members(key)}
+        ended = [
+            rank.rank
+            for rank in run.members(key)
+            if (rank.exited or rank.alive is False) and rank.logs[key].anchored
+        ]
+        if comm.creates_groups or not ended:
+            continue
+        least = min(logs[number].calls for number in ended)
+        ahead = nlargest(_ASKED, logs.values(), key=lambda log: log.calls)
+        done = [
+            call.seq
+            for log in ahead
+            if log.calls > least and log.anchored
+            for call in _newest(log)
+            if call.state is State.COMPLETED
+        ]
+        short = [number for number in ended if logs[number].calls < max(done, default=0)]
+        if short:
+            yield comm, short
 
 
 def _has(rank: Rank, comm: Communicator) -> bool:
@@ -61,6 +104,32 @@ def _has(rank: Rank, comm: Communicator) -> bool:
     return bool(comm.hash) and any(log.communicator.hash == comm.hash for log in rank.logs.values())
 
 
+def _has_joined_since(rank: Rank, comm: Communicator) -> bool:
+    """Return whether a living rank recorded a communicator after its ring was read.
+
+    Rings are read one after another, and peers may complete calls between the first and the last.
+    """
+    if rank.again is None:
+        return False
+    try:
+        return _has(rank.again(), comm)
+    except (OSError, DamagedFileError):
+        return True  # the file is gone or changes; the next reading shows what became of it
+
+
 def _has_completed(log: CallLog) -> bool:
+    return any(call.state is State.COMPLETED for call in _newest(log))
+
+
+def _may_have_completed(rank: Rank, key: str) -> bool:
+    return _ended_well(rank) and any(True for _ in _newest(rank.logs[key]))
+
+
+def _ended_well(rank: Rank) -> bool:
+    return rank.exited and not rank.details.get("ended_with")
+
+
+def _newest(log: CallLog) -> Iterator[Call]:
+    """Yield the newest calls that need all members."""
     newest = log.span(max(log.first, log.calls + 1 - _NEWEST), log.calls + 1)
-    return any(call.state is State.COMPLETED and call.op in _NEED_ALL for call in newest)
+    return (call for call in newest if call.op in _NEED_ALL)

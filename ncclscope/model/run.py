@@ -7,7 +7,7 @@ each :class:`~ncclscope.model.Communicator` it is a member of, a log holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ class Rank:
             calls that count, where its records are on another node; see ``waits.posting_order``.
         source: File it was read from.
         details: Further metadata of the process.
+        again: Reads the records of a living process again; None where they do not change.
     """
 
     rank: int
@@ -90,6 +91,7 @@ class Rank:
     orders: Mapping[int, str | None] = field(default_factory=dict)
     source: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    again: Callable[[], Rank] | None = field(default=None, compare=False, repr=False)
 
     def last_calls(self) -> dict[str, Call]:
         """Return the last kept collective on each communicator that has one."""
@@ -161,7 +163,7 @@ class Run:
         """Ranks by their global rank."""
         return {rank.rank: rank for rank in self.ranks}
 
-    @property
+    @cached_property
     def missing(self) -> tuple[int, ...]:
         """Expected ranks that left no record."""
         present = self.by_rank

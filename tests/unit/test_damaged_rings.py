@@ -19,6 +19,7 @@ HASH = 16
 """Where the running hash is in a record."""
 SEQ = 24
 SIZES = 68
+SITE = 72
 DESCRIPTION = b'{"key"'
 
 
@@ -112,6 +113,46 @@ def test_a_rank_whose_record_is_damaged_is_not_reported_late(tmp_path: Path) -> 
 
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_newest_records_that_are_zeroed_make_agreement_incomplete(
+    tmp_path: Path, lost: int
+) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 2)
+    records = records_of(path)
+    data = bytearray(path.read_bytes())
+    start = records.stop - lost * layout.RECORD.size
+    data[start : records.stop] = bytes(records.stop - start)
+    path.write_bytes(data)
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
+    assert "The records of rank 2 lack the last calls" in verdict.summary
+
+
+def test_a_line_that_was_lost_is_no_other_line(tmp_path: Path) -> None:
+    """Equal calls: of rank 0, the line of the first and the whole last record are zeroed."""
+    cluster = Cluster(tmp_path / "rings", 3)
+    for _ in range(3):
+        cluster.post(cluster.everybody, "tp:0", shape=(10, 2))
+    for tracer in cluster.tracers:
+        tracer.close()
+    path = ring_of(cluster, 0)
+    records = records_of(path)
+    data = bytearray(path.read_bytes())
+    data[records.start + SITE : records.start + SITE + 4] = bytes(4)
+    data[records.stop - layout.RECORD.size : records.stop] = bytes(layout.RECORD.size)
+    path.write_bytes(data)
+
+    verdict = diagnose(open_run(cluster.directory))
+
+    assert (verdict.status, verdict.cause) == ("incomplete", None)
 
 
 def flip(path: Path, offset: int, bit: int) -> None:

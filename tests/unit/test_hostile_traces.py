@@ -14,6 +14,7 @@ from ncclscope.errors import DamagedFileError
 from ncclscope.readers import budget
 from ncclscope.readers.jsonl.trace import read_trace
 from tests.support.hostile import survive
+from tests.support.programs import run_program
 from tests.support.rings import fill, tracer_in
 
 HEADER = json.dumps({"ncclscope_trace": 1, "rank": 1, "world_size": 2}).encode() + b"\n"
@@ -121,3 +122,36 @@ def test_many_communicators_of_unequal_calls_are_compared_in_time(tmp_path: Path
 
     assert time.thread_time() - began < 10
     assert verdict.cause is None or not verdict.cause.diverging_ranks
+
+
+REPORT = """
+import resource, sys
+from pathlib import Path
+from ncclscope.__main__ import main
+
+size = max(path.stat().st_size for path in Path(sys.argv[1]).iterdir())
+before = resource.getrusage(resource.RUSAGE_SELF)
+status = main(["report", sys.argv[1], "-o", sys.argv[2]])
+after = resource.getrusage(resource.RUSAGE_SELF)
+assert (after.ru_maxrss - before.ru_maxrss) * 1024 < 8 * size + (200 << 20), after
+assert after.ru_utime - before.ru_utime < 5 + size / 1e7, after
+assert Path(sys.argv[2]).stat().st_size < 1 << 20
+sys.exit(status)
+"""
+
+
+def test_many_communicators_of_a_large_job_stay_within_the_budget(tmp_path: Path) -> None:
+    ranks = list(range(65_000))
+    for rank in range(2):
+        lines = [{"ncclscope_trace": 1, "rank": rank, "world_size": len(ranks)}]
+        for number in range(60):
+            lines.append({"comm": f"k{number}", "ranks": ranks})
+            lines.append({"call": "all_reduce", "comm": f"k{number}", "shape": [4]})
+        path = tmp_path / "traces" / f"rank{rank}.jsonl.gz"
+        path.parent.mkdir(exist_ok=True)
+        with gzip.open(path, "wt", compresslevel=1) as file:
+            file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+    completed = run_program(REPORT, tmp_path / "traces", tmp_path / "report.html", timeout=60)
+
+    assert completed.returncode == 0, completed.stderr

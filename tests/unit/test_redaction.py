@@ -64,6 +64,27 @@ SECRETS = {
         ["clone", "https://***@github.com/x"],
     ),
     "AWS id": (["--id=AKIAIOSFODNN7EXAMPLE"], ["--id=***"]),
+    "auth": (["--auth", "hunter2"], ["--auth", "***"]),
+    "basic auth": (["--basic-auth=me:hunter2"], ["--basic-auth=***"]),
+    "curl": (["curl", "-u", "me:hunter2", "h"], ["curl", "-u", "me:***", "h"]),
+    "curl's long form": (["--proxy-user", "me:hunter2"], ["--proxy-user", "me:***"]),
+    "curl in a line": (["sh", "-c", "curl -u me:hunter2 h"], ["sh", "-c", "curl -u me:*** h"]),
+    "curl with =": (["--user=me:hunter2"], ["--user=me:***"]),
+    "wandb": (["wandb", "login", "hunter2"], ["wandb", "login", "***"]),
+    "wandb with options": (
+        ["/bin/wandb", "login", "--relogin", "--host", "https://h", "hunter2"],
+        ["/bin/wandb", "login", "--relogin", "--host", "https://h", "***"],
+    ),
+    "wandb in a line": (
+        ["sh", "-c", "wandb login hunter2 && python train.py"],
+        ["sh", "-c", "wandb login *** && python train.py"],
+    ),
+    "mysql": (["mysql", "-u", "me", "-phunter2", "db"], ["mysql", "-u", "me", "-p***", "db"]),
+    "mysqldump in a line": (
+        ["sh", "-c", "mysqldump -u me -phunter2 db; x"],
+        ["sh", "-c", "mysqldump -u me -p*** db; x"],
+    ),
+    "sshpass": (["sshpass", "-phunter2", "ssh", "h"], ["sshpass", "-p***", "ssh", "h"]),
     "JWT": (["eyJhbGciOiJIUzI1.eyJzdWIiOiIx.SflKxwRJ"], ["***"]),
 }
 
@@ -77,6 +98,10 @@ PLAIN = [
     ["PWD=/home/me", "OLDPWD=/x", "--pass-through", "--path", "x", "--sig=x"],
     ["http://h/p?signed=1&design=2", "token_ids", "all_keys_first"],
     ["train", "--recipe", "basic training", "the key to it"],
+    ["docker", "run", "-u", "1000:1000", "-p8080:80", "image"],
+    ["python", "-u", "train.py", "-p4", "-u", "host:29500", "--user", "me"],
+    ["--auth-type", "basic", "--no-auth", "train.py", "--authors", "x"],
+    ["wandb", "sync", "run-1"], ["login", "node-1"], ["sh", "-c", "wandb sync x; ssh -p22 h"],
     ["", "-", "--", "=", "x=", "=x", "\udcff\udc80", "a" * 100],
 ]  # fmt: skip
 
@@ -99,10 +124,13 @@ def test_a_line_of_a_whole_command(tmp_path: Path) -> None:
     assert output == "server --api-key *** --token=*** --port 80 HF_TOKEN=***"
 
 
-@pytest.mark.parametrize("letter", ["a", "a-", "://", "=", "k:", "key=", "Bearer ", "--key "])
+@pytest.mark.parametrize(
+    "letter",
+    ["a", "a-", "://", "=", "k:", "key=", "Bearer ", "--key ", "-u ", "wandb login ", "mysql -p"],
+)
 def test_long_words_take_no_longer(letter: str) -> None:
     # Far beyond what a quadratic search comes through within a test's time.
-    word = letter * 100_000
+    word = letter * (400_000 // len(letter))
 
     redact_words([word, *[letter] * 1000])
     redact_text(word)

@@ -14,6 +14,7 @@ from ncclscope.ring import layout
 from ncclscope.ring.intern import Interner
 from ncclscope.ring.reader import RingFile
 from ncclscope.tracing.tracer import Comm, Tracer
+from tests.support.programs import run_program
 from tests.support.rings import SMALL, fill, read, signature, tracer_in
 
 
@@ -298,3 +299,46 @@ def test_a_call_in_a_signal_handler_while_a_text_is_written_leaves_no_nameless_t
     rank = read(rings)
     (log,) = rank.logs.values()
     assert [call.op for call in log.span(1, 4)] == ["?", "barrier", "broadcast"]
+
+
+# A handler records the very call whose texts the program may just be writing, at any moment.
+SIGNALLED = """
+import signal, sys
+from ncclscope import Tracer
+
+tracer = Tracer(sys.argv[1], rank=0, world_size=1, capacity=65_536, heartbeat=False)
+comm = tracer.communicator("k")
+number = handled = 0
+
+def record(number):
+    tracer.record(comm, f"op_{number}", out_shape=(number, 3), site=f"a.py:{number} f")
+
+def handle(*_):
+    global handled
+    if handled < 20_000:
+        handled += 1
+        record(number)
+        signal.setitimer(signal.ITIMER_REAL, 1e-6 + handled % 30 * 1e-6)
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 1e-5)
+for number in range(400):
+    record(number)
+signal.setitimer(signal.ITIMER_REAL, 0)
+for number in range(400):
+    record(number)
+print(handled)
+"""
+
+
+@pytest.mark.both_writers
+def test_names_are_kept_whenever_a_signal_handler_records(rings: Path) -> None:
+    completed = run_program(SIGNALLED, rings, timeout=60)
+
+    assert completed.returncode == 0, completed.stderr
+    assert int(completed.stdout) > 50
+    (log,) = read(rings).logs.values()
+    assert log.calls == 800 + int(completed.stdout)
+    later = log.span(log.calls - 399, log.calls + 1)
+    assert [call.op for call in later] == [f"op_{number}" for number in range(400)]
+    assert [call.site for call in later] == [f"a.py:{number} f" for number in range(400)]

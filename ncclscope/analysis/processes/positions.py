@@ -73,7 +73,7 @@ class Positions(Mapping[int, Position]):
     def __getitem__(self, number: int) -> Position:
         if number not in self._found:
             rank = self._case.run.by_rank.get(number)
-            if rank is None and number not in self._case.run.missing:
+            if rank is None and not 0 <= number < self._case.run.expected:
                 raise KeyError(number)
             self._found[number] = (
                 Position(number, "unknown")

@@ -166,7 +166,10 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
         one = odd.tokens(start, stop, names)
         other = peer.tokens(start, peer_stop, names)
         both = last + 1 - start
-        differ = np.flatnonzero((one[:both] != other[:both]).any(axis=1))
+        unequal = one[:both] != other[:both]
+        if odd.sites and None in names:  # a line that was not recorded may be any
+            unequal[:, 1] &= (one[:both, 1] != names[None]) & (other[:both, 1] != names[None])
+        differ = np.flatnonzero(unequal.any(axis=1))
         if not len(differ):
             return None
         place = int(differ[0])

@@ -80,6 +80,7 @@ def read_trace(path: Path) -> Rank:
             f"this version of ncclscope reads version {VERSION}",
         )
     communicators: dict[str, Communicator] = {}
+    members: dict[int, int] = {}
     made: dict[str, int] = {}
     calls: dict[str, list[Call]] = {}
     p2p: dict[str, list[Call]] = {}
@@ -99,7 +100,7 @@ def read_trace(path: Path) -> Rank:
             target = p2p if call.op in P2P_OPS else calls
             target.setdefault(key, []).append(call)
         elif key is not None and "call" not in line:
-            communicators[key] = _communicator(line, key)
+            communicators[key] = _communicator(line, key, members)
             made[key] = number(line.get("calls"), MAX_SEQ)
         elif (step := integer(line.get("step"))) is not None:
             if 0 <= step < MAX_SEQ:
@@ -388,11 +389,16 @@ def _share(calls: Sequence[Call], p2p: Sequence[Call]) -> bool:
     )
 
 
-def _communicator(line: Mapping[str, Any], key: str) -> Communicator:
+def _communicator(line: Mapping[str, Any], key: str, known: dict[int, int]) -> Communicator:
+    """Return a communicator whose members are numbers of `known`.
+
+    JSON makes each number anew. Communicators of a large job would hold millions of equal ones.
+    """
+    ranks = integers(line.get("ranks")) or ()
     return Communicator(
         key=key,
         label=text(line.get("label")) or "",
-        ranks=integers(line.get("ranks")) or (),
+        ranks=tuple(map(known.setdefault, ranks, ranks)),
         backend=text(line.get("backend")) or "",
         created_at=text(line.get("created_at")),
     )

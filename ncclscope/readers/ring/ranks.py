@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ def read_ring(path: Path) -> Rank:
         transfers=engine_transfers(ring),
         source=str(path),
         details=details,
+        again=partial(read_ring, path) if ring.live else None,
     )
 
 

@@ -88,7 +88,7 @@ class _Comms:
     def __init__(self, verdict: Verdict) -> None:
         self.entries: list[dict[str, Any]] = []
         self._numbers: dict[str, int] = {}
-        cause = verdict.cause
+        cause, recorded = verdict.cause, verdict.run.by_rank
         first = cause.comm.key if cause is not None and cause.comm is not None else ""
         for key, comm in sorted(
             verdict.run.communicators.items(),
@@ -100,7 +100,8 @@ class _Comms:
                     "label": comm.label or comm.key[:12],
                     "text": comm_text(comm),
                     "backend": comm.backend,
-                    "ranks": list(comm.ranks),
+                    # The page has rows only of ranks with a record.
+                    "ranks": [rank for rank in comm.ranks if rank in recorded],
                 }
             )
 

@@ -100,21 +100,24 @@ static void state(void *handle, int to)
         later->state(handle, to, NULL);
 }
 
-/* NCCL has one literal for each name, so that a plugin may keep the pointer. */
+/* NCCL has one literal for each name, so that a plugin may keep the pointer. Without a lock, which a
+ * fork might leave held in the child. */
 static const char *literal(const char *name)
 {
     static const char *known[64];
-    static char lock;
-    while (__atomic_test_and_set(&lock, __ATOMIC_ACQUIRE))
-        ;
-    int at = 0;
-    while (at < 63 && known[at] != NULL && strcmp(known[at], name) != 0)
-        at++;
-    if (known[at] == NULL)
-        known[at] = strdup(name);
-    const char *found = known[at];
-    __atomic_clear(&lock, __ATOMIC_RELEASE);
-    return found;
+    for (int at = 0; at < 64; at++) {
+        const char *held = __atomic_load_n(&known[at], __ATOMIC_ACQUIRE);
+        if (held == NULL) {
+            char *own = strdup(name);
+            if (__atomic_compare_exchange_n(&known[at], &held, own, false, __ATOMIC_ACQ_REL,
+                                            __ATOMIC_ACQUIRE))
+                return own;
+            free(own);
+        }
+        if (strcmp(held, name) == 0)
+            return held;
+    }
+    abort();
 }
 
 static int function_of(const char *name)

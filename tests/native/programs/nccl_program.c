@@ -2,6 +2,7 @@
  * each with a number. Beside those of the stand-in for libnccl it knows
  *
  *     threads N COUNT C   N threads make COUNT all_reduces each, on communicators C, C + 1, ...
+ *     background N COUNT C   the same, and go on while they run
  *     fork                the lines up to `parent` are for a child, whose end is awaited
  *     kill                end as by the OOM killer
  *     repeat N LINE       a command N times, with `%d` in it replaced by 0, 1, ...
@@ -35,16 +36,16 @@ static void *work_of(void *given)
     return NULL;
 }
 
-static void threads(int count, int calls, int comm)
+static void threads(int count, int calls, int comm, int wait)
 {
     pthread_t started[MOST_THREADS];
-    struct work works[MOST_THREADS];
+    static struct work works[MOST_THREADS]; /* threads may outlive this call */
     count = count < MOST_THREADS ? count : MOST_THREADS;
     for (int at = 0; at < count; at++) {
         works[at] = (struct work){comm + at, calls};
         pthread_create(&started[at], NULL, work_of, &works[at]);
     }
-    for (int at = 0; at < count; at++)
+    for (int at = 0; at < count && wait; at++)
         pthread_join(started[at], NULL);
 }
 
@@ -70,7 +71,9 @@ int main(void)
     setvbuf(stdin, NULL, _IONBF, 0); /* a child takes its lines out of the pipe, and no more */
     while (fgets(line, sizeof line, stdin) != NULL) {
         if (sscanf(line, "threads %d %d %d", &a, &b, &c) == 3) {
-            threads(a, b, c);
+            threads(a, b, c, 1);
+        } else if (sscanf(line, "background %d %d %d", &a, &b, &c) == 3) {
+            threads(a, b, c, 0);
         } else if (strncmp(line, "fork", 4) == 0) {
             pid_t child = fork();
             if (child > 0)

@@ -10,23 +10,12 @@ from collections.abc import Iterator
 
 from ncclscope.model import Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
+from ncclscope.model.signature import SYMMETRIC_OPS
 
 __all__ = ["unlogged_members"]
 
 _NEWEST = 64
 """Calls at the end of a log that are searched for a completed one."""
-_NEED_ALL = frozenset(
-    {
-        "all_gather",
-        "all_gatherv",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "reduce_scatter",
-        "reduce_scatterv",
-    }
-)
-"""Operations that complete on no rank before all members have joined."""
 
 
 def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
@@ -63,4 +52,4 @@ def _has(rank: Rank, comm: Communicator) -> bool:
 
 def _has_completed(log: CallLog) -> bool:
     newest = log.span(max(log.first, log.calls + 1 - _NEWEST), log.calls + 1)
-    return any(call.state is State.COMPLETED and call.op in _NEED_ALL for call in newest)
+    return any(call.state is State.COMPLETED and call.op in SYMMETRIC_OPS for call in newest)

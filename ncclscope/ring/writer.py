@@ -270,7 +270,13 @@ class RingWriter:
         return position
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that step `number` begins, of `tokens` tokens (None: unknown) or `dummy`."""
+        """Record that a step of the engine begins.
+
+        Args:
+            number: Number of the step; 0 or more.
+            tokens: Number of scheduled tokens; None if it is unknown.
+            dummy: Whether the step only keeps up with those of other ranks.
+        """
         seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
         fixed = held.to_bytes(8, "little") + _STEPS[dummy]

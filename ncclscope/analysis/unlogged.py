@@ -14,6 +14,7 @@ from heapq import nlargest
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.log import CallLog
+from ncclscope.model.signature import SYMMETRIC_OPS
 
 __all__ = ["cut_short", "unlogged_members"]
 
@@ -21,18 +22,6 @@ _NEWEST = 64
 """Calls at the end of a log that are searched for a completed one."""
 _ASKED = 4
 """Members with the most calls whose logs are searched."""
-_NEED_ALL = frozenset(
-    {
-        "all_gather",
-        "all_gatherv",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "reduce_scatter",
-        "reduce_scatterv",
-    }
-)
-"""Operations that complete on no rank before all members have joined."""
 
 
 def unlogged_members(run: Run) -> Iterator[tuple[Communicator, list[int]]]:
@@ -132,4 +121,4 @@ def _ended_well(rank: Rank) -> bool:
 def _newest(log: CallLog) -> Iterator[Call]:
     """Yield the newest calls that need all members."""
     newest = log.span(max(log.first, log.calls + 1 - _NEWEST), log.calls + 1)
-    return (call for call in newest if call.op in _NEED_ALL)
+    return (call for call in newest if call.op in SYMMETRIC_OPS)

@@ -25,7 +25,7 @@ from ncclscope.lab.assignment import Assignment
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress, ProgressBoard
 from ncclscope.launch.fork_server import ForkOrder, start
-from ncclscope.ring.layout import BEAT_SECONDS
+from ncclscope.ring.layout import HEARTBEAT_SECONDS
 
 __all__ = ["Laboratory", "Outcome"]
 
@@ -195,7 +195,7 @@ class Laboratory:
             return "failed" if any(self.statuses.values()) else "finished"
         # A ring's heartbeat can be this old when its process is killed; after one more, the records
         # themselves show the whole pause.
-        if quiet <= stall_after + BEAT_SECONDS:
+        if quiet <= stall_after + HEARTBEAT_SECONDS:
             return "running"
         return "failed" if any(self.statuses.values()) else "stalled"
 

@@ -32,7 +32,7 @@ from ncclscope.errors import DamagedFileError, UsageError
 from ncclscope.launch.gpus import SHARED, enough
 from ncclscope.launch.rank_process import Job, RankPlace, be_rank
 from ncclscope.launch.spawn import pack, spawn
-from ncclscope.ring.layout import BEAT_SECONDS
+from ncclscope.ring.layout import HEARTBEAT_SECONDS
 
 __all__ = ["START_METHODS", "Failure", "Outcome", "run_ranks"]
 
@@ -242,7 +242,7 @@ class _Processes:
         """
         moved, heads = self.begun, self._heads()
         # A ring's heartbeat can be this old when its process is killed.
-        patience = stall_after + BEAT_SECONDS
+        patience = stall_after + HEARTBEAT_SECONDS
         while self.waiting:
             received = self._receive()
             now, before, heads = time.monotonic(), heads, self._heads()

@@ -61,16 +61,15 @@ BARRIERS = frozenset({"barrier", "monitored_barrier"})
 """Operations that block their caller until all members have joined, on every backend."""
 ROOTED_OPS = frozenset({"broadcast", "gather", "gatherv", "reduce", "scatter", "scatterv"})
 """Operations that one member may complete before another has joined."""
-
-KNOWN_OPS = (
-    frozenset({"all_gather", "all_reduce", "all_to_all", "reduce_scatter"})
-    | P2P_OPS
-    | VECTOR_OPS
-    | CREATION_OPS
-    | EXPERT_OPS
-    | BARRIERS
-    | ROOTED_OPS
+SYMMETRIC_OPS = frozenset(
+    {
+        *("all_gather", "all_gatherv", "all_reduce", "all_to_all", "barrier"),
+        *("reduce_scatter", "reduce_scatterv"),
+    }
 )
+"""Operations without a root, which complete on no rank before all members have joined."""
+
+KNOWN_OPS = SYMMETRIC_OPS | P2P_OPS | VECTOR_OPS | CREATION_OPS | EXPERT_OPS | BARRIERS | ROOTED_OPS
 """Operations whose parameters are compared by their meaning; others are compared as they are."""
 
 # Operations in which every member passes the same number of input elements.

@@ -41,10 +41,10 @@ def describe_ring(path: Path) -> dict[str, Any]:
             about = ring.about
             pid = integer(about.get("pid")) or 0
             alive = is_alive(about, text(about.get("host")) or "", pid)
-            beats = abs(time.time_ns() - ring.heartbeat_ns) < _HEARTBEAT_NS
+            is_recent = abs(time.time_ns() - ring.heartbeat_ns) < _HEARTBEAT_NS
     except (DamagedFileError, OSError):
         return {}
-    return {"alive": alive, "beats": beats and alive is not False}
+    return {"alive": alive, "beats": is_recent and alive is not False}
 
 
 class Nodes:

@@ -175,7 +175,7 @@ HEADER_STRINGS_USED = 128
 """u64: bytes of the strings part that are valid."""
 HEADER_HEARTBEAT = 136
 """u64: host clock at the last heartbeat."""
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Seconds between two heartbeats."""
 HEADER_EXITED = 144
 """u64: host clock at a normal exit; 0 while the process runs or if it was killed."""

@@ -126,7 +126,7 @@ class RingWriter:
         self._about: dict[str, Any] = dict(about or {})
         self._about_generation = 0
         self.describe()
-        self.beat()
+        self.store_heartbeat()
         self._publish()
 
     def _open(self, place: RingPlace, buffer: mmap.mmap, device: bool) -> Interner:
@@ -270,7 +270,13 @@ class RingWriter:
         return position
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that step `number` begins, of `tokens` tokens (None: unknown) or `dummy`."""
+        """Record that a step of the engine begins.
+
+        Args:
+            number: Number of the step; 0 or more.
+            tokens: Number of scheduled tokens; None if it is unknown.
+            dummy: Whether the step only keeps up with those of other ranks.
+        """
         seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
         fixed = held.to_bytes(8, "little") + _STEPS[dummy]
@@ -382,14 +388,14 @@ class RingWriter:
         checksum = zlib.crc32(data, generation & 0xFFFFFFFF)
         layout.ABOUT.pack_into(self._buffer, offset, generation, len(data), checksum, 0)
 
-    def beat(self) -> None:
+    def store_heartbeat(self) -> None:
         """Store a heartbeat."""
         self._put_u64(layout.HEADER_HEARTBEAT, _time_ns())
 
     def finish(self) -> None:
         """Record a normal exit. The map stays: other threads may still write."""
         self._write_table()
-        self.beat()
+        self.store_heartbeat()
         self._put_u64(layout.HEADER_EXITED, _time_ns())
 
     def detach(self) -> None:
@@ -424,7 +430,7 @@ class RingWriter:
         self._tables += 1
         half = self._tables % 2 * layout.MAX_COMMS
         size = layout.TABLE_ENTRY.size
-        self.beat()
+        self.store_heartbeat()
         for channel in list(self._channels):
             begin = self.position + 1
             seq, running, p2p = channel.seq, channel.hash, channel.p2p & 0xFFFFFFFF

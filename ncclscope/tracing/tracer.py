@@ -26,7 +26,7 @@ from ncclscope.model.sites import PLUMBING
 from ncclscope.redaction import redact_text
 from ncclscope.ring import layout
 from ncclscope.ring.activity import Slot
-from ncclscope.ring.layout import BEAT_SECONDS
+from ncclscope.ring.layout import HEARTBEAT_SECONDS
 from ncclscope.ring.native_writer import NativeWriter, open_writer
 from ncclscope.ring.writer import Channel, RingWriter
 from ncclscope.settings import variable
@@ -98,12 +98,15 @@ class Tracer:
         else:
             self._record_natively()
         if heartbeat:
-            beat = threading.Thread(
-                target=_beat, args=(self.ring, self._stop), name="ncclscope-beat", daemon=True
+            thread = threading.Thread(
+                target=_keep_heartbeat,
+                args=(self.ring, self._stop),
+                name="ncclscope-beat",
+                daemon=True,
             )
             # A process at its limit of threads, or during shutdown, cannot start one.
             with contextlib.suppress(RuntimeError):
-                beat.start()
+                thread.start()
         _tracers.add(self)
         _end_with_multiprocessing()
 
@@ -401,9 +404,9 @@ _tracers: weakref.WeakSet[Tracer] = weakref.WeakSet()
 """All tracers with a mapped file; a closed one still records."""
 
 
-def _beat(ring: RingWriter, stop: threading.Event) -> None:
-    while not stop.wait(BEAT_SECONDS):
-        ring.beat()
+def _keep_heartbeat(ring: RingWriter, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS):
+        ring.store_heartbeat()
 
 
 def _close_all() -> None:

@@ -20,10 +20,10 @@ from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.sequences.mixed_records import reduced_keys
 from ncclscope.analysis.verdict import Verdict, diagnose
 from ncclscope.model import Rank, Run
-from ncclscope.model.signature import stretch
 from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
+from ncclscope.watch.hashes import HashComparison
 from ncclscope.watch.jobs import Rings, current
 from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.transfers import TransferWatch
@@ -105,15 +105,12 @@ class Watcher:
         self._began_ns = wall()
         self._rings = Rings(*directories) if rings is None else rings
         self._seen: set[Path] = set()
-        self._verified: dict[tuple[str, Path], int] = {}
-        self._bases: dict[tuple[str, Path, Path], tuple[int, int, int]] = {}
+        self._hashes = HashComparison(clock)
         self._verdict: Verdict | None = None
         self._trouble: Verdict | None = None
         self._troubled: set[Path] = set()
         self._examined: object = None
         self._examine_at = 0.0
-        self._reduced: frozenset[str] = frozenset()
-        self._reduced_at = 0.0
         self._settled: object = None
         self._gpus = gpus
         self._spins = False
@@ -210,7 +207,7 @@ class Watcher:
             self._trouble = None  # the processes in trouble have ended
             self._verdict = None
         who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
-        diverged = self._compare(living, moved)
+        diverged = self._hashes.compare(living, moved)
         self._spins = self._spins and not moved
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
@@ -237,7 +234,7 @@ class Watcher:
         if due or (diverged and self._trouble is None):
             self._judge(living, now, stuck)
         if diverged and self._trouble is None and self._group is None:
-            self._accept(diverged)
+            self._hashes.accept(diverged)
 
     def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
         """Return the ranks inside a call that have not moved for longer than the limit."""
@@ -293,54 +290,6 @@ class Watcher:
         if len(members) < len(own.comm.ranks):
             return True
         return any(comm_cursor.seq < own.seq for comm_cursor in members)
-
-    # --- comparing ---------------------------------------------------------------------------
-
-    def _compare(
-        self, living: Sequence[RingCursor], moved: Iterable[RingCursor]
-    ) -> list[tuple[str, RingCursor, RingCursor, int]]:
-        """Return the differing hashes: communicator key, two cursors, sequence number."""
-        members: dict[str, list[RingCursor]] = {}
-        keys = {key for cursor in moved for key in cursor.comm_cursors}
-        if self._clock() < self._reduced_at:
-            keys -= self._reduced
-        for cursor in living:
-            if cursor.rank >= 0:
-                for key in keys & cursor.comm_cursors.keys():
-                    members.setdefault(key, []).append(cursor)
-        diverged = []
-        for key, own in members.items():
-            if len(own) < 2:
-                continue
-            leader = max(own, key=lambda cursor: cursor.comm_cursors[key].seq)
-            for cursor in own:
-                comm_cursor = cursor.comm_cursors[key]
-                if cursor is leader or self._verified.get((key, cursor.path)) == comm_cursor.seq:
-                    continue
-                self._verified[key, cursor.path] = comm_cursor.seq
-                if self._differ(key, leader, cursor):
-                    diverged.append((key, leader, cursor, comm_cursor.seq))
-        return diverged
-
-    def _differ(self, key: str, leader: RingCursor, cursor: RingCursor) -> bool:
-        comm_cursor = cursor.comm_cursors[key]
-        seq, theirs = comm_cursor.seq, leader.hash_at(key, comm_cursor.seq)
-        if theirs is None or theirs == comm_cursor.hash:
-            return False  # equal calls, or overwritten records, which cannot be compared
-        base = self._bases.get((key, leader.path, cursor.path))
-        if base is None or base[0] > seq:
-            return True
-        since, their_base, own_base = base
-        length = seq - since
-        return stretch(their_base, theirs, length) != stretch(own_base, comm_cursor.hash, length)
-
-    def _accept(self, diverged: Iterable[tuple[str, RingCursor, RingCursor, int]]) -> None:
-        """Mark differences as explained, such as another order inside a group."""
-        for key, leader, cursor, seq in diverged:
-            theirs, own = leader.hash_at(key, seq), cursor.hash_at(key, seq)
-            if theirs is not None and own is not None:
-                self._bases[key, leader.path, cursor.path] = seq, theirs, own
-                self._bases[key, cursor.path, leader.path] = seq, own, theirs
 
     # --- diagnosing --------------------------------------------------------------------------
 
@@ -398,10 +347,10 @@ class Watcher:
         began = self._clock()
         run: Run = assemble(ranks, sources=self.sources)
         verdict = patient_verdict(run, self.stall * _NEARLY)
-        self._reduced = reduced_keys(run, verdict.run)
         # Their hashes always differ, so that each poll would read all their calls again.
         ended = self._clock()
-        self._reduced_at = ended + max(_AGAIN, _REST * (ended - began))
+        rest = max(_AGAIN, _REST * (ended - began))
+        self._hashes.leave_out(reduced_keys(run, verdict.run), until=ended + rest)
         return verdict
 
     def _near(self, living: Sequence[RingCursor], stuck: Sequence[RingCursor]) -> list[RingCursor]:

@@ -93,7 +93,7 @@ def _write_rings(workload: Workload, history: History, directory: Path) -> None:
             posted = [each for each in history.posted[rank] if not each.post.silent]
             _record(workload, tracer, posted, clock)
             clock.now = history.last_seen_ns[rank]
-            tracer.ring.beat()
+            tracer.ring.store_heartbeat()
             how = history.ended.get(rank)
             if how not in (None, "exit", "killed"):
                 tracer.describe(ended_with=how)

@@ -18,7 +18,7 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -43,7 +43,7 @@ def run_ranks(
     size: int = SIZE,
     environment: Mapping[str, str] | None = None,
     timeout: float = 100.0,
-    interpreters: bool = False,
+    interpreters: Container[int] = (),
     preload: Sequence[str] | None = None,
 ) -> Run:
     """Run a function of a test module on all ranks at once, and read what they recorded.
@@ -55,7 +55,7 @@ def run_ranks(
         size: Number of ranks.
         environment: Variables on top of the test's own.
         timeout: Seconds for each rank.
-        interpreters: Whether each rank is a new interpreter, in which the probes wait for torch.
+        interpreters: Ranks that are new interpreters, in which the probes wait for torch.
         preload: Modules that the ranks have imported before; None for torch.
 
     Raises:
@@ -73,7 +73,7 @@ def run_ranks(
                 "NCCLSCOPE_DIR": str(rings),
                 **(environment or {}),
             },
-            interpreter=interpreters,
+            interpreter=rank in interpreters,
             preload=preload,
         )
         for rank in range(size)

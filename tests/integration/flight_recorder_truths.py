@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import fork_server
+
 __all__ = ["FAULTS", "HEALTHY", "Truth", "play"]
 
 PROGRAM = Path(__file__).with_name("flight_recorder_programs.py")
 SECONDS = 240
+PRELOAD = ("torch.distributed", "torch._inductor.codecache")
 HEALTHY = (
     "healthy",
     "healthy_json",
@@ -79,8 +82,9 @@ def play(directory: Path, names: Sequence[str], waited: Iterable[str]) -> None:
     """
     environment = {key: value for key, value in os.environ.items() if "TORCH" not in key}
     players = [
-        subprocess.Popen(
+        fork_server.Popen(
             [sys.executable, str(PROGRAM), str(directory), *names[part::2]],
+            preload=PRELOAD,
             env=environment,
             stderr=subprocess.PIPE,
         )
@@ -92,7 +96,9 @@ def play(directory: Path, names: Sequence[str], waited: Iterable[str]) -> None:
     finally:
         for player in players:
             player.kill()
-            player.communicate()
+            player.wait()
+            if player.stderr is not None:
+                player.stderr.close()
     if [player.returncode for player in players] != [0, 0]:
         raise RuntimeError(f"a program failed: {output}")
     for name in waited:

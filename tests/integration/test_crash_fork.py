@@ -96,7 +96,7 @@ if child == 0:
     tracer.relabel(comm, "new")
     new = tracer.communicator("another", "dp:0", [0])
     tracer.record(new, "barrier")
-    tracer.ring.beat()
+    tracer.ring.store_heartbeat()
     tracer.close()
     sys.exit(0)
 wait(child)

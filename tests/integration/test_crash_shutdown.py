@@ -284,7 +284,7 @@ def test_the_heartbeat_goes_on_while_the_program_waits_and_stops_with_it(
 ) -> None:
     source = f"""{BEGIN}
 from ncclscope.tracing import tracer
-tracer.BEAT_SECONDS = 0.02
+tracer.HEARTBEAT_SECONDS = 0.02
 record(1)
 print(session.current().path, flush=True)
 sys.stdin.read()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ncclscope.doctor.checks import Check, is_useful
+from tests.support import fork_server
 from tests.support.cluster import Cluster
 from tests.support.nodes import can_unshare
 from tests.support.programs import ROOT
@@ -24,7 +25,8 @@ def doctor(
     path = os.pathsep.join(
         filter(None, [first, *(str(ROOT / part) for part in ("", "analyzers", "patches"))])
     )
-    return subprocess.run(
+    run = subprocess.run if prefix else fork_server.run
+    return run(
         [*prefix, sys.executable, "-m", "ncclscope", "doctor", *arguments],
         env={**os.environ, "PYTHONPATH": path, "NCCL_RAS_ADDR": "127.0.0.1:1", **environment},
         capture_output=True,

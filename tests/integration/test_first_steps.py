@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ncclscope
+from tests.support import fork_server
 from tests.support.emulator import Emulator
 from tests.support.programs import ROOT, run_program
 
@@ -27,7 +28,9 @@ COMMAND = (sys.executable, "-m", "ncclscope")
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    # The encoding of the streams is chosen where an interpreter starts.
+    run = subprocess.run if "PYTHONIOENCODING" in variables else fork_server.run
+    return run(
         [*COMMAND, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, **variables},

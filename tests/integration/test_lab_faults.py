@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ from ncclscope.lab.faults import FAULTS
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from ncclscope.lab.progress import Phase, Progress
-from ncclscope.launch import fork_server as lab_server
 from ncclscope.model import Call, Rank, Run
-from tests.support import fork_server
+from tests.support.laboratories import warm_laboratories
 
 # What gloo makes of each: a rank that waits in vain, a process that dies, or wrong data.
 STALLED = (
@@ -86,10 +84,7 @@ Runner = Callable[[str], Result]
 
 @pytest.fixture(autouse=True, scope="module")
 def _warm() -> Iterator[None]:
-    """Have one process import torch for all laboratories; tests of the launcher start their own."""
-    forks = SimpleNamespace(Popen=fork_server.Popen)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lab_server, "subprocess", forks)
+    with warm_laboratories():
         yield
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import ncclscope
 from ncclscope.errors import LaboratoryError
 from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
+from tests.support.laboratories import warm_laboratories
 
 DEADLINE = 30.0
 
@@ -42,6 +43,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(directory))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return directory
+
+
+@pytest.fixture
+def warm() -> Iterator[None]:
+    """Fork the ranks from the tests' server: what is tested is not the start of the launcher's."""
+    with warm_laboratories():
+        yield
 
 
 def program(**changed: Any) -> Program:
@@ -78,6 +86,7 @@ def test_a_finished_run_leaves_only_rings(tmp_path: Path, temporary: Path) -> No
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_killing_ends_the_watch(tmp_path: Path, temporary: Path) -> None:
     sleeping = program(fault="sleeping_rank", fault_step=1)
     with Laboratory(sleeping, tmp_path / "rings") as laboratory:
@@ -91,6 +100,7 @@ def test_killing_ends_the_watch(tmp_path: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.usefixtures("warm")
 def test_an_exception_inside_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
     sleeping = program(fault="sleeping_rank", fault_step=1)
 
@@ -136,6 +146,7 @@ def test_the_end_of_whoever_opened_it_is_the_end_of_the_ranks(
     assert eventually(lambda: not list(temporary.iterdir()))
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rank_that_cannot_start_says_why(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_torchrun_is_traced(rings: Path, tmp_path: Path) -> None:
         assert rank.details["run"] == ranks[0].details["run"] != ""
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
 def test_multiprocessing_is_traced(rings: Path, tmp_path: Path, method: str) -> None:
     pytest.importorskip("torch")
     program = write(tmp_path, "program.py", MULTIPROCESSING_PROGRAM)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -330,10 +330,17 @@ def cause_of(verdict: Verdict) -> Any:
 # --- before the first call --------------------------------------------------------------------
 
 
-def test_rank_that_never_comes_to_the_rendezvous_is_named(rings: Path) -> None:
-    with Job("comes_late", rings) as job:
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job in which one rank has not come to the rendezvous for long enough to be a hang."""
+    with Job("comes_late", tmp_path_factory.mktemp("late")) as job:
         job.wait_until(lasts("init_process_group", 0, 1, 2))
-        verdict = job.verdict()
+        job.verdict()
+        yield job
+
+
+def test_rank_that_never_comes_to_the_rendezvous_is_named(late: Job) -> None:
+    verdict = late.verdict()
 
     cause = cause_of(verdict)
     assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("init_stalled", (3,), "likely")
@@ -363,23 +370,18 @@ def test_ranks_that_are_not_yet_there_are_not_blamed_where_they_are_most(rings: 
     assert cause.confidence == "ambiguous"
 
 
-def test_a_rendezvous_is_no_alarm_while_it_is_young(rings: Path) -> None:
-    with Job("comes_late", rings) as job:
-        job.wait_until(lasts("init_process_group", 0, 1, 2))
-        run = job.run()
-        assert run is not None
-        verdict = diagnose(run, live_stall_seconds=1e6)
+def test_a_rendezvous_is_no_alarm_while_it_is_young(late: Job) -> None:
+    run = late.run()
+    assert run is not None
+    verdict = diagnose(run, live_stall_seconds=1e6)
 
     assert verdict.cause is None
     assert verdict.status == "incomplete"
 
 
-def test_stack_of_the_missing_rank_is_in_the_verdict(rings: Path) -> None:
-    with Job("comes_late", rings) as job:
-        job.wait_until(lasts("init_process_group", 0, 1, 2))
-        job.verdict()  # they have waited for long enough
-        seen = sample_job(Options(pids=job.pids, gap=1.0))
-        verdict = diagnose(seen.run, live_stall_seconds=STALL)
+def test_stack_of_the_missing_rank_is_in_the_verdict(late: Job) -> None:
+    seen = sample_job(Options(pids=late.pids, gap=1.0))
+    verdict = diagnose(seen.run, live_stall_seconds=STALL)
 
     cause = cause_of(verdict)
     assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (3,))

@@ -19,6 +19,7 @@ from ncclscope.lab.launcher import Laboratory
 from ncclscope.lab.plan import Program
 from tests.support import fork_server
 from tests.support.emulator import Emulator
+from tests.support.laboratories import warm_laboratories
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
 
@@ -103,6 +104,7 @@ def test_a_fault_is_reported_while_the_ranks_live(rings: Path, fault: str, statu
     program = Program(tp=4, dp=1, fault=fault, seed=1)
     with (
         watching(rings, "--until-divergence", "--json", "--stall", 2) as watch,
+        warm_laboratories(),
         Laboratory(program, rings) as laboratory,
     ):
         for _ in laboratory.watch(stall_after=60):

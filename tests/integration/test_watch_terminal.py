@@ -20,6 +20,7 @@ from ncclscope.lab.plan import Program
 from ncclscope.model import Call
 from ncclscope.tracing.tracer import Tracer
 from tests.support.emulator import Emulator
+from tests.support.laboratories import warm_laboratories
 from tests.support.rings import tracer_in
 
 pytestmark = pytest.mark.timeout(180)
@@ -161,8 +162,15 @@ def test_older_calls_are_a_key_away(rings: Path) -> None:
         terminal.wait_for("#60 ", "older: b")
 
 
-@pytest.mark.parametrize(("columns", "lines"), SIZES)
-@pytest.mark.parametrize(("fault", "status"), [("wrong_op", "DIVERGED"), ("sleeping_rank", "HUNG")])
+@pytest.mark.parametrize(
+    ("fault", "status", "columns", "lines"),
+    [
+        ("wrong_op", "DIVERGED", 80, 24),
+        ("sleeping_rank", "HUNG", 200, 50),
+        pytest.param("wrong_op", "DIVERGED", 200, 50, marks=pytest.mark.slow),
+        pytest.param("sleeping_rank", "HUNG", 80, 24, marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     rings: Path, fault: str, status: str, columns: int, lines: int
 ) -> None:
@@ -170,6 +178,7 @@ def test_a_fault_of_real_ranks_is_shown_with_its_rank(
     (odd,) = program.planted()["diverging_ranks"]
     with (
         Emulator([*WATCH, rings, "--stall", 2], columns, lines) as terminal,
+        warm_laboratories(),
         Laboratory(program, rings) as laboratory,
     ):
         for _ in laboratory.watch(stall_after=60):
@@ -205,6 +214,7 @@ def test_a_killed_rank_is_marked_at_once(rings: Path) -> None:
     (odd,) = program.planted()["diverging_ranks"]
     with (
         Emulator([*WATCH, rings, "--stall", 3600]) as terminal,
+        warm_laboratories(),
         Laboratory(program, rings) as laboratory,
     ):
         for _ in laboratory.watch(stall_after=60):
@@ -235,16 +245,13 @@ def hang_up(terminal: Emulator) -> None:
     terminal.process.send_signal(signal.SIGHUP)
 
 
-@pytest.mark.parametrize(("columns", "lines"), SIZES)
 @pytest.mark.parametrize(
     ("end", "status"),
     [(quit_by_key, 0), (interrupt, 130), (terminate, 143), (hang_up, 129)],
 )
-def test_the_terminal_comes_back(
-    rings: Path, end: Callable[[Emulator], None], status: int, columns: int, lines: int
-) -> None:
+def test_the_terminal_comes_back(rings: Path, end: Callable[[Emulator], None], status: int) -> None:
     Ranks(rings, 2).post()
-    with Emulator([*WATCH, rings], columns, lines) as terminal:
+    with Emulator([*WATCH, rings]) as terminal:
         terminal.wait_for("RANKS", "RANK 0 pid")
         assert terminal.is_taken
         assert not terminal.echoes

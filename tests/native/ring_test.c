@@ -56,7 +56,7 @@ static void *post_many(void *channel)
         if (number % 16 == 0)
             ns_post_p2p(own, &call, 0, 0, 1, 0);
         ns_carried(own);
-        ns_beat(own->ring);
+        ns_store_heartbeat(own->ring);
     }
     return NULL;
 }

@@ -64,7 +64,7 @@ class Emulator:
         self._set_size(columns, lines)
         self.modes = self._modes()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LEADER, *map(str, command)],
+            [sys.executable, "-I", "-S", "-c", _LEADER, *map(str, command)],
             stdin=self._slave if stdin is None else stdin,
             stdout=self._slave,
             stderr=self._slave if stderr is None else stderr,

@@ -420,7 +420,7 @@ def test_the_last_calls_end_is_known_where_clocks_are_related(
     post(tracer, comm)
     before = time.time_ns()
     device.run()
-    tracer.ring.beat()
+    tracer.ring.store_heartbeat()
 
     def finished_at() -> int | None:
         return ncclscope.open_run(tracer.path).ranks[0].device["k"].finished_ns

@@ -199,6 +199,7 @@ def test_the_trace_processor_reads_it(run: Run, tmp_path: Path, browser: Browser
         assert start == [(axis_of(run).start_ns // 1_000_000_000,)]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_trace_processor_reads_chromes_format(
     run: Run, tmp_path: Path, browser: Browser

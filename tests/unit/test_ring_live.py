@@ -121,7 +121,7 @@ def check_rank(rank: Rank) -> int:
     [
         pytest.param(SMALL, 2000, id="goes round all the time"),
         pytest.param(1030, 7, id="small and slow"),
-        pytest.param(16_384, 5000, id="larger"),
+        pytest.param(16_384, 5000, id="larger", marks=pytest.mark.slow),
     ],
 )
 def test_a_ring_is_consistent_whenever_it_is_read(rings: Path, capacity: int, burst: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +16,15 @@ from ncclscope import open_run
 from ncclscope.model.signature import extend, sign
 from ncclscope.ring import layout
 from ncclscope.ring.reader import RingFile
+from tests.support.examples import examples
 from tests.support.programs import run_program
 from tests.support.rings import read, tracer_in
 
 pytestmark = pytest.mark.both_writers
 
 THREADS = 4
-CALLS = 16_000
+CALLS = examples(16_000)
+TEXTS = examples(400)
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +66,10 @@ def test_numbers_and_hashes_of_a_communicator_that_many_threads_use(rings: Path)
     def work(thread: int) -> None:
         fixed, signature = templates[thread]
         post, channel = tracer.post, comm.channel
-        for _ in range(CALLS):
+        for number in range(CALLS):
             post(channel, fixed, signature)
+            if number % 100 == 0:
+                time.sleep(0)  # let another thread go on, as so few calls might end before
 
     in_threads(work)
 
@@ -124,22 +129,22 @@ def test_texts_interned_by_several_threads_at_once(rings: Path) -> None:
 
     def work(thread: int) -> None:
         # All want the same new texts at the same time, and some that are theirs alone.
-        for number in range(400):
+        for number in range(TEXTS):
             tracer.record(comm, f"op{number}", dtype=f"d{number % 200}", site=f"s{number}")
             tracer.record(comm, f"op{number}", redop=f"r{thread}", site=f"s{number}-{thread}")
 
     in_threads(work)
 
     ring = RingFile(Path(tracer.path))
-    assert sorted(ring.texts[layout.KIND_OP]) == sorted({f"op{n}" for n in range(400)})
+    assert sorted(ring.texts[layout.KIND_OP]) == sorted({f"op{n}" for n in range(TEXTS)})
     assert len(set(ring.texts[layout.KIND_SITE])) == len(ring.texts[layout.KIND_SITE])
     log = read(tracer.path).logs["k"]
     seen = {(call.op, call.dtype, call.redop, call.site) for call in log.span(1, log.calls + 1)}
     assert seen == {
-        *((f"op{n}", f"d{n % 200}", None, f"s{n}") for n in range(400)),
-        *((f"op{n}", None, f"r{t}", f"s{n}-{t}") for n in range(400) for t in range(THREADS)),
+        *((f"op{n}", f"d{n % 200}", None, f"s{n}") for n in range(TEXTS)),
+        *((f"op{n}", None, f"r{t}", f"s{n}-{t}") for n in range(TEXTS) for t in range(THREADS)),
     }
-    assert log.calls == 2 * 400 * THREADS
+    assert log.calls == 2 * TEXTS * THREADS
 
 
 def test_states_set_by_another_thread(rings: Path) -> None:

@@ -172,7 +172,7 @@ bool ns_describe(ns_ring *ring, const char *json, size_t length)
     return true;
 }
 
-void ns_beat(ns_ring *ring)
+void ns_store_heartbeat(ns_ring *ring)
 {
     if (!ring->detached)
         ns_publish64(ring->file + NS_HEARTBEAT, ns_now());
@@ -181,7 +181,7 @@ void ns_beat(ns_ring *ring)
 void ns_finish(ns_ring *ring)
 {
     ns_write_table(ring);
-    ns_beat(ring);
+    ns_store_heartbeat(ring);
     if (!ring->detached)
         ns_publish64(ring->file + NS_EXITED, ns_now());
 }

@@ -425,7 +425,7 @@ static PyObject *describe(PyObject *self, PyObject *json)
         Py_RETURN_NONE;                                                                           \
     }
 PLAIN(publish, ns_ring_publish)
-PLAIN(beat, ns_beat)
+PLAIN(store_heartbeat, ns_store_heartbeat)
 PLAIN(finish, ns_finish)
 PLAIN(detach, ns_detach)
 PLAIN(write_table, ns_write_table)
@@ -498,7 +498,7 @@ static PyObject *sign(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef ring_methods[] = {
     {"advance", FAST(advance), "Set the state of the record at a position."},
-    {"beat", beat, METH_NOARGS, "Store a heartbeat."},
+    {"store_heartbeat", store_heartbeat, METH_NOARGS, "Store a heartbeat."},
     {"channel", channel, METH_VARARGS, "Return a new channel; None without room."},
     {"describe", describe, METH_O, "Store the process description; False if it is too long."},
     {"detach", detach, METH_NOARGS, "Discard everything from here on."},

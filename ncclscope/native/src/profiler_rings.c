@@ -30,7 +30,7 @@ static struct own {
     bool launched; /* rank and world are those of the launcher, not of a communicator */
 } own[MOST_OWN];
 static _Atomic unsigned owns;
-static bool failed, beating, fork_watched;
+static bool failed, heartbeat_runs, fork_watched;
 static enum ns_mode mode;
 static bool mode_known;
 static _Atomic uint64_t era;
@@ -125,7 +125,7 @@ static void disarm(void)
     pthread_mutex_unlock(&ns_lock);
 }
 
-static void *beat(void *unused)
+static void *keep_heartbeat(void *unused)
 {
     (void)unused;
     for (unsigned waits = 1;; waits++) {
@@ -140,15 +140,15 @@ static void *beat(void *unused)
         }
         if (!watches || waits % (1000000000 / WATCH_NS) == 0)
             for (unsigned one = 0; one < count; one++)
-                ns_beat(own[one].ring);
+                ns_store_heartbeat(own[one].ring);
     }
     return NULL;
 }
 
 /* Start the heartbeat in a thread that takes no signal of the program. */
-static void start_beating(void)
+static void start_heartbeat(void)
 {
-    if (beating)
+    if (heartbeat_runs)
         return;
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -159,14 +159,14 @@ static void start_beating(void)
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_setstacksize(&attributes, STACK);
-    int failed_small = pthread_create(&thread, &attributes, beat, NULL);
+    int failed_small = pthread_create(&thread, &attributes, keep_heartbeat, NULL);
     if (failed_small) { /* too small for a program with many thread-local variables */
         pthread_attr_destroy(&attributes);
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     }
-    beating = !failed_small || pthread_create(&thread, &attributes, beat, NULL) == 0;
-    if (beating)
+    heartbeat_runs = !failed_small || pthread_create(&thread, &attributes, keep_heartbeat, NULL) == 0;
+    if (heartbeat_runs)
         pthread_setname_np(thread, "ncclscope-beat");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
@@ -187,7 +187,7 @@ static void forget(void)
     ns_comms_forget();
     ns_calls_forget();
     atomic_store(&owns, 0); /* the core has detached them */
-    failed = beating = mode_known = false;
+    failed = heartbeat_runs = mode_known = false;
 }
 
 /* --- rings of our own -------------------------------------------------------------------------- */
@@ -250,10 +250,10 @@ static struct own *make_ring(const ns_comm *comm)
     if (!one->launched || comm->ranks > one->about.world)
         identify(one, comm);
     describe(one);
-    ns_beat(one->ring);
+    ns_store_heartbeat(one->ring);
     ns_ring_publish(one->ring);
     atomic_store(&owns, count + 1);
-    start_beating();
+    start_heartbeat();
     return one;
 }
 

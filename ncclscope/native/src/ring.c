@@ -59,7 +59,7 @@ static void write_table_locked(ns_ring *ring)
     if (ring->detached)
         return;
     ring->tables++;
-    ns_beat(ring);
+    ns_store_heartbeat(ring);
     unsigned char *half =
         ring->file + ring->geometry.table + ring->tables % 2 * NS_MAX_COMMS * NS_ENTRY;
     uint64_t begin = ring->position + 1;

@@ -80,7 +80,7 @@ uint64_t ns_ring_refused(const ns_ring *ring);  /* texts not written: the file i
 
 /* Store the process description, a JSON object without NUL bytes; false if it is too long. */
 bool ns_describe(ns_ring *ring, const char *json, size_t length);
-void ns_beat(ns_ring *ring);
+void ns_store_heartbeat(ns_ring *ring);
 void ns_finish(ns_ring *ring); /* record a normal exit; recording still works */
 void ns_detach(ns_ring *ring); /* discard everything from here on: the child after a fork */
 

@@ -13,6 +13,7 @@ from ncclscope.model.signature import (
     EXPERT_OPS,
     P2P_OPS,
     ROOTED_OPS,
+    SYMMETRIC_OPS,
     VECTOR_OPS,
 )
 from ncclscope.model.sites import read as read_sites
@@ -24,19 +25,7 @@ __all__ = ["decode", "decode_member", "is_signable"]
 
 _CLIPPED = 0xFFFFFFFF
 _LONGEST_SHAPE = 1 << 12
-_ROOTLESS = (
-    CREATION_OPS
-    | EXPERT_OPS
-    | {
-        "all_gather",
-        "all_gatherv",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "reduce_scatter",
-        "reduce_scatterv",
-    }
-)
+_ROOTLESS = CREATION_OPS | EXPERT_OPS | SYMMETRIC_OPS
 """Operations without a root. Where another field is lost, the running hash proves nothing."""
 _SIZED = VECTOR_OPS | CREATION_OPS | {"all_gather", "all_to_all"}
 _UNSIZED = (_ROOTLESS | ROOTED_OPS | P2P_OPS) - _SIZED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ncclscope.analysis.verdict import Neighbourhood
 from ncclscope.model import Call, Finding
 
-__all__ = ["aligned_sides", "differ_by_site"]
+__all__ = ["aligned_sides", "differ_by_site", "equal_groups"]
 
 
 def aligned_sides(
@@ -32,6 +32,18 @@ def aligned_sides(
         return None
     theirs, own = _posted(near, cause.peers), _posted(near, cause.odd)
     return (theirs, own) if {*theirs, *own} == set(near.calls) else None
+
+
+def equal_groups(near: Neighbourhood, cause: Finding) -> list[list[int]]:
+    """Return the ranks that posted the same calls, a list for each group.
+
+    Diverging ranks are last.
+    """
+    groups: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank, calls in sorted(near.calls.items()):
+        signatures = tuple((seq, call.signature) for seq, call in calls.items())
+        groups.setdefault(signatures, []).append(rank)
+    return sorted(groups.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
 
 
 def differ_by_site(cause: Finding) -> bool:

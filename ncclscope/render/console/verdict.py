@@ -38,7 +38,7 @@ from ncclscope.render.console.blocks import (
     status_panel,
 )
 from ncclscope.render.console.device import device_block
-from ncclscope.render.console.sides import aligned_sides, differ_by_site
+from ncclscope.render.console.sides import aligned_sides, differ_by_site, equal_groups
 from ncclscope.render.console.transfers import transfer_block
 
 __all__ = ["print_screen", "print_verdict", "render_verdict", "verdict_panel"]
@@ -233,11 +233,7 @@ def _number(call: Call | None, *, mark: bool = False) -> str:
 
 def _rank_by_rank(near: Neighbourhood, cause: Finding, width: int) -> RenderableType:
     """Return a column for each group of ranks that posted the same calls."""
-    columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for rank, calls in sorted(near.calls.items()):
-        signatures = tuple((seq, call.signature) for seq, call in calls.items())
-        columns.setdefault(signatures, []).append(rank)
-    groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    groups = equal_groups(near, cause)
     most = 2 if width < WIDE else 4
     shown = groups[: most - 1] + groups[-1:] if len(groups) > most else groups
     table = plain_table()

@@ -10,7 +10,7 @@ from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import call_text, comm_text, ranks_text
 from ncclscope.model import Call, Finding
 from ncclscope.render.console.blocks import knowledge
-from ncclscope.render.console.sides import aligned_sides, differ_by_site
+from ncclscope.render.console.sides import aligned_sides, differ_by_site, equal_groups
 from ncclscope.render.tui.lists import WIDE, place_text
 from ncclscope.render.tui.spans import Column, Line, Span, drawn, table
 from ncclscope.untrusted import printable
@@ -64,12 +64,7 @@ class _Sides:
 def _sides(near: Neighbourhood, cause: Finding, width: int) -> _Sides:
     if (sides := aligned_sides(near, cause)) is not None:
         return _Sides(tuple(map(ranks_text, sides)), tuple(cause.aligned), is_aligned=True)
-    columns: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for rank, calls in sorted(near.calls.items()):
-        signatures = tuple((seq, call.signature) for seq, call in calls.items())
-        columns.setdefault(signatures, []).append(rank)
-    # Diverging ranks are last, and are always shown.
-    groups = sorted(columns.values(), key=lambda ranks: (ranks[0] in cause.diverging_ranks, ranks))
+    groups = equal_groups(near, cause)  # diverging ranks are last, and are always shown
     most = _WIDE_GROUPS if width >= WIDE else _NARROW_GROUPS
     shown = groups if len(groups) <= most else [*groups[: most - 1], groups[-1]]
     seqs = sorted({seq for calls in near.calls.values() for seq in calls})

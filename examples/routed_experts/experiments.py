@@ -11,6 +11,7 @@ from cluster import Cluster, workplace
 from load import Judged, Load, judge, run_load
 from parity import Parity, compare
 from plan import Plan
+from shared_memory_reference import lock_held
 
 __all__ = ["ROWS", "Measured", "Row", "run_rows"]
 
@@ -116,7 +117,7 @@ class Measured:
 
 
 def run_rows(
-    rows: Sequence[Row], plan: Plan, load: Load, timeout: float | None
+    rows: Sequence[Row], plan: Plan, load: Load, timeout: float | None, hold: float = 0.0
 ) -> Iterator[Measured]:
     """Run rows one after the other.
 
@@ -125,26 +126,27 @@ def run_rows(
         plan: What they have in common.
         load: Likewise.
         timeout: Seconds that a collective is given; None to go by the baseline's longest one.
+        hold: Seconds for which another process has the lock of the first replica's segment.
     """
     given = timeout
     for row in rows:
         print(f"{row.title} ...", file=sys.stderr, flush=True)
         scaled = row.way == "off" and timeout is None
         seconds = plan.timeout if scaled else given or _UNSCALED_SECONDS
-        measured = run_row(row, replace(plan, timeout=seconds), load)
+        measured = run_row(row, replace(plan, timeout=seconds), load, hold)
         if scaled:
             given = max(_LEAST_SECONDS, _TIMES * measured.figures["wait_us"] / 1e6)
             measured = replace(measured, timeout=given)
         yield measured
 
 
-def run_row(row: Row, plan: Plan, load: Load) -> Measured:
+def run_row(row: Row, plan: Plan, load: Load, hold: float = 0.0) -> Measured:
     """Run one."""
     with workplace() as place:
         plan = replace(plan, workplace=str(place), way=row.way, save=row.save, read=row.read)
         load = replace(load, share=load.share * row.share)
         phases = load.phases(plan.dp)
-        with Cluster(plan) as cluster:
+        with Cluster(plan) as cluster, lock_held(plan.segment(0), hold):
             print("  ready", file=sys.stderr, flush=True)
             replies, seconds = run_load(
                 cluster.port, phases, load.concurrency, lambda: cluster.hung

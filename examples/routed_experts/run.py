@@ -74,6 +74,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="SECONDS",
         help="of a collective (default: ten times the baseline's longest)",
     )
+    parser.add_argument(
+        "--hold-lock",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="from the first request on, another process has the lock of the first replica",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser.parse_args(arguments)
 
@@ -112,7 +119,7 @@ def main(arguments: list[str]) -> int:
         )
         load.check(plan)
         rows = [row for row in ROWS if row.name in given.rows]
-        for one in run_rows(rows, plan, load, given.timeout):
+        for one in run_rows(rows, plan, load, given.timeout, given.hold_lock):
             measured.append(one)
             print(f"  {one.throughput:.1f} tokens/s", file=sys.stderr, flush=True)
         if not given.no_volume:

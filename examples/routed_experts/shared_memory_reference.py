@@ -12,6 +12,7 @@ It is for comparison and tests; no other module uses it. Its costs and bugs:
 from __future__ import annotations
 
 import fcntl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,31 @@ import torch
 
 from ncclscope_patches.routed_experts.shape import Ids, RoutingShape
 
-__all__ = ["SharedMemoryReference"]
+__all__ = ["SharedMemoryReference", "lock_held"]
+
+
+@contextmanager
+def lock_held(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a segment's lock, as a reader does that has lost its processor.
+
+    Args:
+        path: File of the segment.
+        seconds: Time after which the lock is released; 0 to leave it alone.
+    """
+    with _lock_file(path).open("w") as file:
+        if seconds:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        release = threading.Timer(seconds, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        try:
+            yield
+        finally:
+            release.cancel()
+            release.join()
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_suffix(".lock")
 
 
 class SharedMemoryReference:
@@ -42,7 +67,7 @@ class SharedMemoryReference:
         self.shape = shape
         self.device_waits = self.locks = 0
         self._path = path
-        self._lock_file = path.with_suffix(".lock")
+        self._lock_file = _lock_file(path)
         self._create = create
         self._ids: Ids = np.memmap(
             path,

@@ -75,6 +75,7 @@ class RemoteCursor(RingCursor):
         self._lasts: dict[str, LastCall | None] = {}
         self._known: dict[tuple[str, int], int] = {}
         self._mark: tuple[int, bytes] = (-1, b"")
+        self._waits: tuple[tuple[int, int], ...] = ()
 
     def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
         """Apply a row of a report; return whether calls have moved.
@@ -85,12 +86,15 @@ class RemoteCursor(RingCursor):
             now: Seconds by the watcher's clock.
         """
         # Validate all of it before applying any of it.
-        (_, rank, host, pid, gpu, started_ns, role, alive, exited), (age, tail, states), rows = row
+        who, (age, tail, states), rows, waits = row
+        (_, rank, host, pid, gpu, started_ns, role, run, alive, exited) = who
         mark = (as_count(tail), bytes.fromhex(states))
         comm_cursors = [_comm_cursor(comms, *fields) for fields in rows]
+        waits = tuple((as_count(since), as_count(name)) for since, name in waits)
         self.rank, self.host, self.pid = as_integer(rank), as_text(host), as_integer(pid)
         self.gpu, self.started_ns = optional(as_integer, gpu), as_integer(started_ns)
-        self.about = {"role": as_text(role)}
+        self.about = {"role": as_text(role), "run": optional(as_text, run)}
+        self._waits = waits
         self._alive, self._exited = optional(as_flag, alive), as_flag(exited)
         moved, self._mark = mark != self._mark, mark
         self.head = mark[0]
@@ -112,6 +116,10 @@ class RemoteCursor(RingCursor):
     def signature(self) -> tuple[int, bytes]:
         """A value that changes whenever the ring does."""
         return self._mark
+
+    def waits(self, wall_ns: int) -> tuple[tuple[int, int], ...]:
+        """Return the activities that were under way at the last report."""
+        return self._waits
 
     def last(self, key: str) -> LastCall | None:
         """Return the newest collective on a communicator."""

@@ -6,11 +6,12 @@ communicator once:
 ========= ===================================================================================
 row       contents
 ========= ===================================================================================
-who       path, rank, host, pid, GPU, start, role, whether it is alive, whether it exited
+who       path, rank, host, pid, GPU, start, role, run, whether it is alive, whether it exited
 moved     seconds since the last change; the ring's head and states, which mark any change
 cursors   for each communicator: its number, seq, hash, transfers, whether the backend reports
           completion, whether in a group, whether the newest call is pending, and that call's
           operation, shape, time and state
+waits     activities under way: since when, and the number of the name
 ========= ===================================================================================
 """
 
@@ -25,6 +26,7 @@ from ncclscope import settings
 from ncclscope.model import Communicator
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.remote.spelling import Kinds, pack, unpack
+from ncclscope.untrusted import text
 from ncclscope.watch.jobs import Rings
 
 __all__ = ["Reporter"]
@@ -51,10 +53,11 @@ class Reporter:
         described = len(self._comms)
         here = self._poll(now, wall_ns)
         for path, cursor in here.items():
-            state = (cursor.signature, cursor.rank, cursor.exited, cursor.alive)
+            waits = () if cursor.over else cursor.waits(wall_ns)
+            state = (cursor.signature, cursor.rank, cursor.exited, cursor.alive, waits)
             if self._reported.get(path) != state:
                 self._reported[path] = state
-                rows.append(self._row(cursor, now))
+                rows.append(self._row(cursor, now, waits))
         gone = [path for path in self._reported if path not in here]
         for path in gone:
             del self._reported[path]
@@ -113,11 +116,12 @@ class Reporter:
             found.update(rings.cursors)
         return found
 
-    def _row(self, cursor: RingCursor, now: float) -> list[Any]:
+    def _row(self, cursor: RingCursor, now: float, waits: Sequence[Sequence[int]]) -> list[Any]:
         tail, states = cursor.signature
         who = [
             *(str(cursor.path), cursor.rank, cursor.host, cursor.pid, cursor.gpu),
             *(cursor.started_ns, str(cursor.about.get("role") or "")),
+            text(cursor.about.get("run")),
             *(cursor.alive, cursor.exited),
         ]
         pending = cursor.pending()
@@ -132,4 +136,5 @@ class Reporter:
                     last and [last.op, last.shape, last.time_ns, int(last.state)],
                 ]
             )
-        return [who, [round(now - cursor.moved_at, 3), tail, states.hex()], comm_cursors]
+        moved = [round(now - cursor.moved_at, 3), tail, states.hex()]
+        return [who, moved, comm_cursors, waits]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from ncclscope.analysis.verdict import Verdict, diagnose
-from ncclscope.errors import DamagedFileError
 from ncclscope.model import Run
-from ncclscope.model.activities import AGAIN_NS, COMM_INIT, INIT, STORE_WAIT
+from ncclscope.model.activities import COMM_INIT, INIT, STORE_WAIT
 from ncclscope.readers.ring.cursor import RingCursor
-from ncclscope.ring.image import RingImage
 
 __all__ = ["PATIENCE", "StartupWatch", "patient_verdict"]
 
@@ -20,7 +17,7 @@ PATIENCE = 6
 
 POLL_SECONDS = 1.0
 _WAITS = frozenset({COMM_INIT, INIT, STORE_WAIT})
-_Open = tuple[tuple[int, ...], ...]
+_Open = tuple[tuple[int, int], ...]
 
 
 class StartupWatch:
@@ -69,14 +66,8 @@ class StartupWatch:
 
     def _waits(self, cursor: RingCursor, wall_ns: int) -> bool:
         """Return whether a process has waited for too long, or asked a store again and again."""
-        found: _Open = ()
         old = wall_ns - int(self._stall * 1e9)
-        with contextlib.suppress(DamagedFileError, OSError), RingImage(cursor.path) as ring:
-            found = tuple(
-                (since, name)
-                for _, since, until, _, name, _ in ring.read_activities()
-                if since <= old and (not until or wall_ns - until < AGAIN_NS)
-            )
+        found = tuple(one for one in cursor.waits(wall_ns) if one[0] <= old)
         if not found:
             return False
         # An idle server waits for requests for hours: names are read once.

@@ -28,6 +28,8 @@ SMALL = (
 """So few blocks that requests are preempted."""
 MARK = "ROUTED_EXPERTS_TEST"
 DEADLINE = 120.0
+TIMEOUT = 8
+"""Seconds for a collective; a busy machine takes up to two."""
 
 
 class Started:
@@ -194,6 +196,25 @@ def test_a_blocked_event_loop_hangs_the_other_replica(tmp_path: Path) -> None:
         assert line.startswith("old: save and read")
         assert "did not hang" not in printed
         assert command.nothing_left()
+
+
+def test_a_lock_that_is_held_hangs_the_rows_that_take_it(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    names = ("baseline", "old", "old-read", "old-save", "new-all")
+    given = ("--timeout", str(TIMEOUT), "--hold-lock", str(2 * DEADLINE), "--no-volume")
+    with started(
+        *SMALL, *given, "--rows", *names, "--json", str(figures), log=tmp_path / "log"
+    ) as command:
+        status, printed = command.finish()
+
+        assert status == 0, printed + command.log.read_text()
+        assert command.nothing_left()
+    rows = {row["row"]["name"]: row for row in json.loads(figures.read_text())["rows"]}
+    assert [name for name in names if rows[name]["hung"]] == ["old", "old-read", "old-save"]
+    for name in names:
+        # The timeout is the collectives' own: no row is cut off from outside.
+        assert (rows[name]["figures"]["failed"] > 0) == rows[name]["hung"]
+        assert (rows[name]["judged"]["unanswered"] > 0) == rows[name]["hung"]
 
 
 def test_requests_that_arrive_while_the_engines_pause_are_served(tmp_path: Path) -> None:

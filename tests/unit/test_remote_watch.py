@@ -13,6 +13,7 @@ from ncclscope import Tracer
 from ncclscope.remote.cursor import RemoteRings
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.tracing.tracer import Comm
+from ncclscope.watch.startup import PATIENCE
 from ncclscope.watch.watch import Watcher
 from tests.support.remote_nodes import LocalClient
 
@@ -135,6 +136,36 @@ def test_a_hang_is_found_by_time(job: Job) -> None:
     assert (poll.verdict.cause.kind, poll.verdict.cause.diverging_ranks) == ("extra_call", (0,))
 
 
+def test_a_rank_that_never_comes_to_the_rendezvous_is_an_alarm_once(rings: Path) -> None:
+    directories = {name: rings / name for name in ("a", "b")}
+    ranks = [
+        Tracer(directories[name], rank=rank, world_size=3, heartbeat=False, details={"run": "one"})
+        for rank, name in ((0, "a"), (1, "b"))
+    ]
+    for tracer in ranks:
+        tracer.activity("init_process_group").begin("gloo at train.py:3", 300)
+    clock = Clock()
+    watch = Watcher(
+        Path("nodes"), stall=1.0, clock=clock, rings=RemoteRings(LocalClient(directories))
+    )
+    assert watch.poll().status == "incomplete"
+    clock.now += PATIENCE - 1.0
+    assert not watch.poll().in_trouble
+
+    clock.now += 2.0
+    poll = watch.poll()
+
+    assert (poll.status, poll.news) == ("hung", True)
+    assert poll.verdict is not None
+    assert poll.verdict.cause is not None
+    cause = poll.verdict.cause
+    assert (cause.kind, cause.diverging_ranks) == ("init_stalled", (2,))
+    clock.now += 2.0
+    assert not watch.poll().news
+    for tracer in ranks:
+        tracer.close()
+
+
 def test_little_travels_and_nothing_where_nothing_moves(job: Job) -> None:
     watch, rings, _, clock = watcher(job)
     for rank in range(SIZE):
@@ -208,11 +239,13 @@ def test_a_report_that_is_none(job: Job) -> None:
 def test_a_row_of_another_type_is_a_note(job: Job, wrong: object) -> None:
     for rank in range(SIZE):
         job.post(rank, count=3)
+    job.tracers[0].activity("store_wait").begin("get weights", 300)
     client = LocalClient(job.directories)
     report = unpack(client.reports()[0])  # type: ignore[arg-type]
-    who, moved, rows = report["rows"][0]
+    who, moved, rows, waits = report["rows"][0]
     holders = [(report, "rows"), (report, "comms"), (report["comms"][0], 0)]
-    holders += [(holder, place) for holder in (who, moved, rows[0]) for place in range(len(holder))]
+    parts = (who, moved, rows[0], waits[0])
+    holders += [(holder, place) for holder in parts for place in range(len(holder))]
     for holder, place in holders:
         before, holder[place] = holder[place], wrong
         data = pack(report)

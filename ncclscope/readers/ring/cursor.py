@@ -8,6 +8,7 @@ needs no search.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,13 @@ import numpy as np
 
 from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator, Rank, State
+from ncclscope.model.activities import AGAIN_NS
 from ncclscope.model.signature import BARRIERS, MASK
 from ncclscope.readers.ring.calls import decode
 from ncclscope.readers.ring.device import known_states, read_progress
 from ncclscope.readers.ring.ranks import RingLog, communicators, is_alive, read_ring
 from ncclscope.ring import layout
-from ncclscope.ring.image import Records, whole
+from ncclscope.ring.image import Records, RingImage, whole
 from ncclscope.ring.reader import ChannelState, RingFile
 from ncclscope.untrusted import MAX_RANKS, integer, number, text
 
@@ -341,6 +343,23 @@ class RingCursor:
     def signature(self) -> tuple[int, bytes]:
         """A value that changes whenever the ring does."""
         return self._tail_at, self._states
+
+    def waits(self, wall_ns: int) -> tuple[tuple[int, int], ...]:
+        """Return the activities that are under way, or were begun again and again until now.
+
+        Args:
+            wall_ns: Nanoseconds since 1970, now.
+
+        Returns:
+            For each, when it began in nanoseconds since 1970, and the number of its name.
+        """
+        with contextlib.suppress(DamagedFileError, OSError), RingImage(self.path) as ring:
+            return tuple(
+                (since, name)
+                for _, since, until, _, name, _ in ring.read_activities()
+                if not until or wall_ns - until < AGAIN_NS
+            )
+        return ()
 
     def pending(self) -> set[str]:
         """Return the keys of communicators whose newest call is pending."""

@@ -11,6 +11,7 @@ from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.waits.noted import (
+    Noted,
     doing,
     doing_in_common,
     key_of,
@@ -32,6 +33,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Finding, Rank
+from ncclscope.model.activities import STORE_WAIT
 
 __all__ = ["NotJoined"]
 
@@ -110,6 +112,8 @@ class NotJoined:
         sides = take_sides(case, pending, [*numbers, *gone])
         if sides.diverging == "waiting":
             yield self._alone(case, sides, pending)
+        elif living and (wait := _key_awaited(case, living)) is not None:
+            yield self._without_key(case, living, pending, wait)
         elif living and sides.diverging:
             yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
         elif living:
@@ -123,6 +127,27 @@ class NotJoined:
                     f"posted an extra call, or {ranks_text(living)} may be delayed before it",
                 ),
             )
+
+    def _without_key(
+        self, case: Case, absent: Sequence[int], pending: PendingCall, wait: Noted
+    ) -> Finding:
+        """Describe ranks that wait at the store, while those that may set the key wait for them."""
+        finding = self._absent(case, absent, pending)
+        waiting = waiting_in(case, pending)
+        lines = [line for n in waiting for line in last_key_line(case.run.by_rank[n])]
+        key = key_of(wait.activity)
+        return replace(
+            finding,
+            diverging_ranks=(),
+            candidate_ranks=tuple(sorted({*waiting, *absent})),
+            confidence="ambiguous",
+            evidence=(*finding.evidence, *lines),
+            awaited=key,
+            inferred=(
+                f"{ranks_text(waiting)} may have gone on without setting key '{key}', or "
+                f"{ranks_text(absent)} may wait for a key that nobody sets",
+            ),
+        )
 
     def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
         """Describe a call in which few ranks wait and which most have not posted."""
@@ -380,6 +405,14 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
+
+
+def _key_awaited(case: Case, numbers: Sequence[int]) -> Noted | None:
+    """Return the wait at the store for a key that some ranks share; None where they differ."""
+    wait = doing_in_common(case.run, numbers)
+    if wait is None or wait.name != STORE_WAIT or " for key " not in wait.text:
+        return None
+    return wait
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:

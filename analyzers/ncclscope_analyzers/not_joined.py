@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.processes.motion import seen_at
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
@@ -14,6 +14,7 @@ from ncclscope.analysis.waits.noted import (
     Noted,
     doing,
     doing_in_common,
+    key_awaited,
     key_of,
     last_key_line,
     note_lines,
@@ -33,7 +34,6 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Finding, Rank
-from ncclscope.model.activities import STORE_WAIT
 
 __all__ = ["NotJoined"]
 
@@ -112,7 +112,7 @@ class NotJoined:
         sides = take_sides(case, pending, [*numbers, *gone])
         if sides.diverging == "waiting":
             yield self._alone(case, sides, pending)
-        elif living and (wait := _key_awaited(case, living)) is not None:
+        elif living and (wait := key_awaited(case.run, living)) is not None:
             yield self._without_key(case, living, pending, wait)
         elif living and sides.diverging:
             yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
@@ -253,7 +253,7 @@ class NotJoined:
             was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
         elif one and (now := doing(ranks[0])) is not None:
             was = f"; it {now.clause}"
-        elif one and (seen := _seen_at(case, numbers[0])):
+        elif one and (seen := seen_at(case.run, numbers[0])):
             was = f"; it is {seen}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
@@ -407,14 +407,6 @@ class NotJoined:
             )
 
 
-def _key_awaited(case: Case, numbers: Sequence[int]) -> Noted | None:
-    """Return the wait at the store for a key that some ranks share; None where they differ."""
-    wait = doing_in_common(case.run, numbers)
-    if wait is None or wait.name != STORE_WAIT or " for key " not in wait.text:
-        return None
-    return wait
-
-
 def _posted(rank: Rank, pending: PendingCall) -> int:
     """Return how many calls a rank posted on the communicator of another one's pending call."""
     return _reached(rank, pending.comm.key)
@@ -455,12 +447,3 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[
                 f"which rank {pending.rank} posted after this one"
             )
     return ""
-
-
-def _seen_at(case: Case, number: int) -> str:
-    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
-    snapshot = case.run.snapshot
-    motion = None if snapshot is None else read_motions(snapshot).get(number)
-    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
-        return ""
-    return f"{'in' if motion.work else 'at'} {motion.text}"

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ncclscope.analysis.case import Case
-from ncclscope.analysis.processes.motion import read_motions
+from ncclscope.analysis.processes.motion import seen_at
 from ncclscope.analysis.waits.engine_steps import is_idle
 from ncclscope.analysis.waits.meeting import disagreements
 from ncclscope.analysis.waits.minority import Sides, describe_sides, take_sides, waiting_in
 from ncclscope.analysis.waits.noted import (
+    Noted,
     doing,
     doing_in_common,
+    key_awaited,
     key_of,
     last_key_line,
     note_lines,
@@ -110,6 +112,8 @@ class NotJoined:
         sides = take_sides(case, pending, [*numbers, *gone])
         if sides.diverging == "waiting":
             yield self._alone(case, sides, pending)
+        elif living and (wait := key_awaited(case.run, living)) is not None:
+            yield self._without_key(case, living, pending, wait)
         elif living and sides.diverging:
             yield self._absent(case, living, pending, (sides.reason,) if sides.reason else ())
         elif living:
@@ -123,6 +127,27 @@ class NotJoined:
                     f"posted an extra call, or {ranks_text(living)} may be delayed before it",
                 ),
             )
+
+    def _without_key(
+        self, case: Case, absent: Sequence[int], pending: PendingCall, wait: Noted
+    ) -> Finding:
+        """Describe ranks that wait at the store, while those that may set the key wait for them."""
+        finding = self._absent(case, absent, pending)
+        waiting = waiting_in(case, pending)
+        lines = [line for n in waiting for line in last_key_line(case.run.by_rank[n])]
+        key = key_of(wait.activity)
+        return replace(
+            finding,
+            diverging_ranks=(),
+            candidate_ranks=tuple(sorted({*waiting, *absent})),
+            confidence="ambiguous",
+            evidence=(*finding.evidence, *lines),
+            awaited=key,
+            inferred=(
+                f"{ranks_text(waiting)} may have gone on without setting key '{key}', or "
+                f"{ranks_text(absent)} may wait for a key that nobody sets",
+            ),
+        )
 
     def _alone(self, case: Case, sides: Sides, pending: PendingCall) -> Finding:
         """Describe a call in which few ranks wait and which most have not posted."""
@@ -228,7 +253,7 @@ class NotJoined:
             was = f"; it raised {error[0]} {error[1]:.0f} s ago, and posted nothing since"
         elif one and (now := doing(ranks[0])) is not None:
             was = f"; it {now.clause}"
-        elif one and (seen := _seen_at(case, numbers[0])):
+        elif one and (seen := seen_at(case.run, numbers[0])):
             was = f"; it is {seen}"
         elif one and last is not None:
             label = case.run.communicators[last.comm].label
@@ -422,12 +447,3 @@ def _came_past(case: Case, pending: PendingCall, rank: Rank, differing: Mapping[
                 f"which rank {pending.rank} posted after this one"
             )
     return ""
-
-
-def _seen_at(case: Case, number: int) -> str:
-    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
-    snapshot = case.run.snapshot
-    motion = None if snapshot is None else read_motions(snapshot).get(number)
-    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
-        return ""
-    return f"{'in' if motion.work else 'at'} {motion.text}"

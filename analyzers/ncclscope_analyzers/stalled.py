@@ -199,12 +199,15 @@ class Stalled:
         seconds = case.longest_common_quiet(pair)
         if seconds is None:
             return
+        why = "no rank diverged, the transfer itself does not complete"
+        if "nccl" not in comm.backend:  # NCCL has no tags
+            why = "their tags differ, which are not recorded, or the transfer does not complete"
         yield Finding(
             kind=self.name,
             summary=(
                 f"Rank {half.rank} has posted {call_text(half.call)} on {comm_text(comm)}, rank "
                 f"{half.other} the receive for it, and neither has completed for {seconds:.0f} s: "
-                f"no rank diverged, the transfer itself does not complete."
+                f"{why}."
             ),
             comm=comm,
             seq=half.call.seq,

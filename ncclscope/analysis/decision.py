@@ -99,6 +99,8 @@ def _revised(case: Case, finding: Finding, positions: Mapping[int, Position]) ->
     comm, seq = finding.comm, finding.seq
     if finding.role != "cause" or finding.kind not in WAITS or comm is None or finding.aligned:
         return finding
+    if finding.awaited and finding.candidate_ranks:
+        return finding  # the absent ranks wait for a key that the waiting ones may set
     waiting = tuple(
         number
         for number, pending in sorted(case.waits.pending_calls.items())
@@ -192,11 +194,13 @@ def _singled_out(finding: Finding, seen: Sequence[Finding]) -> Finding:
     In the records, one waiting rank against one absent rank is a tie. A stack may show that the
     absent rank is stuck outside of any collective.
     """
-    undecided = finding.kind in WAITS or finding.kind == "stalled"
+    undecided = (finding.kind in WAITS and not finding.awaited) or finding.kind == "stalled"
     if finding.role != "cause" or finding.diverging_ranks or not undecided:
         return finding
     for one in seen:
         ranks = set(one.diverging_ranks)
+        if one.kind == "op_mismatch" and 2 * len(ranks) >= len(finding.candidate_ranks):
+            continue  # of the candidates, as many are in the one call as in the other
         if one.role == "cause" and ranks and ranks < set(finding.candidate_ranks):
             return replace(
                 finding,

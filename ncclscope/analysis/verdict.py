@@ -381,7 +381,10 @@ def _nearly(case: Case, analyzers: Sequence[Analyzer], coverage: Coverage) -> li
 
 
 def _waits(finding: Finding) -> bool:
-    """Return whether a finding is about ranks that wait, as all findings from stacks are."""
+    """Return whether a finding is about something that waits, as all findings from stacks are."""
+    transfer = finding.transfer or {}
+    if transfer.get("direction") == "recv" and transfer.get("state") == "waiting":
+        return True
     return finding.analyzer == FROM_STACKS or is_hang(finding) or finding.kind == "p2p_mismatch"
 
 

@@ -18,6 +18,7 @@ from ncclscope.analysis.processes.evidence import absent_ranks
 from ncclscope.analysis.processes.judgement import HANG_SECONDS
 from ncclscope.analysis.processes.motion import read_motions
 from ncclscope.analysis.processes.stack_verdict import judge_stacks
+from ncclscope.analysis.verdict import diagnose
 from ncclscope.analysis.wording import plural
 from ncclscope.attach import environment as machine
 from ncclscope.attach import flight_pipe, native
@@ -120,14 +121,15 @@ def sample_job(options: Options, say: Callable[[str], None] = lambda text: None)
     by_pid = {rank.pid: rank.rank for rank in recorded.ranks} if recorded else {}
     placed = give_ranks(candidates, by_pid)
     pids = [one.candidate.pid for one in placed]
+    # What the rings show to hang is not merely late.
+    hangs = recorded is not None and diagnose(recorded).in_trouble
+    patience = 0.0 if hangs else options.patience
     say(f"{_processes(len(pids))}, sampled for {options.gap:g} s")
     reader = ProcessReader(pids)
     address = parse_address(_variable(placed, "NCCL_RAS_ADDR"))
     with ThreadPoolExecutor(max_workers=1) as pool:
         before = pool.submit(ask_ras, address)
-        samples, gap = take_samples(
-            reader, options.gap, options.patience, _longer(placed, say, options.patience)
-        )
+        samples, gap = take_samples(reader, options.gap, patience, _longer(placed, say, patience))
         after = pool.submit(ask_ras, address)
         answer, ras_source = _ras_answer(after, address, pids)
         answer_before = _ras_answer(before, address, pids)[0]

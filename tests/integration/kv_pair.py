@@ -222,15 +222,33 @@ class KvPair:
             yield answer
 
     def join(self) -> None:
-        """Have the engines shake hands; vLLM waits only 5 s for it, even on a busy machine."""
-        prompt = list(range(5, 105))
-        for attempts_left in reversed(range(5)):
+        """Have the engines shake hands, and complete a transfer before its lease ends.
+
+        vLLM waits only 5 s for the handshake, and a busy machine may take longer than the lease.
+        """
+        for first in range(5, 10):  # what decode has in its cache is not transferred again
+            prompt = list(range(first, first + 100))
+            given = self.prefilled(prompt)
             try:
-                self.decoded(prompt, self.prefilled(prompt))
+                self.decoded(prompt, given)
+            except RuntimeError as error:
+                failed = str(error)
+                continue
+            failed = "read after its lease"
+            if self._final_state(given["remote_request_id"]) == "completed":
                 return
-            except RuntimeError:
-                if not attempts_left:
-                    raise
+        raise AssertionError(f"no transfer was completed in time: {failed}")
+
+    def _final_state(self, number: str) -> str:
+        """Wait until the sending end of a transfer has ended, and return its state."""
+        found: list[str] = []
+
+        def has_ended() -> bool:
+            found[:] = [one.state for one in self.ends("send") if one.id == number and one.ended]
+            return bool(found)
+
+        wait_for(has_ended)
+        return found[0]
 
     def ends(self, direction: str) -> list[Transfer]:
         """Return all ends in this direction that the rings hold."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ncclscope import diagnose, open_run
 from tests.integration.attach_programs import Job, job
 from tests.support import fork_server
 from tests.support.programs import ROOT
@@ -275,15 +276,34 @@ def test_eight_processes_take_less_than_five_seconds(tmp_path: Path) -> None:
     assert took < 5.5
 
 
+def traced(rings: Path) -> dict[str, str]:
+    """Return the environment of a job that records into a directory."""
+    parts = ("ncclscope/tracing/bootstrap", "", "analyzers", "patches")
+    path = os.pathsep.join(str(ROOT / part) for part in parts)
+    return {"NCCLSCOPE_DIR": str(rings), "PYTHONPATH": path}
+
+
+@pytest.mark.slow
+def test_a_hang_that_the_rings_show_is_not_sampled_for_longer(tmp_path: Path, rings: Path) -> None:
+    with job("asleep", tmp_path, **traced(rings)) as running:
+        running.wait_until(
+            lambda rank, names: ("load_batch" if rank == 1 else "all_reduce") in names[:6]
+        )
+        deadline = time.monotonic() + 60
+        while diagnose(open_run(rings)).status != "hung":
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        document = attach_pids(*running.pids)
+
+    verdict = document["verdict"]
+    assert (document["status"], verdict["kind"]) == ("hung", "not_joined")
+    assert (verdict["diverging_ranks"], verdict["confidence"]) == ([1], "likely")
+    assert document["stacks"]["gap"] < 10
+
+
 def test_a_traced_job_is_judged_by_its_rings(tmp_path: Path, rings: Path) -> None:
     bundle = tmp_path / "bundle"
-    environment = {
-        "NCCLSCOPE_DIR": str(rings),
-        "PYTHONPATH": os.pathsep.join(
-            str(ROOT / part) for part in ("ncclscope/tracing/bootstrap", "", "analyzers", "patches")
-        ),
-    }
-    with job("other", tmp_path, **environment) as running:
+    with job("other", tmp_path, **traced(rings)) as running:
         running.wait_until(
             lambda rank, names: ("all_gather" if rank == 2 else "all_reduce") in names[:6]
         )

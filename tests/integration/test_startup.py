@@ -97,6 +97,16 @@ def sets_another_key(rank: int) -> None:
     store.get("weights")
 
 
+def waits_for_a_key_of_a_rank_that_went_on(rank: int) -> None:
+    dist = meet()
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("weight", "1")
+    if rank == ABSENT:
+        store.get("weights")
+    reduce(dist)
+
+
 def gives_up_elsewhere(rank: int) -> None:
     import torch.distributed as dist
 
@@ -448,6 +458,18 @@ def test_key_that_waiting_ranks_lack_is_named_beside_the_rank_that_went_on(rings
 
     assert (cause.kind, cause.diverging_ranks) == ("extra_call", (0,))
     assert "they wait at the store for key 'weights' (get) for" in cause.summary
+    assert "the last key that rank 0 set is 'weight'" in cause.evidence
+    assert cause.awaited == "weights"
+
+
+def test_a_rank_that_waits_for_a_key_of_those_that_wait_for_it_is_not_blamed(rings: Path) -> None:
+    with Job("waits_for_a_key_of_a_rank_that_went_on", rings) as job:
+        job.wait_until(lasts("store_wait", ABSENT))
+        cause = cause_of(job.verdict())
+
+    assert (cause.kind, cause.diverging_ranks) == ("not_joined", ())
+    assert cause.candidate_ranks == (0, 1, 2, 3)
+    assert "it has waited at the store for key 'weights' (get)" in cause.summary
     assert "the last key that rank 0 set is 'weight'" in cause.evidence
     assert cause.awaited == "weights"
 

@@ -228,6 +228,23 @@ def test_stacks_say_which_of_a_pair_waits_and_not_which_put_a_call_in(
     assert (stacks.ranks, stacks.agrees) == ((1,), True)
 
 
+def test_ranks_outside_of_a_pair_do_not_decide_which_of_it_diverged(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history("world", op="barrier")
+    for label, pair in (("pg-1a", (0, 1)), ("pg-2b", (2, 3))):
+        cluster.history(label, members=pair)
+    cluster.post((0, 1), "pg-1a", members=(0, 1))
+    # Rank 2 has left out its pair's call, or rank 3 posts one in excess.
+    cluster.post((3,), "pg-2b", members=(2, 3), done=False)
+    cluster.post((0, 1, 2), "world", "barrier", done=False)
+    workers = [*(worker(rank, in_collective("barrier", 15)) for rank in range(3))]
+    seen = snapshot([*workers, worker(3, REDUCE)], gap=12.0)
+    verdict = diagnose(with_snapshot(cluster.run(), seen))
+
+    assert verdict.cause is not None
+    assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (2, 3))
+
+
 def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history()

@@ -18,9 +18,10 @@ from ncclscope.analysis.processes.frames import (
     waited_call,
 )
 from ncclscope.analysis.processes.work import work_of
+from ncclscope.model import Run
 from ncclscope.model.snapshot import Frame, Snapshot, Stacks, Worker
 
-__all__ = ["STARVED", "Motion", "read_motions", "starved"]
+__all__ = ["STARVED", "Motion", "read_motions", "seen_at", "starved"]
 
 MANY_SWITCHES = 10.0
 """Context switches per second above which a thread makes progress.
@@ -334,3 +335,11 @@ def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ..
         (frame.file, frame.function, 0 if waits and index == last else frame.line)
         for index, frame in enumerate(frames)
     )
+
+
+def seen_at(run: Run, number: int) -> str:
+    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
+    motion = None if run.snapshot is None else read_motions(run.snapshot).get(number)
+    if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
+        return ""
+    return f"{'in' if motion.work else 'at'} {motion.text}"

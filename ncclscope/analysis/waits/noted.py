@@ -29,6 +29,7 @@ __all__ = [
     "doing",
     "doing_in_common",
     "given_up",
+    "key_awaited",
     "key_of",
     "last_key_line",
     "lasting",
@@ -139,6 +140,12 @@ def doing_in_common(run: Run, numbers: Sequence[int]) -> Noted | None:
     if len(waits) < len(numbers) or len({one.text for one in waits}) != 1:
         return None
     return min(waits, key=lambda one: one.seconds)
+
+
+def key_awaited(run: Run, numbers: Sequence[int]) -> Noted | None:
+    """Return the wait at the store for a key that some ranks share; None where they differ."""
+    wait = doing_in_common(run, numbers)
+    return wait if wait is not None and " for key " in wait.text else None
 
 
 def last_key_line(rank: Rank) -> Iterator[str]:

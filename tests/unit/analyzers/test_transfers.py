@@ -210,6 +210,23 @@ def test_a_transfer_that_does_not_end_is_no_stall_of_the_collective_after_it(
     assert "transfer 2 from rank 0 to rank 2" in finding.evidence[0]
 
 
+@pytest.mark.parametrize(("backend", "has_tags"), [("gloo", True), ("nccl", False)])
+def test_other_tags_may_keep_a_send_and_a_receive_apart(
+    cluster_of: ClusterOf, backend: str, has_tags: bool
+) -> None:
+    cluster = cluster_of(2)
+    cluster.history("world", backend=backend)
+    for rank, op in ((0, "send"), (1, "recv")):
+        for done in (True, False):
+            cluster.post([rank], "world", op, peer=1 - rank, backend=backend, done=done)
+
+    cause = cluster.verdict().cause
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("stalled", (0, 1))
+    assert ("their tags differ" in cause.summary) == has_tags
+    assert ("no rank diverged" in cause.summary) != has_tags
+
+
 def test_who_waits_behind_a_transfer_stalls_nowhere_else(cluster_of: ClusterOf) -> None:
     """Rank 1 sends to nobody; what the others wait for is all posted, and waits for it."""
     cluster = cluster_of(4)

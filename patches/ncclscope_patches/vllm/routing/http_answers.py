@@ -145,7 +145,13 @@ async def noting(results: Any, note: Callable[[Any], None]) -> AsyncIterator[Any
 async def with_fields(
     chunks: Any, pending: Pending, encoding: Callable[[], str]
 ) -> AsyncIterator[str]:
-    """Write parts into the next chunk that is about their choice."""
+    """Yield the chunks of a stream, with pending parts in the next chunk of their choice.
+
+    Args:
+        chunks: The server's chunks, as lines of server-sent events.
+        pending: Parts that no chunk contains yet.
+        encoding: Return the encoding that the request asked for.
+    """
     pattern = ""
     async for text in chunks:
         event = text.startswith(_DATA + "{")

@@ -277,10 +277,8 @@ class RingWriter:
             tokens: Number of scheduled tokens; None if it is unknown.
             dummy: Whether the step only keeps up with those of other ranks.
         """
-        seq = min(max(number, 0), _MOST)
+        seq, now = min(max(number, 0), _MOST), _time_ns()
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
-        fixed = held.to_bytes(8, "little") + _STEPS[dummy]
-        now = _time_ns()
         # As in post().
         position = self.position
         begin = position + 1
@@ -292,7 +290,7 @@ class RingWriter:
             now,
             0,
             seq,
-            fixed,
+            held.to_bytes(8, "little") + _STEPS[dummy],
             _PLAIN,
             begin,
         )
@@ -394,8 +392,7 @@ class RingWriter:
 
     def finish(self) -> None:
         """Record a normal exit. The map stays: other threads may still write."""
-        self._write_table()
-        self.store_heartbeat()
+        self._write_table()  # with a heartbeat
         self._put_u64(layout.HEADER_EXITED, _time_ns())
 
     def detach(self) -> None:

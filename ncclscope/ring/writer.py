@@ -38,11 +38,7 @@ _pack_record = layout.RECORD.pack_into
 _pack_moment = layout.MOMENT.pack
 _time_ns = time.time_ns
 _STEPS = tuple(
-    layout.FIXED.pack(
-        *(0, 0, 0, 0, 0, 0, 0, 0, 0, layout.NO_SHAPE),
-        flags,
-        *(-1, 0, 0, 0),
-    )[8:]
+    layout.FIXED.pack(*[0] * 9, layout.NO_SHAPE, flags, -1, 0, 0, 0)[8:]
     for flags in (layout.FIXED_STEP, layout.FIXED_STEP | layout.FIXED_DUMMY)
 )
 """What repeats in the records of steps, behind ``numel``: of passes, and of dummy batches."""
@@ -277,8 +273,10 @@ class RingWriter:
             tokens: Number of scheduled tokens; None if it is unknown.
             dummy: Whether the step only keeps up with those of other ranks.
         """
-        seq, now = min(max(number, 0), _MOST), _time_ns()
+        seq = min(max(number, 0), _MOST)
         held = 0 if tokens is None else min(max(tokens, 0), _MOST) + 1
+        fixed = held.to_bytes(8, "little") + _STEPS[dummy]
+        now = _time_ns()
         # As in post().
         position = self.position
         begin = position + 1
@@ -290,7 +288,7 @@ class RingWriter:
             now,
             0,
             seq,
-            held.to_bytes(8, "little") + _STEPS[dummy],
+            fixed,
             _PLAIN,
             begin,
         )

@@ -35,7 +35,11 @@ def test_a_restart_that_ends_well_is_ok(rings: Path, tmp_path: Path) -> None:
         if document["status"] in ALARMS:
             assert not pids(document) & last, document
             assert document["verdict"]["kind"] == "dead_rank"
-            assert document["verdict"]["diverging_ranks"] == [1]
+            # For a moment its peers may have been ended, too, and nobody be singled out.
+            named = document["verdict"]
+            assert named["diverging_ranks"] == [1] or (
+                named["diverging_ranks"] == [] and 1 in named["candidate_ranks"]
+            )
     assert seen.watched[-1]["status"] == "ok"
     assert pids(seen.watched[-1]) == last
 

@@ -23,7 +23,7 @@ def build(directory: Path) -> None:
     Raises:
         subprocess.CalledProcessError: The compiler failed.
     """
-    # By this name it is taken for the one that it stands in front of.
+    # By this name it counts as the plugin to which it forwards.
     path = directory / "ncclscope-profiler.so"
     command = ["gcc", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_HEADERS}"]
     subprocess.run([*command, str(_SOURCE), "-o", str(path), "-ldl"], check=True)

@@ -124,9 +124,9 @@ def test_gpus_at_rest_have_come_past_calls_in_another_order(tmp_path: Path) -> N
     assert (cause.kind, cause.candidate_ranks) == ("order_cycle", (0, 1))
 
 
-@pytest.mark.parametrize(("delayed", "said"), [(1.9, "95%"), (0.9, "")])
+@pytest.mark.parametrize(("delayed", "share"), [(1.9, "95%"), (0.9, "")])
 def test_ranks_in_a_stalled_call_may_wait_for_a_processor(
-    tmp_path: Path, delayed: float, said: str
+    tmp_path: Path, delayed: float, share: str
 ) -> None:
     cluster = Cluster(tmp_path, 2)
     cluster.history("world")
@@ -143,5 +143,5 @@ def test_ranks_in_a_stalled_call_may_wait_for_a_processor(
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("stalled", ())
     texts = [*verdict.cause.inferred, *(one.says for one in verdict.evidence)]
     starved = [text for text in texts if "without a processor" in text]
-    assert len(starved) == (2 if said else 0)
-    assert all(f"ranks 0 1 were ready to run without a processor for {said}" in t for t in starved)
+    assert len(starved) == (2 if share else 0)
+    assert all(f"ranks 0 1 were ready to run without a processor for {share}" in t for t in starved)

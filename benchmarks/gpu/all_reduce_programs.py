@@ -66,10 +66,7 @@ def measure(rank: int, rounds: int, count: int) -> dict[str, dict[str, Times]]:
                 # Each way comes after each other one equally often.
                 for way in random.Random(number).sample(ways, len(ways)):
                     probes, plugin = WAYS[way]
-                    for patch in patches:
-                        patch.active = probes
-                    if switch.set(plugin) == 0 and switch.library is not None:
-                        raise RuntimeError("NCCL has not loaded the plugin that can be switched")
+                    switch.use(patches, probes=probes, plugin=plugin)
                     before = tracer.ring.position
                     host, clock = loop(reduce, tensor, count)
                     recorded = tracer.ring.position - before

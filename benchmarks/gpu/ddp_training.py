@@ -67,10 +67,7 @@ def train(rank: int, rounds: int, width: int, batch: int) -> tuple[Steps, dict[s
     for number in range(rounds):
         for way in random.Random(number).sample(ways, len(ways)):
             probes, plugin = WAYS[way]
-            for patch in patches:
-                patch.active = probes
-            if switch.set(plugin) == 0 and switch.library is not None:
-                raise RuntimeError("NCCL has not loaded the plugin that can be switched")
+            switch.use(patches, probes=probes, plugin=plugin)
             before = tracer.ring.position
             taken[way].append(stretch())
             recorded[way] = tracer.ring.position - before

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ncclscope import native
 from ncclscope.native.profiler import SLOT
+
+if TYPE_CHECKING:
+    from ncclscope_patches.probes.probe import Patch
 
 __all__ = ["PluginSwitch", "build"]
 
@@ -39,6 +44,17 @@ class PluginSwitch:
         if path is not None and own is not None:
             os.environ |= {SLOT: path, "SWITCHED_PLUGIN": str(own)}
             self.library = ctypes.CDLL(path)
+
+    def use(self, patches: Iterable[Patch], *, probes: bool, plugin: bool) -> None:
+        """Let probes and plugin record from here on, or not.
+
+        Raises:
+            RuntimeError: NCCL has not loaded the plugin.
+        """
+        for patch in patches:
+            patch.active = probes
+        if self.set(plugin) == 0 and self.library is not None:
+            raise RuntimeError("NCCL has not loaded the plugin that can be switched")
 
     def set(self, on: bool) -> int:
         """Let NCCL report calls or not; return the number of its masks that were set."""

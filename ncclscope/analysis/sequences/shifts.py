@@ -143,31 +143,31 @@ def tracks_of(
         )
 
 
-def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) -> Shift | None:
-    """Find the shift under which ``odd`` equals ``peer`` with calls deleted or inserted.
+def find_shift(diverging: Track, peer: Track, stops: tuple[int, int] | None = None) -> Shift | None:
+    """Find the shift under which ``diverging`` equals ``peer`` with calls deleted or inserted.
 
     Args:
-        odd: The diverging rank's calls.
+        diverging: The diverging rank's calls.
         peer: A peer's calls.
         stops: For each of the two, the number after the last call to compare; all by default.
 
     Returns:
         None where the two agree without a shift, or with none.
     """
-    stop, peer_stop = stops or (odd.log.calls + 1, peer.log.calls + 1)
-    stop, peer_stop = min(stop, odd.log.calls + 1), min(peer_stop, peer.log.calls + 1)
-    first, last = max(odd.log.first, peer.log.first), min(stop, peer_stop) - 1
+    stop, peer_stop = stops or (diverging.log.calls + 1, peer.log.calls + 1)
+    stop, peer_stop = min(stop, diverging.log.calls + 1), min(peer_stop, peer.log.calls + 1)
+    first, last = max(diverging.log.first, peer.log.first), min(stop, peer_stop) - 1
     if last < first:
         return None
     names: dict[str | None, int] = {}
     near = NEAR
     while True:
         start = max(first, last - near)
-        one = odd.tokens(start, stop, names)
+        one = diverging.tokens(start, stop, names)
         other = peer.tokens(start, peer_stop, names)
         both = last + 1 - start
         unequal = one[:both] != other[:both]
-        if odd.sites and None in names:  # a line that was not recorded may be any
+        if diverging.sites and None in names:  # a line that was not recorded may be any
             unequal[:, 1] &= (one[:both, 1] != names[None]) & (other[:both, 1] != names[None])
         differ = np.flatnonzero(unequal.any(axis=1))
         if not len(differ):
@@ -177,18 +177,18 @@ def find_shift(odd: Track, peer: Track, stops: tuple[int, int] | None = None) ->
             break
         near *= 4
     exact = place > 0 or start == 1
-    for off in (*range(1, FURTHEST + 1), *_replays_at(odd, peer, start + place)):
+    for off in (*range(1, FURTHEST + 1), *_replays_at(diverging, peer, start + place)):
         for deleted, inserted in ((off, 0), (0, off)):
             mine, theirs = one[place + inserted :], other[place + deleted :]
             matched = min(len(mine), len(theirs))
             if matched and np.array_equal(mine[:matched], theirs[:matched]):
-                return Shift(start + place, exact, deleted, inserted, matched, odd.item)
+                return Shift(start + place, exact, deleted, inserted, matched, diverging.item)
     return None
 
 
-def _replays_at(odd: Track, peer: Track, seq: int) -> list[int]:
+def _replays_at(diverging: Track, peer: Track, seq: int) -> list[int]:
     """Return the lengths of the replays at a call, where they exceed FURTHEST."""
-    found = {calls_on(track.rank, track.log.call(seq)) for track in (odd, peer)}
+    found = {calls_on(track.rank, track.log.call(seq)) for track in (diverging, peer)}
     return sorted(count for count in found if count > FURTHEST)
 
 
@@ -204,11 +204,11 @@ def expected(log: CallLog, seq: int, one: str | None, other: str | None) -> str 
     return expected_next(log.sites(max(log.first, seq - PAST), seq), one, other)
 
 
-def first_other_line(odd: CallLog, peer: CallLog, seq: int) -> int | None:
+def first_other_line(diverging: CallLog, peer: CallLog, seq: int) -> int | None:
     """Find the first call from which on a rank's calls came from other lines than its peer's.
 
     Args:
-        odd: The diverging rank's calls.
+        diverging: The diverging rank's calls.
         peer: A peer's calls.
         seq: A call that differs; those before it are equal.
 
@@ -216,8 +216,8 @@ def first_other_line(odd: CallLog, peer: CallLog, seq: int) -> int | None:
         The first of an unbroken row of such calls up to ``seq``; None where there is none, or
         where the two ranks have used this pair of lines before.
     """
-    start = max(odd.first, peer.first, seq - PAST)
-    pairs = list(zip(odd.sites(start, seq), peer.sites(start, seq), strict=True))
+    start = max(diverging.first, peer.first, seq - PAST)
+    pairs = list(zip(diverging.sites(start, seq), peer.sites(start, seq), strict=True))
     first = len(pairs)
     while first and None not in pairs[first - 1] and pairs[first - 1][0] != pairs[first - 1][1]:
         first -= 1

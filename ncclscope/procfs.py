@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["boot_id", "is_stopped", "pid_namespace", "start_ticks"]
+__all__ = ["boot_id", "is_stopped", "pid_namespace", "processor_wait", "start_ticks"]
 
 
 def start_ticks(pid: int) -> int:
@@ -28,6 +28,23 @@ def is_stopped(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
         return False
+
+
+def processor_wait(pid: int) -> float | None:
+    """Return for how many seconds a process's main thread was ready and had no processor.
+
+    Args:
+        pid: Its pid.
+
+    Returns:
+        None if there is no such process, or the kernel does not count it.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
+            _, waited, _ = file.read().split()
+        return int(waited) / 1e9
+    except (OSError, ValueError):
+        return None
 
 
 def pid_namespace() -> int:

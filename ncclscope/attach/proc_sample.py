@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ncclscope.attach.blocked import blocked_in
 from ncclscope.model.snapshot import ProcessSample
+from ncclscope.procfs import processor_wait
 from ncclscope.untrusted import printable
 
 __all__ = ["read_sample", "state_of"]
@@ -41,7 +42,7 @@ def read_sample(pid: int) -> ProcessSample:
             state=main[0] if fields[0] not in "ZX" else fields[0],
             cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
             main_cpu_seconds=(int(main[11]) + int(main[12])) / _TICKS,
-            main_delayed_seconds=_delayed(home / "task" / str(pid)),
+            main_delayed_seconds=processor_wait(pid) or 0.0,
             switches=_switches(home),
             wchan=wchan,
             threads=_threads(home),
@@ -55,12 +56,6 @@ def read_sample(pid: int) -> ProcessSample:
 def _fields(place: Path) -> list[str]:
     """Return a stat file's fields from the state on; the name before may hold ``)`` and blanks."""
     return _text(place / "stat", strict=True).rpartition(")")[2].split()
-
-
-def _delayed(place: Path) -> float:
-    """Return for how many seconds a thread was ready to run; 0 where the kernel does not count."""
-    fields = _text(place / "schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
 
 
 def _switches(home: Path) -> int:

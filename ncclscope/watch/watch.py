@@ -26,6 +26,7 @@ from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.hashes import HashComparison
 from ncclscope.watch.jobs import Rings, current
 from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
+from ncclscope.watch.starvation import Starvation
 from ncclscope.watch.transfers import TransferWatch
 
 __all__ = ["Poll", "Watcher"]
@@ -100,6 +101,8 @@ class Watcher:
         self.directories = directories
         self.stall = stall
         self._beyond = (TransferWatch(stall), StartupWatch(PATIENCE * stall))
+        self._starvation = Starvation(PATIENCE * stall)
+        self._starved: frozenset[Path] = frozenset()
         self._clock = clock
         self._began = clock()
         self._began_ns = wall()
@@ -209,6 +212,7 @@ class Watcher:
         who = tuple(sorted((cursor.path, cursor.rank, cursor.over) for cursor in living))
         diverged = self._hashes.compare(living, moved)
         self._spins = self._spins and not moved
+        self._starved = self._starvation.held(living, now)
         self._stuck_now = stuck = self._stuck(living, now)
         due = who != self._examined
         for other in self._beyond:
@@ -236,10 +240,16 @@ class Watcher:
         if diverged and self._trouble is None and self._group is None:
             self._hashes.accept(diverged)
 
+    def _quiet_seconds(self, cursor: RingCursor, now: float) -> float:
+        """Return the seconds without progress; 0 while a rank waits for a processor instead."""
+        return 0.0 if cursor.path in self._starved else now - cursor.moved_at
+
     def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
         """Return the ranks inside a call that have not moved for longer than the limit."""
         quiet = [
-            cursor for cursor in living if not cursor.over and now - cursor.moved_at >= self.stall
+            cursor
+            for cursor in living
+            if not cursor.over and self._quiet_seconds(cursor, now) >= self.stall
         ]
         return self._inside(living, quiet) if quiet else []
 
@@ -250,7 +260,7 @@ class Watcher:
         all ranks enqueued the same calls in different orders.
         """
         ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
-        if any(now - cursor.moved_at < self.stall for cursor in ranks):
+        if any(self._quiet_seconds(cursor, now) < self.stall for cursor in ranks):
             return ()
         return ranks if any(cursor.pending() for cursor in ranks) else ()
 
@@ -306,6 +316,8 @@ class Watcher:
         self._examine_at = now + _AGAIN
         if self._is_group_under_way(living, verdict, now):
             return
+        if verdict.status == "hung" and self._starved and not any(c.over for c in living):
+            return  # late, as far as one can know; judged again when they have a processor
         if verdict.in_trouble:
             self._trouble = verdict
             self._troubled = set(self._paths(living))

@@ -143,6 +143,9 @@ def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) 
         "sk-0123456789jklm=",
         "PGPASSWORD=jkl",
     ]
+    command += (
+        "--http-auth abc --auth=abc --auth-type basic --no-auth off xai-0123456789jkl".split()
+    )
     subprocess.run(
         command + forms,
         input=f"open {nccl.plugin} 6\n{comm(1)}\n",
@@ -159,7 +162,10 @@ def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) 
         *("--api-key", "***", "HF_TOKEN=***", "--url=***", "--max-num-batched-tokens", "8192")
     ]
     assert about["argv"][7] == "***"
-    assert about["argv"][9:] == [*["***"] * 4, "--env=***", "***", "PGPASSWORD=***"]
+    assert " ".join(about["argv"][9:17]) == (
+        "--http-auth *** --auth=*** --auth-type basic --no-auth off ***"
+    )
+    assert about["argv"][17:] == [*["***"] * 4, "--env=***", "***", "PGPASSWORD=***"]
     assert not {"abc", "def", "ghi"} & set(json.dumps(about).replace('"', " ").split())
     assert (about["rank"], about["world_size"], about["run"]) == (1, 4, "r1")
     assert (about["versions"], about["recorder"]) == ({"nccl": "2.30.7"}, "nccl-plugin")

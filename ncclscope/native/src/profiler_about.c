@@ -112,7 +112,7 @@ static bool names_secret(const char *name, size_t length)
         "secret",   "secrets",  "secretkey",  "accesskey",  "accesstoken", "authkey",
         "password", "passwd",   "passphrase", "passwords",  "authtoken",   "secrettoken",
         "credential", "credentials", "authorization", "pgpassword", "sshpass", "pass",
-        "bearer", "cookie",
+        "bearer", "cookie",   "cookies",  "sig",        "signature",
     };
     size_t start = 0;
     while (start < length) {
@@ -125,6 +125,10 @@ static bool names_secret(const char *name, size_t length)
             if (end - start == strlen(words[one]) &&
                 strncasecmp(name + start, words[one], end - start) == 0)
                 return true;
+        /* The value of `--http-auth` is a secret, those of `--auth-type` and `--no-auth` are not. */
+        if (length - end <= 1 && end - start == 4 && strncasecmp(name + start, "auth", 4) == 0 &&
+            memmem(name, length, "no-", 3) == NULL)
+            return true;
         start = end > start ? end : end + 1;
     }
     return false;
@@ -136,7 +140,8 @@ static bool holds_secret(const char *word)
     static const char *const forms[] = {"sk-",   "hf_",   "ghp_",  "gho_",   "ghu_",   "ghs_",
                                         "ghr_",  "github_pat_", "glpat-", "AKIA", "ASIA", "AIza",
                                         "xoxb-", "xoxp-", "xoxa-", "nvapi-", "npm_", "pypi-",
-                                        "eyJ"};
+                                        "eyJ",   "gsk_",  "xai-",  "r8_",    "ya29.", "wandb_v",
+                                        "lsv2_", "dop_v"};
     for (size_t one = 0; one < sizeof forms / sizeof *forms; one++) {
         const char *found = strstr(word, forms[one]);
         if (found != NULL && (found == word || !isalnum((unsigned char)found[-1])) &&

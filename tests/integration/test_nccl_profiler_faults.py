@@ -143,9 +143,8 @@ def test_the_process_is_described_without_its_secrets(nccl: Built, rings: Path) 
         "sk-0123456789jklm=",
         "PGPASSWORD=jkl",
     ]
-    command += (
-        "--http-auth abc --auth=abc --auth-type basic --no-auth off xai-0123456789jkl".split()
-    )
+    options = "--http-auth abc --auth=abc --auth-type basic --no-auth off xai-0123456789jkl"
+    command += options.split()
     subprocess.run(
         command + forms,
         input=f"open {nccl.plugin} 6\n{comm(1)}\n",

@@ -78,6 +78,19 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(add_help=False, **options)
         self.add_argument("-h", "--help", action="help", help="Show this help message and exit")
 
+    def format_help(self) -> str:
+        import shutil
+
+        from ncclscope.commands.fitting import fitted
+
+        whole = self.description, self.epilog
+        width = shutil.get_terminal_size().columns
+        self.description, self.epilog = (text and fitted(text, width) for text in whole)
+        try:
+            return super().format_help()
+        finally:
+            self.description, self.epilog = whole
+
     def error(self, message: str) -> NoReturn:
         said = printable(f"{message}{self._guess(message)}")
         self.exit(2, f"{self.prog}: {said}; see {self.prog} --help\n")

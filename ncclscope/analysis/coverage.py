@@ -243,8 +243,14 @@ def _probes(run: Run) -> Iterator[str]:
 
 def _damaged_transfers(run: Run) -> Iterator[str]:
     """Yield communicators whose sends and receives cannot be paired, with the ranks concerned."""
-    for comm in run.communicators.values():
-        found = [r for r in run.ranks if not r.lost and has_damaged_transfers(r, comm)]
+    damaged: dict[str, list[Rank]] = {}
+    for rank in run.ranks:
+        for key in () if rank.lost else rank.p2p:
+            comm = run.communicators.get(key)
+            if comm is not None and has_damaged_transfers(rank, comm):
+                damaged.setdefault(key, []).append(rank)
+    for key, found in damaged.items():
+        comm = run.communicators[key]
         if waiting := [r.rank for r in found if is_peerless(r, comm)]:
             yield (
                 f"{ranks_text(waiting)}: NCCL did not launch sends or receives on "

@@ -11,14 +11,14 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from ncclscope.dump_files import dump_files, stamp
 
 __all__ = ["PIPE_VARIABLE", "ask_for_dump", "pipe_of"]
 
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-_FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_DEFAULT_FILE = "/tmp/nccl_trace_rank_"
 LIMIT = 15.0
 """Seconds that torch itself allows for a dump (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)."""
 _SETTLED = 0.3
@@ -45,17 +45,16 @@ def ask_for_dump(environment: Mapping[str, str], rank: int, *, limit: float = LI
     pipe = pipe_of(environment, rank)
     if pipe is None:
         return f"{PIPE_VARIABLE} was not set when the job was started"
-    places = list(_places(environment, rank))
-    before = {place: _stamp(place) for place in places}
+    before = {file: stamp(file) for file in dump_files(environment, rank)}
     failure = _poke(pipe)
     if failure:
         return failure
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
-        for place in places:
-            stamp = _stamp(place)
-            if stamp and stamp != before[place] and time.time() - stamp[0] / 1e9 > _SETTLED:
-                return place
+        for file, old in before.items():
+            new = stamp(file)
+            if new and new != old and time.time() - new[0] / 1e9 > _SETTLED:
+                return file
         time.sleep(0.05)
     return f"rank {rank} wrote no dump within {limit:g} s"
 
@@ -77,22 +76,3 @@ def _poke(pipe: Path) -> str:
     finally:
         os.close(descriptor)
     return ""
-
-
-def _places(environment: Mapping[str, str], rank: int) -> Iterable[Path]:
-    """Yield the files that torch may write; the variable's name differs between versions."""
-    home = Path.home()
-    for prefix in (
-        *(environment[name] for name in _FILE_VARIABLES if name in environment),
-        _DEFAULT_FILE,
-        str(home / ".cache" / "torch" / "comm_lib_trace_rank_"),
-    ):
-        yield Path(f"{prefix}{rank}")
-
-
-def _stamp(place: Path) -> tuple[int, int] | None:
-    try:
-        status = place.stat()
-    except OSError:
-        return None
-    return (status.st_mtime_ns, status.st_size) if status.st_size else None

@@ -53,7 +53,11 @@ class ExportCommand:
             "paths", nargs="+", metavar="PATH", help="Any input of `ncclscope diagnose`"
         )
         parser.add_argument(
-            "--format", required=True, choices=list(FORMATS), help="Write this format; see below"
+            "--format",
+            required=True,
+            choices=list(FORMATS),
+            metavar="FORMAT",
+            help="Write this format; see below",
         )
         parser.add_argument(
             "-o",

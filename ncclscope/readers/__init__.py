@@ -288,8 +288,8 @@ def _newest_run(processes: list[Rank], notes: list[str]) -> list[Rank]:
             earlier += 1
     if parts := len(runs) - earlier:
         notes.append(
-            f"{parts + 1} runs are treated as one job: they ran at the same time, with different "
-            f"ranks of the same world size"
+            f"{parts + 1} runs are treated as one job: they share communicators or ran at the same "
+            f"time, with different ranks of the same world size"
         )
     if earlier:
         left_out = len(processes) - len(loose) - len(kept)
@@ -308,14 +308,16 @@ def _ended_ns(rank: Rank) -> int:
 def _belongs(part: Sequence[Rank], kept: Sequence[Rank]) -> bool:
     """Return whether two runs are parts of one job, one `ncclscope run` per node.
 
-    They must have different ranks, the same world size, and overlap in time. If both have a rank,
-    they are different jobs or the job was restarted.
+    They must have different ranks, the same world size, and share a communicator or overlap in
+    time. If both have a rank, they are different jobs or the job was restarted.
     """
     numbers = {rank.rank for rank in kept if rank.rank >= 0}
     own = {rank.rank for rank in part if rank.rank >= 0}
     sizes = {rank.world_size for rank in (*part, *kept) if rank.rank >= 0}
     if not own or own & numbers or len(sizes) != 1:
         return False
+    if {key for rank in part for key in rank.logs} & {key for rank in kept for key in rank.logs}:
+        return True
     ended = max(_ended_ns(rank) for rank in part)
     began = min((start for rank in kept if (start := span(rank)[0])), default=0)
     return not ended or ended > began

@@ -21,10 +21,13 @@ PLUGIN = "nccl-plugin"
 def join_processes(ranks: Sequence[Rank]) -> list[Rank]:
     """Join two rings of one process and rank: the plugin's, and that of a tracer made later."""
     kept: list[Rank] = []
+    places: dict[tuple[str, int], list[int]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.details.get("recorder") == PLUGIN):
+        near = places.setdefault((rank.host, rank.pid), [])
         own = rank.details.get("recorder") == PLUGIN
-        place = next((at for at, one in enumerate(kept) if own and _is_same(one, rank)), None)
+        place = next((at for at in near if own and _is_same(kept[at], rank)), None)
         if place is None:
+            near.append(len(kept))
             kept.append(rank)
         else:
             kept[place] = _joined(kept[place], rank)
@@ -39,11 +42,11 @@ def with_members(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def _is_same(one: Rank, other: Rank) -> bool:
-    """Return whether two rings are of one process; a process with several ranks has several."""
+    """Return whether two rings of a pid are of one process; some processes have several ranks."""
     names = ("boot_id", "pid_namespace", "start_ticks")
     return (
         one.details.get("recorder") != PLUGIN
-        and (one.rank in (-1, other.rank) and one.host == other.host and one.pid == other.pid)
+        and one.rank in (-1, other.rank)
         and all(one.details.get(name) == other.details.get(name) for name in names)
     )
 

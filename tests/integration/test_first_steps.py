@@ -194,6 +194,15 @@ def test_a_fault_that_was_probably_meant_is_said() -> None:
     assert "did you mean skipped_call?" in done.stderr
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("command", ["", "attach", "demo", "export", "report", "watch"])
+def test_the_help_fits_the_terminal(command: str, columns: int) -> None:
+    said = run(*command.split(), "--help", COLUMNS=str(columns)).stdout
+    wide = [line for line in said.splitlines() if len(line) > columns]
+    assert [line for line in wide if not line.startswith("  $ ncclscope")] == []
+    assert said.endswith("\n")
+
+
 def test_the_help_explains_the_marks_of_the_live_view() -> None:
     from ncclscope.render.tui.marks import MARKS
 

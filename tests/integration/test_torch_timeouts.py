@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +18,22 @@ import pytest
 from ncclscope.tracing import session
 from ncclscope_patches.startup import timeouts
 from ncclscope_patches.startup.timeouts import AbortHook, explain_timeout
+from tests.support.hosts import until
 from tests.support.nodes import environment
 
 JOB = """
-import datetime, os, sys
+import datetime, os, sys, threading, time
 import torch
 import torch.distributed as dist
 
 rank, store, catches = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "catch"
+if sys.argv[3] == "abort":
+    from ncclscope_patches.startup import timeouts
+    timeouts._is_nccl = lambda module, group: True  # this torch has no NCCL
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = f"{store}.dump"
 dist.init_process_group(
     "gloo", init_method=f"file://{store}", rank=rank, world_size=3,
-    timeout=datetime.timedelta(seconds=3),
+    timeout=datetime.timedelta(seconds=100 if sys.argv[3] == "abort" else 3),
 )
 tensor = torch.ones(4)
 for _ in range(5):
@@ -34,6 +41,15 @@ for _ in range(5):
 if rank == 1:
     sys.stdin.read()
     os._exit(0)
+if sys.argv[3] == "abort":
+    # As torch's NCCL watchdog does in a thread of C++: it dumps, gives others time, and aborts.
+    def watchdog():
+        time.sleep(3)
+        with open(f"{store}.dump{rank}", "w") as dump:
+            dump.write("dump")
+        time.sleep(2)
+        os.abort()
+    threading.Thread(target=watchdog, daemon=True).start()
 try:
     dist.all_reduce(tensor)
 except RuntimeError:
@@ -74,7 +90,7 @@ def job(directory: Path, store: Path, mode: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["raise", "catch"])
+@pytest.mark.parametrize("mode", ["raise", "catch", "abort"])
 def test_a_timeout_is_followed_by_the_verdict_once(rings: Path, tmp_path: Path, mode: str) -> None:
     said = "".join(job(rings, tmp_path / "store", mode))
     assert said.count("ncclscope: more: ") == 1, said
@@ -126,15 +142,47 @@ def test_nothing_more_is_said_where_ncclscope_run_explains(
 
 
 class Group:
-    """Stands in for a group of torch 2.15 on `nccl2`, the only backend with such hooks."""
+    """Replaces a group over NCCL; only those of torch 2.15 on `nccl2` have such hooks."""
 
     def __init__(self, supports: bool) -> None:
         self.supports_abort_hooks = supports
         self.hooks: dict[int, Callable[[], None]] = {}
 
+    def rank(self) -> int:
+        return 5
+
     def register_abort_hook(self, number: int, hook: Callable[[], None]) -> None:
         assert self.supports_abort_hooks, "other backends raise"
         self.hooks[number] = hook
+
+
+def test_the_verdict_follows_the_dump_of_torchs_nccl_watchdog(
+    explained: list[str], rings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "fr_"))
+    (tmp_path / "fr_5").write_text("dump of an earlier job")
+    group = Group(False)
+    world = SimpleNamespace(pg_backend_config={group: "cpu:gloo,cuda:nccl"})
+    module: Any = SimpleNamespace(
+        _world=world,
+        _new_process_group_helper=lambda: (group, None),
+        is_initialized=lambda: False,
+        is_nccl_available=lambda: True,
+    )
+    patch = AbortHook()
+    patch.active = True
+    patch.install(module)
+    module._new_process_group_helper()
+    module._new_process_group_helper()
+    threads = [thread for thread in threading.enumerate() if thread.name == "ncclscope-dump"]
+    assert len(threads) == 1
+    time.sleep(1.0)
+    assert explained == []
+    (tmp_path / "fr_5").write_text("dump of this job: a timeout")
+    until(lambda: explained == [str(rings)], "the verdict is asked for", 30)
+    patch.revert()
+    threads[0].join(30)
+    assert not threads[0].is_alive()
 
 
 def test_the_verdict_comes_before_the_watchdog_aborts(
@@ -142,7 +190,9 @@ def test_the_verdict_comes_before_the_watchdog_aborts(
 ) -> None:
     groups = [Group(True), Group(False)]
     waiting = iter(groups)
-    module: Any = SimpleNamespace(_new_process_group_helper=lambda: (next(waiting), None))
+    module: Any = SimpleNamespace(
+        _new_process_group_helper=lambda: (next(waiting), None), is_nccl_available=lambda: False
+    )
     patch = AbortHook()
     patch.active = True
     patch.install(module)

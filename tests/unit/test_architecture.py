@@ -17,7 +17,7 @@ PACKAGES = {
     "ncclscope_patches": ROOT / "patches" / "ncclscope_patches",
 }
 BASE = {
-    *("errors", "explanation", "metrics", "private", "procfs", "progress"),
+    *("dump_files", "errors", "explanation", "metrics", "private", "procfs", "progress"),
     *("redaction", "resources", "settings", "stamp", "untrusted"),
 }
 """Modules that every room may use, and which use no room."""

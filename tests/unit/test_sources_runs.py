@@ -64,8 +64,8 @@ def test_a_job_that_was_started_on_each_node_by_itself_is_one_run(tmp_path: Path
 
     assert keys(run) == {0: ["k"], 1: ["k"], 2: ["k"]}
     assert run.notes == (
-        "3 runs are treated as one job: they ran at the same time, with different ranks of the "
-        "same world size",
+        "3 runs are treated as one job: they share communicators or ran at the same time, with "
+        "different ranks of the same world size",
         "3 rings of 3 earlier runs left out",
     )
 
@@ -75,6 +75,17 @@ def test_a_node_whose_clock_was_set_back_an_hour_is_part_of_the_job(tmp_path: Pa
     ring(tmp_path, 1, run="node 1", began=0, ended=-3590)
 
     assert keys(open_run(tmp_path)) == {0: ["k"], 1: ["k"]}
+
+
+def test_hosts_whose_clocks_differ_are_one_job_if_they_share_a_communicator(tmp_path: Path) -> None:
+    ring(tmp_path, 0, run="node 0", host="a")
+    ring(tmp_path, 1, run="node 1", host="b", began=-3600, ended=-3590)
+
+    run = open_run(tmp_path)
+
+    assert keys(run) == {0: ["k"], 1: ["k"]}
+    assert len(run.notes) == 1
+    assert "share communicators" in run.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import contextlib
 import fcntl
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 from ncclscope import settings
+from ncclscope.dump_files import dump_files, stamp
 from ncclscope.explanation import explain, explain_to
 from ncclscope_patches.probes.probe import Patch
 
@@ -22,36 +25,51 @@ _HOOK = 0x6E63636C
 """Number of our hook: each of a group has its own."""
 _ABORT_SECONDS = 3.0
 """Seconds that an abort is delayed at most."""
+_DUMP_INTERVAL = 0.5
+"""Seconds between checks for a dump."""
 
 
 def explain_timeout(error: BaseException) -> None:
     """Have the verdict printed if an exception is the timeout of a collective; never raise."""
-    try:
-        where = settings.directory()
-        if where and _is_timeout(error) and not _is_watched(where):
-            explain_to(_stderr(), where)
-    except Exception:
-        return
+    with contextlib.suppress(Exception):
+        if _is_timeout(error):
+            _explain()
 
 
 class AbortHook(Patch):
-    """Prints the verdict before torch's watchdog aborts a process, where torch offers a hook.
+    """Prints the verdict before torch's NCCL watchdog aborts a process.
 
-    torch 2.15 calls such hooks on the backend ``nccl2``; others have none.
+    The watchdog throws in a thread of C++, so that no exception reaches Python. torch 2.15 calls
+    hooks before, on the backend ``nccl2`` only. All versions dump their Flight Recorder before, on
+    every rank, so on the backend ``nccl`` a thread waits for the file of this rank.
     """
 
     name = "torch_abort_hook"
     target = "torch.distributed.distributed_c10d"
-    supports = "torch 2.15"
+    supports = "torch 2.6 to 2.15"
     records = False
 
-    def install(self, module: Any) -> None:
-        self.replace(module, "_new_process_group_helper", after=self._created)
+    def __init__(self) -> None:
+        super().__init__()
+        self._watching = 0
+        """Process whose dump a thread waits for: a forked child has no such thread."""
 
-    def _created(self, _arguments: Any, result: Any) -> None:
-        group = result[0] if isinstance(result, tuple) else result
-        if getattr(group, "supports_abort_hooks", False):
-            group.register_abort_hook(_HOOK, self._aborting)
+    def install(self, module: Any) -> None:
+        def created(_arguments: Any, result: Any) -> None:
+            group = result[0] if isinstance(result, tuple) else result
+            if getattr(group, "supports_abort_hooks", False):
+                group.register_abort_hook(_HOOK, self._aborting)
+            elif self._watching != os.getpid() and _is_nccl(module, group):
+                self._watching = os.getpid()
+                # The first group that a process makes is that of all ranks.
+                rank = module.get_rank() if module.is_initialized() else group.rank()
+                threading.Thread(
+                    target=self._wait_for_dump, args=(rank,), name="ncclscope-dump", daemon=True
+                ).start()
+
+        # The probe of torch.distributed may have replaced it, too: both are called.
+        helper = module._new_process_group_helper
+        self.put(module, "_new_process_group_helper", self.guard(helper, after=created))
 
     def _aborting(self) -> None:
         # torch calls this from C++, which may have nobody to catch an exception.
@@ -61,6 +79,28 @@ class AbortHook(Patch):
                 # Waits, as the process would otherwise be gone before its stack has been read.
                 text = explain(where, seconds=_ABORT_SECONDS).text
                 os.write(_stderr(), text.encode("utf-8", "replace"))
+
+    def _wait_for_dump(self, rank: int) -> None:
+        # After a dump the watchdog gives other ranks up to 60 s for theirs.
+        before = {file: stamp(file) for file in dump_files(os.environ, rank)}
+        while self.active:
+            time.sleep(_DUMP_INTERVAL)
+            for file, old in before.items():
+                new = stamp(file)
+                if new and new != old:
+                    before[file] = new
+                    with contextlib.suppress(OSError):  # the directory may be gone
+                        _explain()
+
+
+def _explain() -> None:
+    where = settings.directory()
+    if where and not _is_watched(where):
+        explain_to(_stderr(), where)
+
+
+def _is_nccl(module: Any, group: Any) -> bool:
+    return module.is_nccl_available() and "nccl" in module._world.pg_backend_config.get(group, "")
 
 
 def _is_timeout(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 With this folder on ``PYTHONPATH`` and ``TRITON_INTERPRET=1``, vLLM finds a Triton backend for CPUs,
 and Triton's own interpreter runs the kernels, slowly. The runner and its kernels are vLLM's own;
-only their compilation is played.
+only their compilation is played. torch compiles nothing, as it would ask that backend for code.
 """
 
 import os
@@ -37,5 +37,6 @@ def _accept_masks() -> None:
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     _offer_backend()
     _accept_masks()

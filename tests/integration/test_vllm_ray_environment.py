@@ -1,6 +1,8 @@
 """What vLLM's Ray executors hand to their workers: `make test-vllm`.
 
-vLLM's CPU build does not start workers with Ray, so that its own choice of variables is asked.
+vLLM's CPU build does not start workers with Ray, so that its own choice of variables is asked: its
+platform names no kind of Ray resource, and both the executor and its workers refuse such a platform
+(0.32.0 and 0.33.0: "current platform cpu does not support ray").
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ NAMES = sorted(
     )
 )
 """Of all variables that the documentation sets."""
+
+
+def test_ray_refuses_a_platform_without_a_resource() -> None:
+    assert not CpuPlatform.ray_device_key
 
 
 def test_the_documentation_names_the_variables_of_a_job() -> None:

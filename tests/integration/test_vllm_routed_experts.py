@@ -20,6 +20,7 @@ import pytest
 
 from ncclscope_patches.routed_experts import RoutedExperts, StreamReader, decode_choice
 from tests.integration.routing_reference import reference_routing
+from tests.integration.second_runner import RUNNERS, environment_of
 from tests.integration.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -31,15 +32,20 @@ ASKED = {"return_routed_experts": True, "routed_experts_encoding": "compact"}
 TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+@pytest.fixture(scope="module", params=RUNNERS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmServer]:
+    chosen = environment_of(request.param)
+    if chosen is None:
+        pytest.skip(f"no {request.param} model runner for the CPU")
     directory = tmp_path_factory.mktemp("routed")
     with VllmServer(
         directory,
         tensor_parallel_size=1,
         checkpoint=True,
         tokenizer=True,
-        environment=VARIABLE,
+        environment=VARIABLE | chosen,
         arguments=[
             *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)),
             *("--max-num-batched-tokens", "64"),

@@ -21,7 +21,7 @@ from ncclscope.errors import UsageError
 from ncclscope_patches.routed_experts import RoutedExperts
 from ncclscope_patches.routed_experts.requests import EVERY
 from ncclscope_patches.vllm import routing as vllm_routing
-from ncclscope_patches.vllm.routing import configuration, scheduling, wrapping
+from ncclscope_patches.vllm.routing import configuration, runner_parts, scheduling, wrapping
 from ncclscope_patches.vllm.routing import runner as runner_module
 from ncclscope_patches.vllm.routing.every import VllmArrays, marked
 from ncclscope_patches.vllm.routing.outputs import RESULT, _expect
@@ -188,8 +188,26 @@ def second_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "HAS_TRITON", True)
 
 
-def test_the_second_model_runner_is_left_as_it_is(
+@pytest.fixture
+def unknown_runner(monkeypatch: pytest.MonkeyPatch, second_runner: None) -> None:
+    """A second model runner that lacks something."""
+    monkeypatch.setattr(runner_parts, "missing", lambda: ("InputBatch has no req_ids",))
+
+
+def test_the_second_model_runner_is_served_as_the_first(
     model: Path, said: list[str], second_runner: None
+) -> None:
+    plain = arguments(model).create_engine_config()
+    flagged = arguments(model, enable_return_routed_experts=True).create_engine_config()
+
+    assert plain.use_v2_model_runner
+    assert [configuration.is_served_by_vllm(one) for one in (plain, flagged)] == [False, False]
+    assert [configuration.answers_every_request(one) for one in (plain, flagged)] == [False, True]
+    assert not said
+
+
+def test_an_unknown_model_runner_is_left_as_it_is(
+    model: Path, said: list[str], unknown_runner: None
 ) -> None:
     plain = arguments(model).create_engine_config()
     flagged = arguments(model, enable_return_routed_experts=True).create_engine_config()
@@ -197,12 +215,12 @@ def test_the_second_model_runner_is_left_as_it_is(
     assert [configuration.is_served_by_vllm(one) for one in (plain, flagged)] == [True, True]
     assert [configuration.answers_every_request(one) for one in (plain, flagged)] == [False, False]
     assert len(said) == 2
-    assert "VLLM_USE_V2_MODEL_RUNNER=0 chooses the first" in said[0]
+    assert "InputBatch has no req_ids (VLLM_USE_V2_MODEL_RUNNER=0 chooses the first" in said[0]
     assert "vLLM's own enable_return_routed_experts serves" in said[1]
 
 
-def test_an_engine_with_the_second_model_runner_asks_nothing_of_its_workers(
-    model: Path, said: list[str], second_runner: None, capsys: pytest.CaptureFixture[str]
+def test_an_engine_with_an_unknown_model_runner_asks_nothing_of_its_workers(
+    model: Path, said: list[str], unknown_runner: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = arguments(model).create_engine_config()
     runner = SimpleNamespace(vllm_config=config)
@@ -211,7 +229,7 @@ def test_an_engine_with_the_second_model_runner_asks_nothing_of_its_workers(
     said.clear()
 
     assert scheduling._initialize_kv_caches(lambda *_: "caches", engine, config) == "caches"
-    runner_module._load_model(lambda *_: None, runner)
+    runner_module.load_model(lambda *_: None, runner)
 
     assert not asked
     assert not said
@@ -219,8 +237,7 @@ def test_an_engine_with_the_second_model_runner_asks_nothing_of_its_workers(
     assert runner_module._routing_shape(SimpleNamespace(model_runner=runner)) is None
 
 
-def test_the_class_of_the_second_model_runner_is_not_touched() -> None:
-    """Of its module only the imports are of use without Triton, so the class is all there is."""
+def test_the_classes_of_both_model_runners_are_extended() -> None:
     import vllm.v1.worker.gpu.model_runner as second
     import vllm.v1.worker.gpu_model_runner as first
 
@@ -230,4 +247,6 @@ def test_the_class_of_the_second_model_runner_is_not_touched() -> None:
         return [hasattr(getattr(owner, name), wrapping._MARK) for name in names]
 
     assert touched(first.GPUModelRunner) == [True] * 3
-    assert touched(second.GPUModelRunner) == [False] * 3
+    assert touched(second.GPUModelRunner) == [True] * 3
+    assert hasattr(second.GPUModelRunner.prepare_inputs, wrapping._MARK)
+    assert hasattr(second.AsyncOutput.get_output, wrapping._MARK)

@@ -76,11 +76,11 @@ def test_rows_that_cannot_be_taken_leave_the_output_alone(routing: runner.Runner
         routing._flight.take()  # which can be done once
         output = SimpleNamespace(sampled_token_ids=[[1]])
         if sampled:
-            assert runner._sample_tokens(lambda *_, made=output: made, own(routing)) is output
+            assert runner.sample_tokens(lambda *_, made=output: made, own(routing)) is output
         else:
             pending = SimpleNamespace(get_output=None)
-            runner._sample_tokens(lambda *_, made=pending: made, own(routing))
-            assert runner._get_output(lambda *_, made=output: made, pending) is output
+            runner.sample_tokens(lambda *_, made=pending: made, own(routing))
+            assert runner.get_output(lambda *_, made=output: made, pending) is output
         assert getattr(output, runner.DELTA) is None
 
 

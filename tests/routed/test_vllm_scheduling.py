@@ -77,7 +77,7 @@ class Workers:
         for name in output.finished_req_ids:
             self.tokens.pop(name, None)
         for new in output.scheduled_new_reqs:
-            self.tokens[new.req_id] = list(new.prompt_token_ids)
+            self.tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids)
             self.position[new.req_id] = new.num_computed_tokens
             if opts_in(new.sampling_params):
                 self.opted.add(new.req_id)
@@ -133,6 +133,8 @@ class Engine:
         seed: Of all chances.
         flag: Whether vLLM's own flag asks for the routing of all requests.
         window: Whether a second kind of layers has blocks of its own, with a sliding window.
+        second: Whether it schedules for the second model runner, to which a request that goes on
+            after it lost its blocks is new.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Engine:
         *,
         flag: bool = False,
         window: bool = False,
+        second: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
         self.workers = Workers(self.chance)
@@ -183,6 +186,7 @@ class Engine:
             block_size=BLOCK,
             hash_block_size=BLOCK,
         )
+        self.scheduler.use_v2_model_runner = second
         init_none_hash(hash)
         self.hasher = get_request_block_hasher(BLOCK, lambda part: str(part).encode())
         self.flying: deque[tuple[Any, ModelRunnerOutput]] = deque()
@@ -271,13 +275,13 @@ class Engine:
                 yield name
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "second"), [(0, False), (1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("drafts", [0, DRAFTS])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_row_is_of_the_token_that_counts(
-    model: Path, depth: int, drafts: int, seed: int
+    model: Path, depth: int, drafts: int, seed: int, second: bool
 ) -> None:
-    engine = Engine(model, depth, drafts, seed)
+    engine = Engine(model, depth, drafts, seed, second=second)
     chance = engine.chance
     prefixes = [[chance.randint(3, 200) for _ in range(40)] for _ in range(3)]
     for step in range(STEPS):
@@ -306,9 +310,10 @@ def test_every_row_is_of_the_token_that_counts(
     assert not scheduling.collected(engine.scheduler)
 
 
+@pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_nothing_is_missing_where_all_opt_in(model: Path, depth: int) -> None:
-    engine = Engine(model, depth, 0, 5)
+def test_nothing_is_missing_where_all_opt_in(model: Path, depth: int, second: bool) -> None:
+    engine = Engine(model, depth, 0, 5, second=second)
     shared = [engine.chance.randint(3, 200) for _ in range(50)]
     for number in range(12):
         engine.add(shared[: 10 * (number % 5)] + [number + 3] * 30, opted=True, limit=40)

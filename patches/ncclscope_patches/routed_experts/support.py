@@ -25,6 +25,9 @@ class Deployment:
         generates: Whether the model generates text.
         hidden_routing: Names of layers whose kernel chooses experts without exposing them.
         micro_batches: Whether a step's batch is computed in micro-batches.
+        diffusion: Whether the model computes a token several times before it is final.
+        fast_prefill: Whether the last layers compute only the last token of each prompt.
+        drafts_on_device: Whether the device decides how many drafts of a request are computed.
         other_runner: Whether it uses an unsupported model runner.
     """
 
@@ -36,6 +39,9 @@ class Deployment:
     generates: bool = True
     hidden_routing: tuple[str, ...] = ()
     micro_batches: bool = False
+    diffusion: bool = False
+    fast_prefill: bool = False
+    drafts_on_device: bool = False
     other_runner: bool = False
 
 
@@ -82,6 +88,12 @@ def reasons(deployment: Deployment) -> list[str]:
         )
     if deployment.micro_batches:
         found.append("overlapping micro-batches overwrite each other's rows")
+    if deployment.diffusion:
+        found.append("a diffusion model routes a token again each time it is computed")
+    if deployment.fast_prefill:
+        found.append("with fast prefill the last layers do not route all tokens of a prompt")
+    if deployment.drafts_on_device:
+        found.append("with adaptive verification only the device knows the rows of each request")
     if deployment.other_runner:
         found.append(OTHER_RUNNER)
     return found

@@ -75,6 +75,7 @@ def _extend(module: str, part: str, extend: str) -> None:
 _PLACES = (
     ("vllm.engine.arg_utils", "configuration", "extend_arguments"),
     ("vllm.v1.worker.gpu_model_runner", "runner", "extend_runner"),
+    ("vllm.v1.worker.gpu.model_runner", "second_runner", "extend_second_runner"),
     ("vllm.v1.worker.cpu_model_runner", "runner", "extend_cpu_runner"),
     ("vllm.v1.worker.gpu_worker", "runner", "extend_worker"),
     ("vllm.v1.core.sched.scheduler", "scheduling", "extend_scheduler"),

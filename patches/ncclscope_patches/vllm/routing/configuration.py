@@ -3,12 +3,14 @@
 =====================================  =====================================================
 deployment                             who answers
 =====================================  =====================================================
-vLLM's own flag, first model runner    this plugin answers all requests, as vLLM would
+vLLM's own flag, supported             this plugin answers all requests, as vLLM would
 vLLM's own flag, anything unsupported  vLLM's own way, or its own refusal; a line says why
-no flag, second model runner           nobody: vLLM is left as it is; a line says so
+no flag, an unknown model runner       nobody: vLLM is left as it is; a line says so
 no flag, anything else unsupported     the start is refused, with all reasons
 no flag, supported                     this plugin answers the requests that ask
 =====================================  =====================================================
+
+The second model runner is unknown if it lacks something that :mod:`.runner_parts` names.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ncclscope_patches.routed_experts.support import (
     reasons,
     refuse_unsupported,
 )
+from ncclscope_patches.vllm.routing import runner_parts
 from ncclscope_patches.vllm.routing.wrapping import wrap
 
 __all__ = [
@@ -54,7 +57,7 @@ def _create_engine_config(usual: Any, self: Any, *args: Any, **kwargs: Any) -> A
     if reasons(deployment) == [OTHER_RUNNER]:
         text = "requests that ask for routed experts get none: the second model runner serves them"
         hint = "VLLM_USE_V2_MODEL_RUNNER=0 chooses the first"
-        session.warn_once(FLAG, f"{text} ({hint})")
+        session.warn_once(FLAG, f"{text}, and {runner_parts.missing()[0]} ({hint})")
         return config
     refuse_unsupported(deployment)
     return config
@@ -95,14 +98,18 @@ def answers_every_request(config: Any) -> bool:
 
 
 def is_served_by_vllm(config: Any) -> bool:
-    """Return whether vLLM is left as it is: for its own flag, or for its second model runner."""
-    return _holds_flag(config) or bool(getattr(config, "use_v2_model_runner", False))
+    """Return whether vLLM is left as it is: for its own flag, or for an unknown model runner."""
+    return _holds_flag(config) or _has_unknown_runner(config)
+
+
+def _has_unknown_runner(config: Any) -> bool:
+    return bool(getattr(config, "use_v2_model_runner", False)) and bool(runner_parts.missing())
 
 
 def deployment_of(config: Any) -> Deployment:
     """Return the deployment that a ``VllmConfig`` describes, before it starts."""
     model, parallel = config.model_config, config.parallel_config
-    transfer = config.kv_transfer_config
+    transfer, drafts = config.kv_transfer_config, config.speculative_config
     return Deployment(
         experts=int(model.get_num_experts() or 0),
         pipeline_parallel=parallel.pipeline_parallel_size,
@@ -110,9 +117,13 @@ def deployment_of(config: Any) -> Deployment:
         * getattr(parallel, "prefill_context_parallel_size", 1),
         kv_connector=str(getattr(transfer, "kv_connector", None) or ""),
         kv_offload=bool(getattr(config.cache_config, "kv_offloading_size", None)),
-        generates=model.runner_type == "generate",
+        generates=model.runner_type == "generate"
+        and not getattr(config, "is_mm_encoder_only", False),
         micro_batches=bool(parallel.use_ubatching),
-        other_runner=bool(getattr(config, "use_v2_model_runner", False)),
+        diffusion=bool(getattr(model, "is_diffusion", False)),
+        fast_prefill=bool(getattr(config.cache_config, "kv_sharing_fast_prefill", False)),
+        drafts_on_device=bool(getattr(drafts, "enable_adaptive_verification", False)),
+        other_runner=_has_unknown_runner(config),
     )
 
 

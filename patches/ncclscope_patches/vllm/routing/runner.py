@@ -27,11 +27,16 @@ from ncclscope_patches.vllm.routing.wrapping import attempt, wrap
 
 __all__ = [
     "DELTA",
+    "LOST",
     "RunnerRouting",
     "extend_cpu_runner",
     "extend_runner",
     "extend_worker",
+    "get_output",
+    "load_model",
     "opts_in",
+    "routing_of",
+    "sample_tokens",
 ]
 
 DELTA = "ncclscope_routing"
@@ -40,23 +45,23 @@ _ROUTING = "_ncclscope_routing"
 _FLIGHT = "_ncclscope_flight"
 # If the capture of a step fails, its tokens are missing, and the next step is captured again. A
 # rank must not stop capturing alone, since the ranks of a replica gather their shards together.
-_LOST = "the routing of a step was not captured"
+LOST = "the routing of a step was not captured"
 _SHARDS = "routing is not gathered under sequence parallelism"
 
 
 def extend_runner(module: Any) -> None:
     """Add the capture to vLLM's model runner and to its asynchronous output."""
     runner = module.GPUModelRunner
-    wrap(runner, "load_model", _load_model)
+    wrap(runner, "load_model", load_model)
     wrap(runner, "execute_model", _execute_model)
     wrap(runner, "_model_forward", _model_forward)
-    wrap(runner, "sample_tokens", _sample_tokens)
-    wrap(module.AsyncGPUModelRunnerOutput, "get_output", _get_output)
+    wrap(runner, "sample_tokens", sample_tokens)
+    wrap(module.AsyncGPUModelRunnerOutput, "get_output", get_output)
 
 
 def extend_cpu_runner(module: Any) -> None:
     """Add the capture to the CPU worker's own way of loading a model."""
-    wrap(module.CPUModelRunner, "load_model", _load_model)
+    wrap(module.CPUModelRunner, "load_model", load_model)
 
 
 def extend_worker(module: Any) -> None:
@@ -143,6 +148,17 @@ class RunnerRouting:
         """Forget the step's scheduling; its rows may still be in flight."""
         self._scheduled = None
 
+    @property
+    def expects(self) -> bool:
+        """Whether the step is scheduled while requests that opted in are known."""
+        return self._scheduled is not None
+
+    def scheduled_tokens(self, request: str) -> int:
+        """Return the number of rows of a request in the step; 0 if it did not opt in."""
+        if self._scheduled is None or request not in self._opted:
+            return 0
+        return int(self._scheduled.num_scheduled_tokens.get(request, 0))
+
     def rows(self, requests: list[str]) -> list[RequestRows]:
         """Return the rows of requests that opted in, of the batch as it will be computed.
 
@@ -159,9 +175,8 @@ class RunnerRouting:
             first += count
         return rows
 
-    def open(self, requests: list[str]) -> bool:
-        """Begin to capture, right before the forward pass; return False if no request opted in."""
-        rows = self.rows(requests)
+    def open(self, rows: list[RequestRows]) -> bool:
+        """Begin to capture, right before the forward pass; return False if there are no rows."""
         if rows:
             self.worker.begin_step(rows)
         return bool(rows)
@@ -272,7 +287,8 @@ def _most_tokens(runner: Any) -> int:
     return most
 
 
-def _load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def load_model(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Prepare the capture of a model runner once its model is loaded; around ``load_model``."""
     if configuration.is_served_by_vllm(self.vllm_config):
         return usual(self, *args, **kwargs)
     # Before the model is loaded, which takes some ranks longer than others.
@@ -291,21 +307,27 @@ def _may_gather(parallel: Any) -> bool:
     return group_mode.agreed(group, "NCCLSCOPE_VLLM_ROUTED_EXPERTS", "1", otherwise=_SHARDS)
 
 
+def routing_of(model_runner: Any) -> RunnerRouting | None:
+    """Return the capture of a model runner of vLLM's; None if it has none."""
+    routing: RunnerRouting | None = getattr(model_runner, _ROUTING, None)
+    return routing
+
+
 def _routing_shape(worker: Any) -> tuple[int, int, int] | None:
-    routing: RunnerRouting | None = getattr(worker.model_runner, _ROUTING, None)
+    routing = routing_of(worker.model_runner)
     return None if routing is None else routing.shape
 
 
 def _routing_places(worker: Any) -> tuple[int, ...]:
-    routing: RunnerRouting | None = getattr(worker.model_runner, _ROUTING, None)
+    routing = routing_of(worker.model_runner)
     return () if routing is None else routing.places
 
 
 def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
+    routing = routing_of(self)
     if routing is None:
         return usual(self, scheduler_output, *args, **kwargs)
-    attempt(_LOST, lambda: routing.begin(scheduler_output))
+    attempt(LOST, lambda: routing.begin(scheduler_output))
     try:
         return usual(self, scheduler_output, *args, **kwargs)
     finally:
@@ -313,33 +335,37 @@ def _execute_model(usual: Any, self: Any, scheduler_output: Any, *args: Any, **k
 
 
 def _model_forward(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
-    if routing is None or not attempt(_LOST, lambda: routing.open(self.input_batch.req_ids)):
+    routing = routing_of(self)
+    if routing is None or not attempt(
+        LOST, lambda: routing.open(routing.rows(self.input_batch.req_ids))
+    ):
         return usual(self, *args, **kwargs)
     try:
         result = usual(self, *args, **kwargs)
     except BaseException:
         routing.worker.drop_step()
         raise
-    attempt(_LOST, routing.close)
+    attempt(LOST, routing.close)
     return result
 
 
-def _sample_tokens(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def sample_tokens(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Send a step's rows with its output; around ``sample_tokens``."""
     result = usual(self, *args, **kwargs)
-    routing: RunnerRouting | None = getattr(self, _ROUTING, None)
+    routing = routing_of(self)
     flight = None if routing is None else routing.take()
     if flight is not None:
         if hasattr(result, "get_output"):  # the thread that waits for the tokens takes both
             setattr(result, _FLIGHT, flight)
         elif hasattr(result, "sampled_token_ids"):
-            setattr(result, DELTA, attempt(_LOST, flight.take))
+            setattr(result, DELTA, attempt(LOST, flight.take))
     return result
 
 
-def _get_output(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def get_output(usual: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take a step's rows where its tokens are waited for; around ``get_output``."""
     output = usual(self, *args, **kwargs)
     flight: Flight | None = self.__dict__.pop(_FLIGHT, None)
     if flight is not None:
-        setattr(output, DELTA, attempt(_LOST, flight.take))
+        setattr(output, DELTA, attempt(LOST, flight.take))
     return output

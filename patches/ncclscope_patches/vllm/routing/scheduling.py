@@ -85,6 +85,7 @@ class SchedulerRouting:
         self._arrays = arrays
         self._requests: dict[str, Any] = {}
         self._ended: list[str] = []
+        self._preempted: set[str] = set()
         self._in_flight: dict[int, tuple[Any, list[Ticket], set[str]]] = {}
         self._known: dict[str, int] = {}
 
@@ -103,10 +104,15 @@ class SchedulerRouting:
             self._forget(request)
         self._ended.clear()
         new = [one for one in output.scheduled_new_reqs if opts_in(one.sampling_params)]
+        resumed = set(output.scheduled_cached_reqs.resumed_req_ids)
         for one in new:
+            if one.req_id in self._preempted:
+                resumed.add(one.req_id)  # the second runner gets them as new requests
+                continue
             request = self.scheduler.requests[one.req_id]
             self._requests[one.req_id] = request
             self.collector.admit(one.req_id, request.num_prompt_tokens)
+        self._preempted -= resumed
         if self.idle:
             return
         self._attach(output, new)
@@ -119,7 +125,7 @@ class SchedulerRouting:
             if ticket is not None:
                 tickets.append(ticket)
         if tickets:
-            self._in_flight[id(output)] = (output, tickets, cached.resumed_req_ids)
+            self._in_flight[id(output)] = (output, tickets, resumed)
 
     def deliver(self, output: Any, delta: Any, sampled: Mapping[str, int]) -> None:
         """Store the rows of a step's output, before the scheduler processes it.
@@ -177,6 +183,8 @@ class SchedulerRouting:
     def preempted(self, request: str) -> None:
         """Note that a request lost its blocks."""
         self.collector.preempt(request)
+        if request in self._requests:
+            self._preempted.add(request)
 
     def ended(self, request: str) -> None:
         """Note that a request's blocks are free; its last output may follow later."""
@@ -225,6 +233,7 @@ class SchedulerRouting:
         self.collector.abort(request)
         self._requests.pop(request, None)
         self._known.pop(request, None)
+        self._preempted.discard(request)
 
 
 _shapes: list[tuple[Any, RoutingShape, tuple[int, ...]]] = []

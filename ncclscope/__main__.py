@@ -81,7 +81,7 @@ class OneLineParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         import shutil
 
-        from ncclscope.commands.fitting import fitted
+        from ncclscope.fitting import fitted
 
         whole = self.description, self.epilog
         width = shutil.get_terminal_size().columns

@@ -49,7 +49,8 @@ PROMPTS = ([1, 2, 3, 4, 5], [7, 300, 12], list(range(20, 90)), [9] * 17)
 TOKENS = 12
 STAGGER_SECONDS = 0.05
 REST_SECONDS = 0.5
-STILL_SECONDS = 5.0
+STILL_SECONDS = 11.0
+"""In less than 10 s, `attach` does not yet call it a hang."""
 STEP = r"step (\d+) \((?:\d+ tokens?|dummy)\)"
 
 Answers = list[list[int]]

@@ -12,6 +12,7 @@ import pytest
 
 from ncclscope import Verdict, diagnose, open_run
 from ncclscope.model import Rank, Run
+from tests.support.shared_memory import needs_shared_memory
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "case_43547"
 STEPS = 80
@@ -119,6 +120,7 @@ def test_a_wrong_size_is_caught(dispatched: tuple[Path, str]) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
+@needs_shared_memory
 def test_who_takes_an_all_reduce_is_asked_of_vllm(dispatched: tuple[Path, str]) -> None:
     printed = run_script("unseen_all_reduces.py", "--rings", dispatched[0] / "rings")
 

@@ -13,6 +13,7 @@ import pytest
 from ncclscope import open_run
 from tests.integration.traced_server import TracedServer
 from tests.integration.vllm_server import VOCABULARY_SIZE, VllmServer
+from tests.support.shared_memory import BACKEND, needs_shared_memory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -84,7 +85,7 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
         assert verdict["kind"] in ("missing_call", "op_mismatch", "size_mismatch")
         assert (verdict["diverging_ranks"], verdict["candidate_ranks"]) == ([], [0, 1])
         assert verdict["comm"]["label"] == "tp:0"
-        assert verdict["comm"]["backend"] == "shm"
+        assert verdict["comm"]["backend"] == BACKEND
         assert "all_reduce" in (verdict["odd"]["op"], verdict["peers"]["op"])
         # The other one waits in the last call of the step, when it has made all of its own.
         (step,) = [fact for fact in verdict["evidence"] if " in step " in fact]
@@ -98,6 +99,7 @@ def test_traced_server_answers_the_same_and_a_skipped_call_is_named(
     assert document["table"][1]["pid"] == pids[1]
 
 
+@needs_shared_memory
 def test_a_replaced_call_is_named_though_nothing_hangs(traced: TracedServer) -> None:
     """The shared-memory operators do not check what the other side is at: wrong data, no hang."""
     traced.server.complete(PROMPTS[0], max_tokens=12)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nodes import can_unshare
+from tests.support.shared_memory import BACKEND
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,6 +62,8 @@ class StrictSkips:
             self.patterns |= expected("without-root")
         if not can_unshare():
             self.patterns |= expected("without-namespaces")
+        if BACKEND != "shm":
+            self.patterns |= expected("without-shared-memory")
         self.allowed = dict.fromkeys(os.environ.get(ALLOWED, "").split(), "cannot be installed")
         self.found: list[str] = []
 

@@ -11,8 +11,9 @@ import pytest
 
 from ncclscope.model import Call, Rank, Run, State
 from tests.integration.c10d_ranks import fields, join, main, run_ranks
+from tests.support.shared_memory import needs_shared_memory
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, needs_shared_memory]
 pytest.importorskip("vllm")
 
 

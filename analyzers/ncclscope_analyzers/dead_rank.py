@@ -105,9 +105,11 @@ class DeadRank:
         """Yield ranks whose heartbeat ends in a call that all have posted."""
         heads = case.waits.heads
         for key, comm in case.run.communicators.items():
-            own = [heads.get(number) for number in comm.ranks]
-            posted = {(call.comm, call.seq) for call in own if call is not None}
-            if None in own or len(posted) != 1 or next(iter(posted))[0] != key:
+            # Most ranks of a large job may have no records; the first of them decides.
+            if not all(number in heads for number in comm.ranks):
+                continue
+            posted = {(heads[number].comm, heads[number].seq) for number in comm.ranks}
+            if len(posted) != 1 or next(iter(posted))[0] != key:
                 continue
             quiet = {n: case.quiet_seconds(case.run.by_rank[n]) for n in comm.ranks}
             living = [n for n in comm.ranks if case.longest_common_quiet([n]) is not None]

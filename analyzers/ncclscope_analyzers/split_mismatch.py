@@ -26,6 +26,8 @@ FRONT = 32
 Edge = tuple[int, int, int, int]
 """Sender, receiver, rows sent and rows expected."""
 
+_FEW = 16
+
 
 class SplitMismatch(ParameterMismatch):
     """One rank posted a v-collective, or an all_to_all, with other sizes than its peers expect."""
@@ -162,6 +164,10 @@ class SplitMismatch(ParameterMismatch):
 def _logs_by_place(case: Case, comm: Communicator) -> Iterator[tuple[int, int, CallLog]]:
     """Yield the recorded members of a communicator: place in it, global rank and log."""
     logs = case.logs(comm.key)
+    if len(logs) <= _FEW:  # of a large job: to search for these is faster
+        places = sorted(comm.ranks.index(rank) for rank in logs if rank in comm.ranks)
+        yield from ((at, comm.ranks[at], logs[comm.ranks[at]]) for at in places)
+        return
     for place, rank in enumerate(comm.ranks):
         if (log := logs.get(rank)) is not None:
             yield place, rank, log

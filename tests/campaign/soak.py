@@ -42,6 +42,8 @@ SERVER: dict[str, Any] = {
     "checkpoint": True,
     # Blocks are used in turn: of the usual 8,192 new ones would be touched for hours.
     "arguments": ("--num-gpu-blocks-override", "64"),
+    # A fork shares what its parent has imported: its memory would not be what a user's worker has.
+    "forks": False,
 }
 ENVIRONMENT = {
     # oneDNN keeps 1,024 kernels, one for each number of tokens that a step happens to have.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 from ncclscope.errors import InputError, NothingFoundError
@@ -45,6 +46,7 @@ class _Results:
         return getattr(self._stream, name)
 
 
+@dataclass(frozen=True)
 class Member:
     """A node of the cluster.
 
@@ -54,10 +56,9 @@ class Member:
         alive: Whether Ray considers it alive.
     """
 
-    def __init__(self, name: str, id: str, alive: bool) -> None:
-        self.name = name
-        self.id = id
-        self.alive = alive
+    name: str
+    id: str
+    alive: bool
 
 
 def connect(address: str) -> Any:

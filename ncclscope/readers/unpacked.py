@@ -17,7 +17,13 @@ _CHECK_EVERY = 1 << 10
 
 
 class Unpacked(io.RawIOBase):
-    """The contents of a gzip file up to where it breaks off: its writer may have been killed."""
+    """The contents of a gzip file up to where it breaks off: its writer may have been killed.
+
+    Args:
+        packed: The file, at its beginning.
+        path: Its path, for messages.
+        budget: Limits the time; None for no limit.
+    """
 
     def __init__(self, packed: IO[bytes], path: Path, budget: Budget | None = None) -> None:
         self._packed = packed

@@ -109,7 +109,16 @@ class NativeWriter(RingWriter):
         self.core.capture = capture
 
     def post_step(self, number: int, tokens: int | None, dummy: bool) -> int:
-        """Record that step `number` begins, of `tokens` tokens (None: unknown) or `dummy`."""
+        """Record that a step of the engine begins.
+
+        Args:
+            number: Number of the step.
+            tokens: Tokens that it computes; None if unknown.
+            dummy: Whether it serves no request.
+
+        Returns:
+            Position of the record.
+        """
         held = 0 if tokens is None else min(max(tokens, 0), layout.MOST) + 1
         return int(self.core.post_step(min(max(number, 0), layout.MOST), held, dummy))
 

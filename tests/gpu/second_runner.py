@@ -369,14 +369,14 @@ def main(directory: Path, stages: tuple[str, ...]) -> dict[str, Any]:
     write_models(directory)
     running = {}
     for name in stages:
-        log = (directory / f"{name}.log").open("w")
         command = [sys.executable, "-m", "tests.gpu.second_runner", str(directory), "stage", name]
         if name.startswith("speed"):
             for process in running.values():
                 process.wait()
-        running[name] = subprocess.Popen(
-            command, env=environment_of(name), stdout=log, stderr=subprocess.STDOUT
-        )
+        with (directory / f"{name}.log").open("w") as log:
+            running[name] = subprocess.Popen(
+                command, env=environment_of(name), stdout=log, stderr=subprocess.STDOUT
+            )
         if not GPU:
             running[name].wait()
     statuses = {name: process.wait() for name, process in running.items()}

@@ -5,6 +5,7 @@ Needs a CUDA build of vLLM in the environment, and no network: the weights are r
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -21,14 +22,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    stages = ("own", "second", "load", "eagle", "asked")
+    stages = ("own", "second", "workers", "load", "eagle", "asked")
     found = second_runner.main(tmp_path_factory.mktemp("second"), stages)
+    print(json.dumps(found, indent=2))
     assert not any(found["statuses"].values()), found
     return found
 
 
-def test_the_routing_equals_that_of_vllms_own_way(report: dict[str, Any]) -> None:
-    found = report["own against second"]
+@pytest.mark.parametrize("stages", ["own against second", "second against workers"])
+def test_the_routing_equals_that_of_vllms_own_way(report: dict[str, Any], stages: str) -> None:
+    found = report[stages]
 
     assert found["tokens"] > 1000
     assert found["same tokens"] == found["same routing"] == found["requests"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ncclscope.remote.fleet import LostNodeError
 from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
@@ -31,6 +32,8 @@ class LocalClient:
         return found
 
     def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        for node in requests.keys() - self._depots.keys():
+            raise LostNodeError(node, f"{self.names[node]} sent an invalid answer")
         return {node: self._depots[node].answer(request) for node, request in requests.items()}
 
     def reports(self) -> dict[int, bytes | str]:

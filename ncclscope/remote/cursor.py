@@ -32,6 +32,10 @@ class Nodes(Protocol):
         """Return whether the node of a ring does not report, or did not answer lately."""
         ...
 
+    def seen_at(self, cursor: RingCursor, now: float) -> float:
+        """Return when the last report of a ring's node was requested; `now` if there is none."""
+        ...
+
     def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
         """Request the newest calls of a ring from its node."""
         ...
@@ -79,7 +83,7 @@ class RemoteCursor(RingCursor):
         Args:
             row: The row; see :mod:`ncclscope.remote.reporter`.
             comms: All communicators that the node has described so far.
-            now: Seconds by the watcher's clock.
+            now: Seconds by the watcher's clock when the report was here.
             ahead_ns: Nanoseconds that the node's wall clock is ahead of the watcher's.
         """
         # Validate all of it before applying any of it.
@@ -155,7 +159,11 @@ class RemoteCursor(RingCursor):
     def read(self) -> Rank | None:
         """Return the rank for a diagnosis, from its node's summary."""
         rank = self._rings.ranks().get(self.path)
-        if rank is None or not (self._ahead_ns or self._waits):
+        if rank is None:
+            return None
+        if rank.alive and not rank.exited:
+            rank = replace(rank, details={**rank.details, "quiet_seconds": self._quiet(rank)})
+        if not (self._ahead_ns or self._waits):
             return rank
         begun = {since: shifted for (since, _), shifted in self._waits.items()}
         shift = self._ahead_ns
@@ -168,6 +176,16 @@ class RemoteCursor(RingCursor):
             for name, one in rank.activities.items()
         }
         return replace(rank, activities=activities)
+
+    def _quiet(self, rank: Rank) -> float:
+        """Return the seconds for which a rank has not moved; 0 if it moved since the last report.
+
+        Its host's wall clock may jump, and differs from the watcher's.
+        """
+        calls = {key: log.calls for key, log in rank.logs.items()}
+        if any(calls.get(key, one.seq) != one.seq for key, one in self.comm_cursors.items()):
+            return 0.0
+        return max(0.0, self._rings.seen_at(self, self.moved_at) - self.moved_at)
 
 
 def _comm_cursor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,14 +116,18 @@ class RemoteRings(Rings):
         moved: list[RingCursor] = []
         for node in range(len(self._client.names)):
             self._asked.setdefault(node, now)
-        for node, data in self._client.reports().items():
+        began = time.monotonic()
+        reports = self._client.reports()
+        # An age in a report ends between its request and now: the later end accuses nobody.
+        here = now + (time.monotonic() - began)
+        for node, data in reports.items():
             asked = self._asked.pop(node)
             if isinstance(data, str):
                 self._silent[node] = data
                 continue
             self.received += len(data)
             try:
-                moved += self._take(node, unpack(data), now)
+                moved += self._take(node, unpack(data), here)
             except (DamagedFileError, KeyError, TypeError, ValueError, IndexError):
                 self._silent[node] = "it sent an invalid report"
                 continue

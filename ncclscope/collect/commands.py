@@ -122,7 +122,7 @@ def slurm(job: str, command: Sequence[str], *, stdin: bool = False) -> list[Prog
     Args:
         job: Id of the job.
         command: The command to run on each node.
-        stdin: Whether the command reads from stdin.
+        stdin: Whether the command answers what it reads from stdin.
 
     Raises:
         UsageError: The text is not a job id.
@@ -140,8 +140,8 @@ def slurm(job: str, command: Sequence[str], *, stdin: bool = False) -> list[Prog
         if not _is_host(name):
             raise InputError(f"Slurm reports an invalid node name: {printable(name)!r}")
     begin = ["srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "--quiet"]
-    if not stdin:
-        begin.append("--input=none")
+    # Otherwise srun holds back what does not end a line, such as the end of a message.
+    begin.append("--unbuffered" if stdin else "--input=none")
     return [
         ProgramNode(name, (*begin, f"--nodelist={name}", *command)) for name in dict.fromkeys(names)
     ]

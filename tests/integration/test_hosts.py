@@ -253,7 +253,8 @@ def test_watch_names_the_sleeping_rank_of_all_hosts(hosts: Hosts) -> None:
 
 def test_a_host_that_is_lost_while_watched_is_reported_and_comes_back(hosts: Hosts) -> None:
     lost = hosts["node-b"]
-    with watching(hosts, "watch-lost.log") as watch:
+    with watching(hosts, "watch-lost.log") as watch, contextlib.ExitStack() as after:
+        after.callback(hosts.join, lost)
         watch.until_document(names_the_sleeper, "a verdict on four hosts")
         told = len(watch.documents)
         hosts.cut(lost)
@@ -267,8 +268,10 @@ def test_a_host_that_is_lost_while_watched_is_reported_and_comes_back(hosts: Hos
 
 def test_a_host_that_is_lost_from_the_start_is_blamed_for_nothing(hosts: Hosts) -> None:
     lost = hosts["node-b"]
-    hosts.cut(lost)
-    with watching(hosts, "watch-without.log") as watch:
+    with contextlib.ExitStack() as after:
+        hosts.cut(lost)
+        after.callback(hosts.join, lost)
+        watch = after.enter_context(watching(hosts, "watch-without.log"))
         document = watch.until_document(lambda one: one["status"] == "hung", "a hang")
         assert document["ranks"] == {"expected": 4, "read": 3, "missing": [1]}
         # Rank 1 may be asleep as well: nobody has seen it.
@@ -276,7 +279,7 @@ def test_a_host_that_is_lost_from_the_start_is_blamed_for_nothing(hosts: Hosts) 
         assert any(note.startswith(f"{lost.address} does not report") for note in document["notes"])
         hosts.join(lost)
         document = watch.until_document(names_the_sleeper, "a verdict on four hosts")
-        assert document["notes"] == []
+        assert not any("does not report" in note for note in document["notes"])
         watch.until_line(f"{lost.address} reports again")
 
 

@@ -96,9 +96,7 @@ class RemoteRings(Rings):
         name = printable(self._client.names[error.node])
         reason = error.message.removeprefix(name).lstrip(": ")
         self._failed[error.node] = reason, self._now
-        if self._ranks is not None:
-            prefix = f"{error.node}:"
-            self._ranks = {p: r for p, r in self._ranks.items() if not str(p).startswith(prefix)}
+        self._ranks = None  # logs ask for those of other ranks, too
         return True
 
     def scan(self, now: float, wall_ns: int, *, at_once: bool = False) -> bool:
@@ -168,14 +166,14 @@ class RemoteRings(Rings):
     def ranks(self) -> Mapping[Path, Rank]:
         """Return the ranks of all nodes for a diagnosis, requested once per poll."""
         if self._ranks is None:
-            lost: dict[int, str] = {}
+            lost = {node: reason for node, (reason, _) in self._failed.items()}
+            left_out = {*lost, *self._silent}
             try:
                 found = remote_ranks(Fleet(self._client), [], lost)
             except InputError:
                 found = []
-            for node, reason in lost.items():
-                if node not in self._silent:
-                    self.leave_out(LostNodeError(node, reason))
+            for node in lost.keys() - left_out:
+                self.leave_out(LostNodeError(node, lost[node]))
             self._ranks = {Path(rank.source): rank for rank in found}
         return self._ranks
 

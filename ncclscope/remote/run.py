@@ -60,7 +60,8 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
     Args:
         fleet: The nodes.
         notes: Receives a note for each node that failed, and the other nodes' notes.
-        lost: Receives by number why a node is left out; if None, an invalid answer is an error.
+        lost: Nodes to leave out; receives those that fail, with the reason. If None, an invalid
+            answer is an error.
 
     Returns:
         Ranks whose source is ``NODE:PATH``: the node's number and the ring's path there.
@@ -72,6 +73,8 @@ def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = N
     failed = []
     remarks: list[str] = []
     for node, summary in fleet.summaries().items():
+        if lost is not None and node in lost:
+            continue
         name = printable(fleet.names[node])
         if isinstance(summary, str):
             failed.append(f"{name} did not answer: {printable(summary)}")

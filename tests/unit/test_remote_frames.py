@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 
 import pytest
 
@@ -19,6 +20,7 @@ from ncclscope.remote.frames import (
     spell_frame,
 )
 from ncclscope.remote.pipe_server import serve
+from ncclscope.remote.spelling import unpack
 
 FRAMES = [Frame(OK, 1, b""), Frame(FAILED, 2, b"why"), Frame(OK, 1 << 31, bytes(range(256)) * 99)]
 
@@ -77,6 +79,14 @@ def test_the_end_of_a_stream_says_what_it_lacks(data: bytes, lack: str) -> None:
 def test_a_message_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(ValueError, match="too long"):
         spell_frame(Frame(OK, 1, bytes(LONGEST + 1)))
+
+
+def test_a_message_that_would_fill_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = zlib.compress(b"[" + b"[]," * 100 + b"0]")
+    assert len(unpack(bomb)) == 101
+    monkeypatch.setattr("ncclscope.remote.spelling._MOST_MEMORY", 8000)
+    with pytest.raises(DamagedFileError, match="invalid message"):
+        unpack(bomb)
 
 
 def test_a_server_without_requests_ends() -> None:

@@ -149,11 +149,15 @@ def test_trouble_outlasts_the_loss_of_its_host_with_less_certainty(job: Job) -> 
     assert blamed(poll) == ((3,), (), "certain")
 
 
-def test_ranks_that_are_stuck_are_an_alarm_that_blames_no_lost_rank(rings: Path) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_ranks_that_are_stuck_are_an_alarm_that_blames_no_lost_rank(
+    rings: Path, is_known: bool
+) -> None:
     job = Job(rings, tells=True)
     job.post()
+    if is_known:
+        assert len(job.poll().ranks) == SIZE
     job.client.lost.add(1)
-    job.watcher = job.watch()
     assert not job.poll().in_trouble
     job.post(0, 1, completes=False)
     assert not job.poll(0.1).in_trouble
@@ -163,16 +167,29 @@ def test_ranks_that_are_stuck_are_an_alarm_that_blames_no_lost_rank(rings: Path)
     assert poll.verdict is not None
     assert poll.verdict.summary.startswith("Ranks 0 1 wait in call 2 on tp:0")
     assert "nothing is known of ranks 2 3: b does not report" in poll.verdict.summary
-    # It comes back: rank 2 waits with the others, and rank 3 does not.
-    job.post(2, completes=False)
+    # It comes back, and its ranks are where they were.
     job.client.lost.clear()
-    job.poll()
-    poll = job.poll(11.0)
+    poll = job.poll()
     assert poll.status == "hung"
     assert poll.verdict is not None
     assert poll.verdict.run.missing == ()
+    assert "does not report" not in poll.verdict.summary
+    # Rank 2 comes to the others, and rank 3 does not.
+    job.post(2, completes=False)
+    job.poll(3.0)
+    poll = job.poll(11.0)
+    assert poll.status == "hung"
     assert blamed(poll)[0] == (3,)
     job.close()
+
+
+def test_an_idle_job_of_which_a_host_was_never_seen_is_no_alarm(job: Job) -> None:
+    job.client.lost.add(1)
+    for seconds in (0.1, 11.0, 100.0):
+        poll = job.poll(seconds)
+        assert poll.status in ("incomplete", "unknown")
+        assert not poll.stuck
+    assert len(poll.ranks) == 2
 
 
 def test_a_rendezvous_with_a_lost_host_is_no_alarm(rings: Path) -> None:
@@ -214,16 +231,22 @@ def test_a_host_that_begins_anew_reports_its_rings_once(job: Job) -> None:
     assert [cursor.rank for cursor in poll.ranks] == [0, 1, 2]
     assert [cursor.comm_cursors["K"].seq for cursor in poll.ranks] == [3, 3, 3]
     # Its communicators are numbered anew as well.
+    job.ranks[2][0].close()
+    Path(job.ranks[2][0].path).unlink()
+    other = Tracer(job.directories["b"], rank=2, world_size=SIZE, heartbeat=False)
+    comm = other.communicator("L", "pp:0", (2, 3), "nccl")
+    other.record(comm, "all_gather", shape=(4,), dtype="float32")
     job.client.restart(1)
-    job.client.restart(0)
-    job.post(0, 1, 2)
     poll = job.poll()
-    assert [cursor.comm_cursors["K"].seq for cursor in poll.ranks] == [4, 4, 4]
+    assert [set(cursor.comm_cursors) for cursor in poll.ranks] == [{"K"}, {"K"}, {"L"}]
     assert not job.watcher.notes
+    other.close()
 
 
-@pytest.mark.parametrize("what", ["summary", "members", "answers"])
-def test_a_host_with_invalid_answers_costs_only_its_own_ranks(job: Job, what: str) -> None:
+@pytest.mark.parametrize("what", ["summary", "members", "answers", "answers later"])
+def test_a_host_with_invalid_answers_costs_only_its_own_ranks(rings: Path, what: str) -> None:
+    job = Job(rings, tells=False)
+    job.post()
     client: Any = job.client
     summaries, ask = client.summaries, client.ask
 
@@ -234,35 +257,42 @@ def test_a_host_with_invalid_answers_costs_only_its_own_ranks(job: Job, what: st
         return {**found, 1: pack(summary)}
 
     def refused(requests: dict[int, bytes]) -> dict[int, bytes]:
-        if 1 in requests:
+        first = {unpack(data)[0][0] for node, data in requests.items() if node == 1}
+        if first - ({"members"} if what == "answers later" else set()):
             raise LostNodeError(1, "b: no answer for 10 s")
         found: dict[int, bytes] = ask(requests)
         return found
 
-    if what == "answers":
+    if what.startswith("answers"):
         client.ask = refused
     else:
         client.summaries = damaged
     poll = job.poll()
     assert poll.verdict is not None
     assert [rank.rank for rank in poll.verdict.run.ranks] in ([0, 1], [0, 1, 2, 3])
-    job.post(0)
+    job.post(0, 2, 3)
     job.post(1, op="all_gather")
+    for _ in range(400):
+        job.post()
     poll = job.poll()
     assert poll.status == "diverged"
     assert poll.verdict is not None
-    assert poll.verdict.run.missing in ((2, 3), ())
+    assert poll.verdict.run.missing == (2, 3)
+    assert [*poll.silent] == ["b"]
+    job.close()
 
 
 class SkewedClient(LocalClient):
     """Nodes of which one has a wall clock that is an hour behind or ahead."""
 
     skew_ns = 0
+    jump_ns = 0
+    """How far the clock has jumped since everything that it dated."""
 
     def reports(self) -> dict[int, bytes | str]:
         found = super().reports()
         report = unpack(found[1])  # type: ignore[arg-type]
-        report["wall_ns"] += self.skew_ns
+        report["wall_ns"] += self.skew_ns + self.jump_ns
         for _, _, comms, waits in report["rows"]:
             for comm in comms:
                 if comm[-1]:
@@ -306,8 +336,8 @@ def test_a_clock_that_differs_neither_hides_nor_makes_a_hang(rings: Path, skew_n
 def test_a_clock_that_differs_makes_no_wait_longer(rings: Path, skew_ns: int) -> None:
     directories = {name: rings / name for name in ("a", "b")}
     ranks = [
-        Tracer(directories[name], rank=rank, world_size=3, heartbeat=False, details={"run": "one"})
-        for rank, name in ((0, "a"), (1, "b"))
+        Tracer(directories["b"], rank=rank, world_size=3, heartbeat=False, details={"run": "one"})
+        for rank in (0, 1)
     ]
     for tracer in ranks:
         tracer.activity("init_process_group").begin("gloo at train.py:3", 300)
@@ -318,11 +348,11 @@ def test_a_clock_that_differs_makes_no_wait_longer(rings: Path, skew_ns: int) ->
     assert not watch.poll().in_trouble
     now[0] += PATIENCE - 2.0
     assert not watch.poll().in_trouble
-    # The clock is set right while the rank waits, which makes no wait longer either.
-    client.skew_ns = 0
+    # The clock jumps while the rank waits, and all is reported again: no wait is longer.
+    client.jump_ns = HOUR_NS
+    client.restart(1)
     now[0] += 1.0
     assert not watch.poll().in_trouble
-    client.skew_ns = skew_ns
     now[0] += 2.0
     poll = watch.poll()
     assert poll.status == "hung"

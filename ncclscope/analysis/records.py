@@ -46,8 +46,11 @@ class Records:
     def quiet_seconds(self, rank: Rank) -> float | None:
         """Return the seconds from a rank's last call to its last heartbeat; None when unknown.
 
-        Both times are by the rank's own clock.
+        Both times are by the rank's own clock. A watch of other hosts has measured the seconds by
+        a monotonic clock, and only then are they in the details.
         """
+        if (measured := rank.details.get("quiet_seconds")) is not None:
+            return float(measured)
         if rank.last_seen_ns is None:
             return None
         last = [rank.last_call(), *rank.last_transfers().values()]

@@ -105,13 +105,24 @@ def ssh(names: Iterable[str], command: Sequence[str], program: str = "") -> list
         names: Hosts from :func:`hosts`.
         command: The command to run on each host.
         program: ssh with its options, in place of the default.
+
+    Raises:
+        UsageError: The program is not a command line.
     """
-    begin = tuple(shlex.split(program)) or _SSH
+    try:
+        begin = tuple(shlex.split(program)) or _SSH
+    except ValueError as error:
+        raise UsageError(f"--ssh-command: {error}") from None
     return [ProgramNode(name, (*begin, name, shlex.join(command))) for name in names]
 
 
-def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
+def slurm(job: str, command: Sequence[str], *, stdin: bool = False) -> list[ProgramNode]:
     """Return the nodes of a running job, each reached by its own overlapping job step.
+
+    Args:
+        job: Id of the job.
+        command: The command to run on each node.
+        stdin: Whether the command answers what it reads from stdin.
 
     Raises:
         UsageError: The text is not a job id.
@@ -128,10 +139,11 @@ def slurm(job: str, command: Sequence[str]) -> list[ProgramNode]:
     for name in names:
         if not _is_host(name):
             raise InputError(f"Slurm reports an invalid node name: {printable(name)!r}")
-    begin = ("srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "--quiet")
+    begin = ["srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "--quiet"]
+    # Otherwise srun holds back what does not end a line, such as the end of a message.
+    begin.append("--unbuffered" if stdin else "--input=none")
     return [
-        ProgramNode(name, (*begin, "--input=none", f"--nodelist={name}", *command))
-        for name in dict.fromkeys(names)
+        ProgramNode(name, (*begin, f"--nodelist={name}", *command)) for name in dict.fromkeys(names)
     ]
 
 

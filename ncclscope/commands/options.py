@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ncclscope.errors import UsageError
 from ncclscope.stamp import stamped
+
+if TYPE_CHECKING:
+    from ncclscope.collect.programs import ProgramNode
 
 __all__ = [
     "add_hang_options",
+    "add_host_options",
     "add_json_option",
     "add_ray_options",
     "add_stall_options",
+    "host_programs",
+    "hosts_text",
+    "is_remote",
     "print_json",
     "say",
 ]
@@ -60,9 +69,17 @@ def add_stall_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_ray_options(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add the options that name a Ray cluster; ``help`` describes ``--ray``."""
-    parser.add_argument("--ray", action="store_true", help=help)
+def add_ray_options(
+    parser: argparse.ArgumentParser, help: str, where: argparse._ActionsContainer | None = None
+) -> None:
+    """Add the options that name a Ray cluster.
+
+    Args:
+        parser: The command's parser.
+        help: Description of ``--ray``.
+        where: Group of options of which only one may be given; it gets ``--ray``.
+    """
+    (where or parser).add_argument("--ray", action="store_true", help=help)
     parser.add_argument(
         "--ray-address",
         default="auto",
@@ -86,3 +103,65 @@ def add_hang_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="End the workers with SIGKILL once a divergence or hang has lasted for SECONDS",
     )
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name hosts, and how to reach them."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--ssh", metavar="HOSTS", help="Watch DIR by ssh on node1,user@node2, or on those in @FILE"
+    )
+    where.add_argument(
+        "--slurm", metavar="JOBID", help="Watch DIR on each node of a job by srun --overlap"
+    )
+    add_ray_options(parser, "Watch DIR on each node of a Ray cluster", where)
+    parser.add_argument(
+        "--command",
+        dest="program",
+        default="",
+        metavar="CMD",
+        help="Start ncclscope on a host by CMD (default: the one that runs here)",
+    )
+    parser.add_argument(
+        "--ssh-command",
+        default="",
+        metavar="CMD",
+        help="Run CMD as ssh, with its options (default: ssh)",
+    )
+    # What runs on a host: it serves on stdin and stdout.
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+
+
+def is_remote(arguments: argparse.Namespace) -> bool:
+    """Return whether other machines are watched."""
+    return bool(arguments.ray) or arguments.ssh is not None or arguments.slurm is not None
+
+
+def host_programs(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[ProgramNode]:
+    """Return the local programs that run a command on the hosts of ``--ssh`` or ``--slurm``.
+
+    Args:
+        arguments: Options of :func:`add_host_options`.
+        words: Arguments of ncclscope on each host; they may read stdin.
+
+    Raises:
+        UsageError: A name or a command line is not valid.
+        InputError: Slurm does not answer.
+    """
+    from ncclscope.collect import commands
+
+    try:
+        program = shlex.split(arguments.program) or commands.own_command()
+    except ValueError as error:
+        raise UsageError(f"--command: {error}") from None
+    command = [*program, *words]
+    if arguments.ssh is not None:
+        return commands.ssh(commands.hosts(arguments.ssh), command, arguments.ssh_command)
+    return commands.slurm(arguments.slurm, command, stdin=True)
+
+
+def hosts_text(arguments: argparse.Namespace) -> str:
+    """Return the option that names the hosts, to repeat it for another command."""
+    if arguments.ssh is not None:
+        return f"--ssh {shlex.quote(arguments.ssh)}"
+    return "--ray" if arguments.ray else f"--slurm {shlex.quote(arguments.slurm)}"

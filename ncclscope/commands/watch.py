@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import resource
 import signal
 import sys
 import time
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ncclscope import settings
-from ncclscope.commands.options import add_hang_options, add_ray_options, print_json
+from ncclscope.commands.options import (
+    add_hang_options,
+    add_host_options,
+    host_programs,
+    hosts_text,
+    is_remote,
+    print_json,
+)
 from ncclscope.errors import NothingFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
     from ncclscope.render.console.output import Output
     from ncclscope.watch.actions import Actions
     from ncclscope.watch.jobs import Rings
-    from ncclscope.watch.watch import Poll, Watcher
+    from ncclscope.watch.poll import Poll
+    from ncclscope.watch.watch import Watcher
 
     Metrics = Callable[[Poll, int], None]
 
@@ -38,7 +47,8 @@ _STATUSES = {
     "unknown": "the records do not show whether the ranks agree",
 }
 _REMOTE_SECONDS = 10.0
-"""Timeout of one poll of a Ray node, in seconds."""
+"""Seconds that a host may take to answer."""
+_FILES_PER_HOST, _OTHER_FILES = 3, 512
 _LEAST_INTERVAL, _LONGEST_INTERVAL = 0.001, 60.0
 
 
@@ -132,7 +142,7 @@ class WatchCommand:
             help="Send metrics and events to an OpenTelemetry collector, such as "
             "http://localhost:4318; auto for $OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-        add_ray_options(parser, "Watch DIR on each node of a Ray cluster")
+        add_host_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Poll the rings until interrupted, or until the event of ``--until-divergence``."""
@@ -140,26 +150,30 @@ class WatchCommand:
         from ncclscope.watch.gpu_load import GpuLoad
         from ncclscope.watch.watch import Watcher
 
+        if arguments.serve:
+            from ncclscope.remote.pipe_server import serve_stdin
+
+            return serve_stdin([str(directory) for directory in arguments.directories])
         directories = _directories(arguments)
         actions = Actions(arguments.bundle, arguments.on_hang, arguments.kill, _attach_screen)
         actions.check()
-        remote = _remote_rings(arguments)
-        gpus = GpuLoad() if remote is None else None
-        watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)
-        if arguments.once:
-            with _metrics(arguments) as metrics:
+        if not arguments.once:
+            # Exit in order on SIGTERM and SIGHUP, so that the terminal is restored.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, _end)
+        with _remote_rings(arguments) as remote, _metrics(arguments) as metrics:
+            gpus = GpuLoad() if remote is None else None
+            watcher = Watcher(*directories, stall=arguments.stall, rings=remote, gpus=gpus)
+            if arguments.once:
                 return _once(watcher, arguments, metrics)
-        # Exit in order on SIGTERM and SIGHUP, so that the terminal is restored.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _end)
-        with _metrics(arguments) as metrics, _output(watcher, arguments) as output:
-            try:
-                return _watch(watcher, output, actions, arguments, metrics)
-            except SystemExit:
-                if not arguments.explain:
-                    raise
-                return int(output.in_trouble)  # what ncclscope run wants to know
+            with _output(watcher, arguments) as output:
+                try:
+                    return _watch(watcher, output, actions, arguments, metrics)
+                except SystemExit:
+                    if not arguments.explain:
+                        raise
+                    return int(output.in_trouble)  # what ncclscope run wants to know
 
 
 def _watch(
@@ -170,12 +184,16 @@ def _watch(
     metrics: Sequence[Metrics],
 ) -> int:
     from ncclscope.watch.actions import Actions
+    from ncclscope.watch.silence import HostNews
 
     troubles, filed_at, since = 0, 0.0, 0.0
     limit = arguments.kill_after
+    hosts = HostNews()
     while True:
         began = time.monotonic()
         poll = watcher.poll()
+        for line in hosts.of(poll.silent):
+            output.say(line)
         troubles += poll.news
         if poll.changed or began - filed_at >= _METRICS_SECONDS:
             filed_at = began
@@ -238,15 +256,10 @@ def _attach_screen(verdict: Verdict) -> str:
 
 def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Metrics]) -> int:
     """Print one verdict, on the running job or on the records of an ended one."""
-    from ncclscope.analysis.verdict import diagnose
-    from ncclscope.readers import open_run
     from ncclscope.render.console.terminal import stdout_console
     from ncclscope.render.console.verdict import print_verdict
     from ncclscope.watch.gpu_load import AGAIN_SPINNING
 
-    for directory in watcher.directories:
-        if not directory.is_dir():
-            raise UsageError(f"{directory} is not a directory", "name the one with the rings")
     poll = watcher.poll()
     if watcher.is_undecided:
         time.sleep(AGAIN_SPINNING)
@@ -259,7 +272,7 @@ def _once(watcher: Watcher, arguments: argparse.Namespace, metrics: Sequence[Met
                 (*watcher.notes[:1], "for a job that was not traced: ncclscope attach")
             )
             raise NothingFoundError(f"{named}: no ring found", advice)
-        verdict = diagnose(open_run(*watcher.directories))
+        verdict = watcher.last_word()
     if arguments.json:
         _print(verdict.to_dict())
     else:
@@ -283,36 +296,62 @@ def _directories(arguments: argparse.Namespace) -> list[Path]:
     if arguments.textfile is not None and not arguments.textfile.parent.is_dir():
         raise UsageError(f"{arguments.textfile.parent} is not a directory", "create it first")
     directories: list[Path] = list(arguments.directories)
-    if arguments.ray:
+    if is_remote(arguments):
         return directories or [Path("NCCLSCOPE_DIR of each node")]
     if not directories and (given := settings.directory()):
         directories = [Path(given)]
     if not directories:
         raise UsageError("no directory to watch", "name one, or set NCCLSCOPE_DIR")
     for directory in directories:
-        if directory.exists() and not directory.is_dir():
+        if not directory.is_dir() and (arguments.once or directory.exists()):
             raise UsageError(f"{directory} is not a directory", "name the one with the rings")
     return directories
 
 
-def _remote_rings(arguments: argparse.Namespace) -> Rings | None:
-    """Return the rings of a Ray cluster's nodes; None without ``--ray``."""
-    if not arguments.ray:
-        return None
-    if arguments.once:
-        raise UsageError("--once is for one machine", "ncclscope diagnose --ray gives one verdict")
+@contextlib.contextmanager
+def _remote_rings(arguments: argparse.Namespace) -> Iterator[Rings | None]:
+    """Yield the rings of the hosts that the options name; None if they name none.
+
+    Raises:
+        UsageError: Another option is for one machine only, or a name is not valid.
+        InputError: Ray or Slurm does not answer.
+    """
+    if not is_remote(arguments):
+        yield None
+        return
     if arguments.bundle is not None or arguments.kill or arguments.kill_after is not None:
         raise UsageError(
             "--bundle and --kill reach this machine only",
-            "--on-hang 'ncclscope collect --ray -o DIR' collects from all nodes",
+            f"--on-hang 'ncclscope collect {hosts_text(arguments)} -o DIR' collects from all nodes",
         )
-    from ncclscope.collect.ray_nodes import connect, members
-    from ncclscope.remote.cursor import RemoteRings
-    from ncclscope.remote.ray_client import RayClient
+    from ncclscope.remote.rings import RemoteRings
 
-    ray = connect(arguments.ray_address)
     paths = [str(directory) for directory in arguments.directories]
-    return RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
+    if arguments.ray:
+        if arguments.once:
+            raise UsageError(
+                "--once is for one machine", "ncclscope diagnose --ray gives one verdict"
+            )
+        from ncclscope.collect.ray_nodes import connect, members
+        from ncclscope.remote.ray_client import RayClient
+
+        ray = connect(arguments.ray_address)
+        yield RemoteRings(RayClient(ray, members(ray), paths, _REMOTE_SECONDS))
+        return
+    from ncclscope.remote.program_client import ProgramClient
+
+    nodes = host_programs(arguments, ("watch", "--serve", "--", *paths))
+    _allow_files(_OTHER_FILES + _FILES_PER_HOST * len(nodes))
+    with contextlib.closing(ProgramClient(nodes, _REMOTE_SECONDS)) as client:
+        yield RemoteRings(client)
+
+
+def _allow_files(count: int) -> None:
+    """Raise the limit of open files if it is lower than needed, as far as allowed."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < count:
+        wanted = count if most == resource.RLIM_INFINITY else min(count, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ _USES = ("probes", "unseen")
 _RING_TEXTS = ("device_progress", "run")
 _NOT_OF_RINGS = (
     *(*_FLAGS, "beating", "dump", "format", "gpu_spins", "idle_s", "numbered", "overdue"),
-    *("stated", "still_seconds", "stopped", "timed_out", "written_ns"),
+    *("quiet_seconds", "stated", "still_seconds", "stopped", "timed_out", "written_ns"),
 )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from ncclscope.errors import DamagedFileError, InputError
-from ncclscope.model import Call, Communicator, Rank, Run, State
+from ncclscope.model import Call, Communicator, Rank, State
 from ncclscope.readers.ring.cursor import CommCursor, LastCall, RingCursor
 from ncclscope.remote.checked import (
     as_count,
@@ -17,35 +15,33 @@ from ncclscope.remote.checked import (
     as_hash,
     as_integer,
     as_integers,
-    as_list,
     as_text,
     optional,
 )
-from ncclscope.remote.fleet import Client, Fleet
-from ncclscope.remote.run import open_remote_run, remote_ranks
-from ncclscope.remote.spelling import pack, read_calls, unpack
-from ncclscope.untrusted import integer, printable
-from ncclscope.watch.jobs import Rings
 
-__all__ = ["RemoteCursor", "RemoteRings", "ReportingClient"]
+__all__ = ["Nodes", "RemoteCursor"]
 
 _KEPT = 4096
 """Requested hashes are kept for this many calls behind the newest one."""
 
 
-class ReportingClient(Client, Protocol):
-    """A client that also reaches the nodes' reporters."""
+class Nodes(Protocol):
+    """The nodes of a watched job, which answer for their cursors."""
 
-    def reports(self) -> Mapping[int, bytes | str]:
-        """Return each node's report, or the reason why it failed, by node number."""
+    def is_lost(self, cursor: RingCursor) -> bool:
+        """Return whether the node of a ring does not report, or did not answer lately."""
         ...
 
-    def hashes(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return running hashes by node number, without nodes that fail."""
+    def seen_at(self, cursor: RingCursor, now: float) -> float:
+        """Return when the last report of a ring's node was requested; `now` if there is none."""
         ...
 
-    def newest(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Return the newest calls of rings by node number, without nodes that fail."""
+    def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
+        """Request the newest calls of a ring from its node."""
+        ...
+
+    def ranks(self) -> Mapping[Path, Rank]:
+        """Return the ranks of all nodes for a diagnosis."""
         ...
 
 
@@ -53,14 +49,14 @@ class RemoteCursor(RingCursor):
     """Cursor of a ring on another node, as last reported.
 
     Args:
-        rings: The collection that it belongs to.
+        rings: The nodes that it belongs to.
         node: Number of its node.
         path: ``NODE:PATH``: that number and its path on the node.
     """
 
     is_local = False
 
-    def __init__(self, rings: RemoteRings, node: int, path: Path) -> None:
+    def __init__(self, rings: Nodes, node: int, path: Path) -> None:
         self.path = path
         self.node = node
         self.rank = -1
@@ -75,26 +71,33 @@ class RemoteCursor(RingCursor):
         self._lasts: dict[str, LastCall | None] = {}
         self._known: dict[tuple[str, int], int] = {}
         self._mark: tuple[int, bytes] = (-1, b"")
-        self._waits: tuple[tuple[int, int], ...] = ()
+        self._waits: dict[tuple[int, int], int] = {}
+        """When each activity under way began, by the watcher's clock, by the node's own values."""
+        self._ahead_ns = 0
 
-    def take(self, row: Sequence[Any], comms: Sequence[Communicator], now: float) -> bool:
+    def take(
+        self, row: Sequence[Any], comms: Sequence[Communicator], now: float, ahead_ns: int
+    ) -> bool:
         """Apply a row of a report; return whether calls have moved.
 
         Args:
             row: The row; see :mod:`ncclscope.remote.reporter`.
             comms: All communicators that the node has described so far.
-            now: Seconds by the watcher's clock.
+            now: Seconds by the watcher's clock when the report was here.
+            ahead_ns: Nanoseconds that the node's wall clock is ahead of the watcher's.
         """
         # Validate all of it before applying any of it.
         who, (age, tail, states), rows, waits = row
         (_, rank, host, pid, gpu, started_ns, role, run, alive, exited) = who
         mark = (as_count(tail), bytes.fromhex(states))
         comm_cursors = [_comm_cursor(comms, *fields) for fields in rows]
-        waits = tuple((as_count(since), as_count(name)) for since, name in waits)
+        begun = [(as_count(since), as_count(name)) for since, name in waits]
         self.rank, self.host, self.pid = as_integer(rank), as_text(host), as_integer(pid)
         self.gpu, self.started_ns = optional(as_integer, gpu), as_integer(started_ns)
         self.about = {"role": as_text(role), "run": optional(as_text, run)}
-        self._waits = waits
+        # A clock that jumps makes no activity longer: its beginning was known before.
+        self._waits = {one: self._waits.get(one, one[0] - ahead_ns) for one in begun}
+        self._ahead_ns = ahead_ns
         self._alive, self._exited = optional(as_flag, alive), as_flag(exited)
         moved, self._mark = mark != self._mark, mark
         self.head = mark[0]
@@ -118,8 +121,10 @@ class RemoteCursor(RingCursor):
         return self._mark
 
     def waits(self, wall_ns: int) -> tuple[tuple[int, int], ...]:
-        """Return the activities that were under way at the last report."""
-        return self._waits
+        """Return the activities under way at the last report; none if the node is lost."""
+        if self._rings.is_lost(self):
+            return ()
+        return tuple((since, name) for (_, name), since in self._waits.items())
 
     def last(self, key: str) -> LastCall | None:
         """Return the newest collective on a communicator."""
@@ -153,138 +158,34 @@ class RemoteCursor(RingCursor):
 
     def read(self) -> Rank | None:
         """Return the rank for a diagnosis, from its node's summary."""
-        return self._rings.ranks().get(self.path)
-
-
-class RemoteRings(Rings):
-    """The rings of all nodes.
-
-    Args:
-        client: Reaches the nodes.
-    """
-
-    def __init__(self, client: ReportingClient) -> None:
-        super().__init__(Path())
-        self._client = client
-        self._comms: dict[int, list[Communicator]] = {}
-        self._ranks: dict[Path, Rank] | None = None
-        self.received = 0
-
-    def scan(self, now: float, wall_ns: int, *, at_once: bool = False) -> bool:
-        """Do nothing: each node finds its own new rings."""
-        return False
-
-    def poll(self, now: float) -> list[RingCursor]:
-        """Request all nodes' reports, and hashes for ranks that lag behind."""
-        self._ranks = None
-        moved: list[RingCursor] = []
-        for node, data in self._client.reports().items():
-            place = Path(printable(self._client.names[node]))
-            try:
-                if isinstance(data, str):
-                    raise DamagedFileError(f"{place} does not report: {printable(data)}")
-                self.received += len(data)
-                moved += self._take(node, unpack(data), now)
-                self.notes.pop(place, None)
-            except (DamagedFileError, KeyError, TypeError, ValueError, IndexError) as error:
-                known = isinstance(error, DamagedFileError)
-                self.notes[place] = str(error) if known else f"{place} sent an invalid report"
-        self._ask_for(moved)
-        return moved
-
-    def run(self) -> Run:
-        """Return a run made of all nodes' summaries."""
-        return open_remote_run(Fleet(self._client))
-
-    def newest(self, cursor: RemoteCursor, count: int, key: str | None) -> list[Call]:
-        """Request the newest calls of a ring from its node.
-
-        Args:
-            cursor: Cursor of the ring.
-            count: Maximum number of calls.
-            key: Key of the communicator; None for all.
-        """
-        request = pack([_there(cursor.path), count, key])
-        found: list[Call] = []
-        for data in self._client.newest({cursor.node: request}).values():
-            self.received += len(data)
-            with contextlib.suppress(DamagedFileError, KeyError, TypeError, ValueError, IndexError):
-                answer = unpack(data)
-                calls = read_calls(answer["calls"], answer["kinds"], "")
-                found = [
-                    replace(call, comm=str(own))
-                    for call, own in zip(calls, answer["keys"], strict=True)
-                ]
-        return found
-
-    def ranks(self) -> Mapping[Path, Rank]:
-        """Return the ranks of all nodes for a diagnosis, requested once per poll."""
-        if self._ranks is None:
-            notes: list[str] = []
-            try:
-                found = remote_ranks(Fleet(self._client), notes)
-            except InputError:
-                found = []
-            self._ranks = {Path(rank.source): rank for rank in found}
-        return self._ranks
-
-    def _take(self, node: int, report: Mapping[str, Any], now: float) -> list[RingCursor]:
-        comms = self._comms.setdefault(node, [])
-        comms += [
-            Communicator(as_text(key), as_text(label), as_integers(ranks), as_text(backend))
-            for key, label, ranks, backend in report["comms"]
-        ]
-        for path in report["gone"]:
-            self.cursors.pop(_place(node, as_text(path)), None)
-        moved: list[RingCursor] = []
-        for row in report["rows"]:
-            place = _place(node, as_text(row[0][0]))
-            cursor = self.cursors.get(place)
-            if not isinstance(cursor, RemoteCursor):
-                cursor = RemoteCursor(self, node, place)
-            if cursor.take(row, comms, now):
-                moved.append(cursor)
-            self.cursors[place] = cursor
-        return moved
-
-    def _ask_for(self, moved: Sequence[RingCursor]) -> None:
-        """Request hashes from the leading ranks at the lagging ranks' calls, once per node."""
-        keys = {key for cursor in moved for key in cursor.comm_cursors}
-        members: dict[str, list[RemoteCursor]] = {}
-        for cursor in self.cursors.values():
-            if isinstance(cursor, RemoteCursor) and cursor.rank >= 0:
-                for key in keys & cursor.comm_cursors.keys():
-                    members.setdefault(key, []).append(cursor)
-        asked: dict[int, list[_Lack]] = {}
-        for key, own in members.items():
-            most = max(cursor.comm_cursors[key].seq for cursor in own)
-            seqs = {cursor.comm_cursors[key].seq for cursor in own} - {most}
-            ahead: dict[int, list[RemoteCursor]] = {}
-            for cursor in own:
-                if cursor.comm_cursors[key].seq == most:
-                    ahead.setdefault(cursor.comm_cursors[key].hash, []).append(cursor)
-            for same in ahead.values():  # equal hashes: one rank answers for all of them
-                lacking = [seq for seq in sorted(seqs) if not same[0].knows(key, seq)]
-                if lacking:
-                    asked.setdefault(same[0].node, []).append(_Lack(key, lacking, same))
-        if asked:
-            self._learn(asked)
-
-    def _learn(self, asked: Mapping[int, Sequence[_Lack]]) -> None:
-        requests = {
-            node: pack([[_there(one.cursors[0].path), one.key, one.seqs] for one in lacking])
-            for node, lacking in asked.items()
+        rank = self._rings.ranks().get(self.path)
+        if rank is None:
+            return None
+        if rank.alive and not rank.exited:
+            rank = replace(rank, details={**rank.details, "quiet_seconds": self._quiet(rank)})
+        if not (self._ahead_ns or self._waits):
+            return rank
+        begun = {since: shifted for (since, _), shifted in self._waits.items()}
+        shift = self._ahead_ns
+        activities = {
+            name: replace(
+                one,
+                since_ns=begun.get(one.since_ns, one.since_ns - shift),
+                until_ns=None if one.until_ns is None else one.until_ns - shift,
+            )
+            for name, one in rank.activities.items()
         }
-        for node, data in self._client.hashes(requests).items():
-            self.received += len(data)
-            try:
-                found = [as_list(one) for one in as_list(unpack(data))]
-            except (DamagedFileError, TypeError):
-                continue  # they stay unknown, and are requested again
-            for one, hashes in zip(asked[node], found, strict=False):
-                for seq, hash in zip(one.seqs, hashes, strict=False):
-                    for cursor in one.cursors if integer(hash) is not None and hash >= 0 else ():
-                        cursor.learn(one.key, seq, hash)
+        return replace(rank, activities=activities)
+
+    def _quiet(self, rank: Rank) -> float:
+        """Return the seconds for which a rank has not moved; 0 if it moved since the last report.
+
+        Its host's wall clock may jump, and differs from the watcher's.
+        """
+        calls = {key: log.calls for key, log in rank.logs.items()}
+        if any(calls.get(key, one.seq) != one.seq for key, one in self.comm_cursors.items()):
+            return 0.0
+        return max(0.0, self._rings.seen_at(self, self.moved_at) - self.moved_at)
 
 
 def _comm_cursor(
@@ -316,20 +217,3 @@ def _comm_cursor(
         as_flag(pending),
         newest,
     )
-
-
-class _Lack(NamedTuple):
-    """Hashes to request: the communicator, the calls, and the cursors that need them."""
-
-    key: str
-    seqs: list[int]
-    cursors: list[RemoteCursor]
-
-
-def _place(node: int, path: str) -> Path:
-    """Return a unique path for a ring; two nodes may use the same path."""
-    return Path(f"{node}:{path}")
-
-
-def _there(place: Path) -> str:
-    return str(place).partition(":")[2]

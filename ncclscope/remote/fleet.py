@@ -14,7 +14,21 @@ from typing import Any, Protocol
 from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.remote.spelling import pack, unpack
 
-__all__ = ["Client", "Fleet", "Query", "Traffic"]
+__all__ = ["Client", "Fleet", "LostNodeError", "Query", "Traffic"]
+
+
+class LostNodeError(InputError):
+    """A node that does not answer, or not as it should.
+
+    Args:
+        node: Number of the node.
+        message: What happened.
+        help: What to do about it.
+    """
+
+    def __init__(self, node: int, message: str, help: str = "") -> None:
+        super().__init__(message, help)
+        self.node = node
 
 
 class Client(Protocol):
@@ -33,7 +47,7 @@ class Client(Protocol):
         """Send requests to some nodes in parallel; return their answers by node number.
 
         Raises:
-            InputError: A node does not answer.
+            LostNodeError: A node does not answer.
         """
         ...
 
@@ -101,14 +115,17 @@ class Fleet:
                 found[node] = data
                 continue
             self.traffic.summaries += len(data)
-            found[node] = unpack(data)
+            try:
+                found[node] = unpack(data)
+            except DamagedFileError:
+                found[node] = "it sent an invalid message"
         return found
 
     def ask(self, questions: Iterable[Query]) -> None:
         """Send queries in one round, and pass each answer to its callback.
 
         Raises:
-            InputError: A node does not answer, or sends an invalid answer.
+            LostNodeError: A node does not answer, or sends an invalid answer.
         """
         by_node: dict[int, list[Query]] = {}
         for question in questions:
@@ -126,7 +143,8 @@ class Fleet:
                 for one, answer in zip(by_node[node], document["answers"], strict=True):
                     one.take(answer, document["kinds"])
             except (KeyError, TypeError, ValueError, IndexError, DamagedFileError):
-                raise InputError(
+                raise LostNodeError(
+                    node,
                     f"{self.names[node]} sent an invalid answer",
                     "install the same version of ncclscope on all nodes",
                 ) from None

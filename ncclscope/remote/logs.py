@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ncclscope.errors import DamagedFileError
 from ncclscope.model import Call, Communicator
 from ncclscope.model.log import Trail
 from ncclscope.remote.checked import as_hash
-from ncclscope.remote.fleet import Fleet, Query
+from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.spelling import read_calls
 from ncclscope.ring import layout
 
@@ -115,8 +114,9 @@ class RemoteLog:
         try:
             return [self._calls[seq] for seq in range(start, stop)]
         except KeyError as error:
-            raise DamagedFileError(
-                f"call {error} of {self.communicator.label} is missing in its node's answer"
+            raise LostNodeError(
+                self._place.node,
+                f"call {error} of {self.communicator.label} is missing in its node's answer",
             ) from None
 
     def signatures(self, start: int, stop: int) -> Sequence[int]:

@@ -6,46 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclscope.collect.ray_nodes import Member, hire, reason_of
-from ncclscope.errors import InputError
-from ncclscope.remote.node_server import NodeServer
-from ncclscope.remote.reporter import Reporter
+from ncclscope.remote.fleet import LostNodeError
+from ncclscope.remote.keeper import Keeper
 
 __all__ = ["RayClient"]
-
-
-class Keeper:
-    """On a node: a node server, recreated for each summary, and a reporter."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-        self._server: NodeServer | None = None
-        self._reporter: Reporter | None = None
-
-    def summary(self) -> bytes:
-        """Read the rings again and return their summary."""
-        self._server = NodeServer(self._paths)
-        return self._server.summary()
-
-    def answer(self, request: bytes) -> bytes:
-        """Return the answers to a request."""
-        assert self._server is not None
-        return self._server.answer(request)
-
-    def report(self) -> bytes:
-        """Return what changed since the last report."""
-        if self._reporter is None:
-            self._reporter = Reporter(self._paths)
-        return self._reporter.report()
-
-    def hashes(self, request: bytes) -> bytes:
-        """Return running hashes."""
-        assert self._reporter is not None
-        return self._reporter.hashes(request)
-
-    def newest(self, request: bytes) -> bytes:
-        """Return the newest calls of a ring."""
-        assert self._reporter is not None
-        return self._reporter.newest(request)
 
 
 class RayClient:
@@ -128,13 +92,14 @@ class RayClient:
         """Send requests to some nodes in parallel; return their answers by node number.
 
         Raises:
-            InputError: A node failed or did not answer in time.
+            LostNodeError: A node failed or did not answer in time.
         """
         asked = {node: self._keepers[node].answer.remote(one) for node, one in requests.items()}
         found: dict[int, bytes] = {}
         for node, data in self._gather(asked).items():
             if isinstance(data, str):
-                raise InputError(
+                raise LostNodeError(
+                    node,
                     f"{self._members[node].name}: {data}",
                     "collect the files of the other nodes: ncclscope collect --ray",
                 )

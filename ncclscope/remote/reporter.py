@@ -1,7 +1,8 @@
 """Report what changed in the rings of a watched node, in some hundred bytes per rank.
 
 A report has a row for each ring that changed since the last report, and describes each
-communicator once:
+communicator once. Reports are numbered from 0 on, so that the client knows one that begins anew,
+and each has the node's wall clock, since only the node's own clock dates its waits:
 
 ========= ===================================================================================
 row       contents
@@ -45,6 +46,7 @@ class Reporter:
         self._rings = [Rings(root) for root in roots]
         self._reported: dict[Path, object] = {}
         self._comms: dict[Communicator, int] = {}
+        self._number = 0
 
     def report(self) -> bytes:
         """Poll all rings and return a message with what changed."""
@@ -61,8 +63,11 @@ class Reporter:
         gone = [path for path in self._reported if path not in here]
         for path in gone:
             del self._reported[path]
+        number, self._number = self._number, self._number + 1
         return pack(
             {
+                "number": number,
+                "wall_ns": wall_ns,
                 "rows": rows,
                 "gone": [str(path) for path in gone],
                 "comms": [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ncclscope.model.metadata import read_about
 from ncclscope.model.text import plural
 from ncclscope.readers import assemble
 from ncclscope.remote.checked import as_count, as_flag, as_hash, as_integer, as_text, optional
-from ncclscope.remote.fleet import Fleet, Query
+from ncclscope.remote.fleet import Fleet, LostNodeError, Query
 from ncclscope.remote.logs import NodePlace, RemoteLog, RemoteTrail, Shared
 from ncclscope.remote.spelling import read_calls, read_steps
 from ncclscope.untrusted import MAX_RANKS, integers, printable, texts
@@ -53,44 +54,73 @@ def open_remote_run(fleet: Fleet, sources: Iterable[str] = ()) -> Run:
     return assemble(ranks, notes=notes, sources=tuple(sources))
 
 
-def remote_ranks(fleet: Fleet, notes: list[str]) -> list[Rank]:
+def remote_ranks(fleet: Fleet, notes: list[str], lost: dict[int, str] | None = None) -> list[Rank]:
     """Return the processes of all nodes.
 
     Args:
         fleet: The nodes.
         notes: Receives a note for each node that failed, and the other nodes' notes.
+        lost: Nodes to leave out; receives those that fail, with the reason. If None, an invalid
+            answer is an error.
 
     Returns:
         Ranks whose source is ``NODE:PATH``: the node's number and the ring's path there.
 
     Raises:
-        InputError: No node answers.
+        InputError: No node answers, or, without `lost`, a node sends an invalid answer.
     """
     summaries: dict[int, Any] = {}
     failed = []
     remarks: list[str] = []
     for node, summary in fleet.summaries().items():
+        if lost is not None and node in lost:
+            continue
         name = printable(fleet.names[node])
         if isinstance(summary, str):
             failed.append(f"{name} did not answer: {printable(summary)}")
+            if lost is not None:
+                lost[node] = summary
         elif isinstance(summary, dict):
             summaries[node] = summary
             noted = summary.get("notes")
             remarks += [printable(str(note)) for note in noted] if isinstance(noted, list) else []
+        elif lost is not None:
+            lost[node] = "it sent an invalid summary"
     if not summaries:
         raise InputError(failed[0] if failed else "there is no node")
     notes += failed + remarks
-    shared = Shared()
-    ranks: list[Rank] = []
+    while summaries:
+        try:
+            shared = Shared()
+            members = _members(fleet, summaries)
+            ranks: list[Rank] = []
+            for node, summary in summaries.items():
+                with _valid(fleet, node):
+                    ranks += _ranks(fleet, node, summary, members, shared)
+            return ranks
+        except LostNodeError as error:
+            if lost is None:
+                raise
+            lost[error.node] = error.message
+            del summaries[error.node]
+    return []
+
+
+@contextmanager
+def _valid(fleet: Fleet, node: int) -> Iterator[None]:
+    """Read a node's summary.
+
+    Raises:
+        LostNodeError: The summary is invalid.
+    """
     try:
-        members = _members(fleet, summaries)
-        for node, summary in summaries.items():
-            ranks += _ranks(fleet, node, summary, members, shared)
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise InputError(
-            "a node sent an invalid answer", "install the same version of ncclscope on all nodes"
+        raise LostNodeError(
+            node,
+            f"{printable(fleet.names[node])} sent an invalid answer",
+            "install the same version of ncclscope on all nodes",
         ) from None
-    return ranks
 
 
 def _members(fleet: Fleet, summaries: Mapping[int, Any]) -> dict[str, tuple[int, ...]]:
@@ -98,7 +128,9 @@ def _members(fleet: Fleet, summaries: Mapping[int, Any]) -> dict[str, tuple[int,
     found: dict[str, tuple[int, ...]] = {}
     asked = []
     for node, summary in summaries.items():
-        for *_, digest in summary["comms"]:
+        with _valid(fleet, node):
+            digests = [as_text(one[-1]) for one in summary["comms"]]
+        for digest in digests:
             if digest not in found:
                 found[digest] = ()
 

@@ -24,12 +24,14 @@ from ncclscope.remote.checked import (
     as_text,
     optional,
 )
-from ncclscope.untrusted import parse
+from ncclscope.untrusted import json_memory, parse
 
 __all__ = ["Kinds", "pack", "read_calls", "read_steps", "spell_steps", "unpack"]
 
 _LEVEL = 6
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28
+_MOST_MEMORY = 2 << 30
+"""Most bytes that a parsed message may take; 8 ranks take less than a megabyte."""
 _KIND = (
     *("op", "dtype", "redop", "root", "peer", "numel", "shape", "sizes", "out_shape", "site"),
     *("captured", "graph", "signature", "out_sizes", "full_site", "user_site"),
@@ -48,12 +50,12 @@ def unpack(data: bytes) -> Any:
     """Return the document of a message.
 
     Raises:
-        DamagedFileError: It is not a message, or exceeds 1 GiB.
+        DamagedFileError: It is not a message, or exceeds 256 MiB, or 2 GiB once parsed.
     """
     unzip = zlib.decompressobj()
     try:
         text = unzip.decompress(data, _MOST_BYTES)
-        if unzip.eof and not unzip.unconsumed_tail:
+        if unzip.eof and not unzip.unconsumed_tail and json_memory(text) <= _MOST_MEMORY:
             return parse(text)
     except (ValueError, zlib.error):
         pass

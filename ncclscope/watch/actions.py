@@ -23,7 +23,7 @@ from ncclscope.errors import DamagedFileError, InputError, NcclscopeError, Usage
 from ncclscope.private import copy_private, make_private, write_private
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.stamp import stamped
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["Actions", "Done", "keep_bundle", "kill"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ncclscope.errors import DamagedFileError
+from ncclscope.errors import DamagedFileError, InputError
 from ncclscope.model import Run
 from ncclscope.readers import open_run, ring_files
 from ncclscope.readers.ring.crowd import without_long_over
@@ -34,6 +34,28 @@ class Rings:
         self._old: set[Path] = set()
         """Rings of jobs that ended long ago; they are not opened."""
         self._scanned_at = -1.0
+
+    @property
+    def silent(self) -> Mapping[str, str]:
+        """Hosts of which nothing is known now, each with the reason; none for a directory."""
+        return {}
+
+    def is_lost(self, cursor: RingCursor) -> bool:
+        """Return whether nothing is known of a process now, since its host does not report."""
+        return False
+
+    def seen_at(self, cursor: RingCursor, now: float) -> float:
+        """Return until when the progress of a process is known, in seconds by that clock.
+
+        Args:
+            cursor: Cursor of the process.
+            now: Seconds by a monotonic clock.
+        """
+        return now
+
+    def leave_out(self, error: InputError) -> bool:
+        """Return whether the host that an error is about is silent from now on."""
+        return False
 
     def run(self) -> Run:
         """Read all rings of the directories, including those of ended processes.

@@ -21,8 +21,8 @@ from ncclscope import __version__
 from ncclscope.errors import UsageError
 from ncclscope.metrics import METRICS, Sample
 from ncclscope.untrusted import printable
+from ncclscope.watch.poll import Poll
 from ncclscope.watch.textfile import poll_samples
-from ncclscope.watch.watch import Poll
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation

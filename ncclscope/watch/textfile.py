@@ -10,7 +10,7 @@ from ncclscope.metrics import STATUSES, Sample, samples_text
 from ncclscope.model import State
 from ncclscope.private import replace_file
 from ncclscope.readers.ring.cursor import RingCursor
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["metrics_text", "poll_samples", "write_textfile"]
 

@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ncclscope.analysis.processes.device_verdict import ALONE_SECONDS
 from ncclscope.analysis.sequences.mixed_records import reduced_keys
 from ncclscope.analysis.verdict import Verdict, diagnose
+from ncclscope.errors import InputError
 from ncclscope.model import Rank, Run
 from ncclscope.readers import assemble
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.gpu_load import GpuLoad
 from ncclscope.watch.hashes import HashComparison
 from ncclscope.watch.jobs import Rings, current
+from ncclscope.watch.poll import Poll, gist
+from ncclscope.watch.silence import outdated, reserved
 from ncclscope.watch.startup import PATIENCE, StartupWatch, patient_verdict
 from ncclscope.watch.starvation import Starvation
 from ncclscope.watch.transfers import TransferWatch
 
-__all__ = ["Poll", "Watcher"]
+__all__ = ["Watcher"]
 
 DEFAULT_STALL = 10.0
 _AGAIN = 2.0
@@ -40,41 +43,6 @@ _GROUP_SECONDS = 1.0
 """Seconds that a coalesced group may be in flight on one rank but not yet on another."""
 _NEARLY = 0.95
 """Share of the stall limit that counts as reached, as ranks' clocks are read one by one."""
-
-
-@dataclass(frozen=True)
-class Poll:
-    """Result of one poll of a job.
-
-    Attributes:
-        status: As in the JSON verdict: ``ok``, ``diverged``, ``hung``,
-            ``incomplete`` or ``unknown``, which raises no alarm.
-        activity: ``running``, ``idle`` (no rank is inside a call), ``over`` (all processes have
-            ended) or ``waiting`` (no process yet).
-        verdict: The verdict behind the status; None before the first diagnosis.
-        ranks: Cursor of each process, sorted by rank.
-        now: Time of the poll in seconds, by the watcher's clock.
-        changed: Whether the verdict differs from the previous poll's.
-        news: Whether trouble began with this poll.
-        stuck: Rings of processes inside a call without progress for longer than the limit.
-        over_for: Seconds since the last process was seen to have ended; None while any process
-            runs, or before there is one.
-    """
-
-    status: str
-    activity: str
-    verdict: Verdict | None
-    ranks: tuple[RingCursor, ...]
-    now: float
-    changed: bool
-    news: bool
-    stuck: frozenset[Path] = frozenset()
-    over_for: float | None = None
-
-    @property
-    def in_trouble(self) -> bool:
-        """Whether the ranks have diverged or hang."""
-        return self.status in ("diverged", "hung")
 
 
 class Watcher:
@@ -121,6 +89,8 @@ class Watcher:
         self._shown: object = None
         self._stuck_now: list[RingCursor] = []
         self._over: tuple[set[Path], float] | None = None
+        self._left_out: frozenset[str] = frozenset()
+        """Hosts that did not report when the verdict was reached."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -156,7 +126,10 @@ class Watcher:
             activity = "over" if past else "waiting"
         verdict = self._trouble or self._verdict
         status = verdict.status if verdict is not None else "incomplete"
-        shown = _gist(verdict)
+        silent = dict(self._rings.silent)
+        if verdict is not None and silent:
+            verdict = outdated(verdict, silent, [c.rank for c in living if self._rings.is_lost(c)])
+        shown = gist(verdict)
         changed, self._shown = shown != self._shown, shown
         return Poll(
             status=status,
@@ -170,6 +143,7 @@ class Watcher:
             news=self._trouble is not None and not was_in_trouble,
             stuck=frozenset(cursor.path for cursor in self._stuck_now),
             over_for=self._over_for(past if activity == "over" else (), now),
+            silent=silent,
         )
 
     def last_word(self) -> Verdict:
@@ -214,7 +188,7 @@ class Watcher:
         self._spins = self._spins and not moved
         self._starved = self._starvation.held(living, now)
         self._stuck_now = stuck = self._stuck(living, now)
-        due = who != self._examined
+        due = who != self._examined or self._has_other_hosts()
         for other in self._beyond:
             due = other.is_due(living, past, now, self._wall_ns(now)) or due
         self._examined = who
@@ -240,9 +214,18 @@ class Watcher:
         if diverged and self._trouble is None and self._group is None:
             self._hashes.accept(diverged)
 
+    def _has_other_hosts(self) -> bool:
+        """Return whether a host reports again, or was lost before there was trouble."""
+        silent = frozenset(self._rings.silent)
+        return bool(self._left_out - silent) or (self._trouble is None and silent != self._left_out)
+
     def _quiet_seconds(self, cursor: RingCursor, now: float) -> float:
         """Return the seconds without progress; 0 while a rank waits for a processor instead."""
-        return 0.0 if cursor.path in self._starved else now - cursor.moved_at
+        return (
+            0.0
+            if cursor.path in self._starved
+            else self._rings.seen_at(cursor, now) - cursor.moved_at
+        )
 
     def _stuck(self, living: Sequence[RingCursor], now: float) -> list[RingCursor]:
         """Return the ranks inside a call that have not moved for longer than the limit."""
@@ -260,7 +243,7 @@ class Watcher:
         all ranks enqueued the same calls in different orders.
         """
         ranks = [cursor for cursor in living if not cursor.over and cursor.rank >= 0]
-        if any(self._quiet_seconds(cursor, now) < self.stall for cursor in ranks):
+        if any(self._rings.is_lost(c) or self._quiet_seconds(c, now) < self.stall for c in ranks):
             return ()
         return ranks if any(cursor.pending() for cursor in ranks) else ()
 
@@ -296,23 +279,32 @@ class Watcher:
             key: Key of the communicator.
         """
         own = cursor.comm_cursors[key]
-        members = [other.comm_cursors[key] for other in living if key in other.comm_cursors]
-        if len(members) < len(own.comm.ranks):
+        members = [other for other in living if key in other.comm_cursors]
+        if len(members) < len(own.comm.ranks) and not self._rings.silent:
             return True
-        return any(comm_cursor.seq < own.seq for comm_cursor in members)
+        # A rank on a host that does not report may have enqueued the call meanwhile.
+        return any(
+            one.comm_cursors[key].seq < own.seq for one in members if not self._rings.is_lost(one)
+        )
 
     # --- diagnosing --------------------------------------------------------------------------
 
     def _judge(self, living: Sequence[RingCursor], now: float, stuck: Sequence[RingCursor]) -> None:
-        ranks = self._read([*living, *(c for other in self._beyond for c in other.partners)], now)
-        if not ranks:
-            return
-        verdict = self._diagnose(ranks)
-        if stuck and not verdict.in_trouble:
-            # Other ranks may still move, and their short waits could hide this hang.
-            near = {cursor.path for cursor in self._near(living, stuck)}
-            alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
-            verdict = alone if alone.in_trouble else verdict
+        verdict = None
+        while verdict is None:
+            asked = [*living, *(c for other in self._beyond for c in other.partners)]
+            ranks = self._read(asked, now)
+            try:
+                verdict = self._verdict_on(ranks, living, stuck) if ranks else None
+            except InputError as error:
+                if not self._rings.leave_out(error):
+                    raise
+                continue
+            silent = self._rings.silent
+            self._left_out = frozenset(silent)
+            if verdict is None:
+                return
+        verdict = reserved(verdict, silent, sorted({cursor.rank for cursor in stuck}))
         self._examine_at = now + _AGAIN
         if self._is_group_under_way(living, verdict, now):
             return
@@ -324,6 +316,17 @@ class Watcher:
         else:
             self._verdict, self._trouble = verdict, None
 
+    def _verdict_on(
+        self, ranks: Sequence[Rank], living: Sequence[RingCursor], stuck: Sequence[RingCursor]
+    ) -> Verdict:
+        verdict = self._diagnose(ranks)
+        if stuck and not verdict.in_trouble:
+            # Other ranks may still move, and their short waits could hide this hang.
+            near = {cursor.path for cursor in self._near(living, stuck)}
+            alone = self._diagnose([rank for rank in ranks if Path(rank.source) in near])
+            verdict = alone if alone.in_trouble else verdict
+        return verdict
+
     def _examine_what_is_over(self, past: Sequence[RingCursor], now: float) -> None:
         """Diagnose an ended job that was seen running."""
         who = tuple(sorted(cursor.path for cursor in past))
@@ -332,7 +335,16 @@ class Watcher:
         self._examined = who
         if self._trouble is None:
             ranks = [rank for cursor in past if (rank := cursor.read()) is not None]
-            self._verdict = diagnose(assemble(ranks, sources=self.sources))
+            try:
+                found = diagnose(assemble(ranks, sources=self.sources)) if ranks else None
+            except InputError as error:
+                if not self._rings.leave_out(error):
+                    raise
+                found = None
+            if found is None:
+                self._examined = None  # their host may answer the next poll
+                return
+            self._verdict = reserved(found, self._rings.silent, ())
             if self._verdict.in_trouble:
                 self._trouble, self._troubled = self._verdict, set(self._paths(past))
 
@@ -345,7 +357,9 @@ class Watcher:
         for cursor in living:
             rank = cursor.read()
             if rank is not None and rank.alive and not rank.exited:
-                more: dict[str, object] = {"still_seconds": max(0.0, now - cursor.moved_at)}
+                more: dict[str, object] = {
+                    "still_seconds": max(0.0, self._rings.seen_at(cursor, now) - cursor.moved_at)
+                }
                 if self._spins:
                     more["gpu_spins"] = True
                 rank = replace(rank, details={**rank.details, **more})
@@ -398,14 +412,3 @@ class Watcher:
 
     def _paths(self, rings: Iterable[RingCursor]) -> list[Path]:
         return [cursor.path for cursor in rings]
-
-
-def _gist(verdict: Verdict | None) -> object:
-    """Return what identifies a verdict: when it changes, the user is notified."""
-    if verdict is None:
-        return None
-    cause = verdict.cause
-    if cause is None:
-        return verdict.status, len(verdict.run.ranks), verdict.run.missing
-    comm = cause.comm.key if cause.comm else None
-    return verdict.status, cause.kind, comm, cause.seq, cause.diverging_ranks

@@ -1,4 +1,6 @@
-"""`collect --slurm` on a real Slurm of two nodes: needs root, slurmctld, slurmd and munged.
+"""`collect --slurm` and `watch --slurm` on a real Slurm of two nodes.
+
+Needs root, slurmctld, slurmd and munged:
 
     apt-get install slurm-wlm munge && python -m pytest tests/integration/test_collect_slurm.py
 
@@ -8,6 +10,7 @@ Both nodes are on this machine, each with processes and a /dev/shm of its own.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -62,6 +65,8 @@ work = dist.all_reduce(tensor, async_op=True)
 print("posted", flush=True)
 work.wait()
 """
+
+TOOL = [sys.executable, "-m", "ncclscope"]
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -137,13 +142,14 @@ def cluster(
         yield folder
 
 
-def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def job(cluster: Path, tmp_path: Path) -> Iterator[str]:
+    """The id of a job of which rank 1 sleeps, and rank 0 waits for it."""
     (cluster / "program.py").write_text(PROGRAM)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    tool = [sys.executable, "-m", "ncclscope"]
-    traced = [*tool, "run", "--dir", "/dev/shm/rings", "--", sys.executable, "program.py"]
+    traced = [*TOOL, "run", "--dir", "/dev/shm/rings", "--", sys.executable, "program.py"]
     log = (tmp_path / "job.log").open("wb")
     job = subprocess.Popen(
         ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", f"--chdir={cluster}", *traced],
@@ -154,15 +160,18 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     try:
         for word, what in ((b"asleep", "rank 1 sleeps"), (b"posted", "rank 0 waits for it")):
             until(lambda word=word: word in (tmp_path / "job.log").read_bytes(), what)
-        number = output_of("squeue", "-h", "-o", "%i").strip()
-        target = tmp_path / "hang"
-        collect = [*tool, "collect", "--slurm", number, "/dev/shm/rings", "-o", str(target)]
-        done = subprocess.run(collect, capture_output=True, text=True, check=False)
+        yield output_of("squeue", "-h", "-o", "%i").strip()
     finally:
         output_of("scancel", "--signal=KILL", *output_of("squeue", "-h", "-o", "%i").split())
         job.kill()
         job.wait()
         log.close()
+
+
+def test_a_job_whose_rank_sleeps(job: str, tmp_path: Path) -> None:
+    target = tmp_path / "hang"
+    collect = [*TOOL, "collect", "--slurm", job, "/dev/shm/rings", "-o", str(target)]
+    done = subprocess.run(collect, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in target.iterdir()) == ["collect.json", "node0", "node1"]
@@ -176,3 +185,38 @@ def test_a_job_whose_rank_sleeps(cluster: Path, tmp_path: Path) -> None:
     assert verdict.cause is not None
     # Of two ranks, either may be wrong: a pair has no majority.
     assert (verdict.cause.kind, verdict.cause.candidate_ranks) == ("not_joined", (0, 1))
+
+
+def servers() -> list[int]:
+    """Return the processes that serve a watch on a node of this cluster."""
+    words = ("watch", "--serve", "--", "/dev/shm/rings")
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if tuple(process.info["cmdline"] or ())[-4:] == words
+        and process.ppid() != os.getpid()
+        and "slurmstepd" in {one.name() for one in process.parents()}
+    ]
+
+
+@pytest.mark.slow
+def test_a_watch_of_a_job_whose_rank_sleeps(job: str) -> None:
+    command = [*TOOL, "watch", "--slurm", job, "/dev/shm/rings", "--stall", "1", "--json"]
+    done = subprocess.run(
+        [*command, "--until-divergence"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["ranks"] == {"expected": 2, "read": 2, "missing": []}
+    cause = document["verdict"]
+    assert (cause["kind"], cause["candidate_ranks"]) == ("not_joined", [0, 1])
+    until(lambda: servers() == [], "the end of the servers")
+
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert watch.stdout is not None
+    with watch.stdout:
+        assert watch.stdout.readline()
+        assert len(servers()) == 2
+        watch.kill()
+        watch.wait()
+    until(lambda: servers() == [], "the end of the servers of a watch that was killed")

@@ -8,16 +8,20 @@ clock of one host is 2 s ahead, and another's jumps an hour back (:mod:`tests.su
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.support.hosts import Hosts, missing, until
+from tests.support.hosts import Host, Hosts, missing, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -103,6 +107,53 @@ def diagnosed(hosts: Hosts, target: Path) -> dict[str, Any]:
     return document
 
 
+@contextlib.contextmanager
+def watching(hosts: Hosts, log: str, *more: object) -> Iterator[Watch]:
+    """Watch all hosts from the control host by ssh."""
+    words = ("watch", *hosts.ssh, RINGS, "--json", "--interval", "0.2", *more)
+    command = (sys.executable, "-m", "ncclscope", *words)
+    watch = Watch(hosts, hosts.run(hosts.control, *command, log=log), log)
+    try:
+        yield watch
+    finally:
+        # The process that was started only enters the host's namespaces.
+        (own,) = psutil.Process(watch.process.pid).children()
+        own.terminate()
+        assert watch.process.wait(30) == 128 + signal.SIGTERM
+
+
+class Watch:
+    """A running watch, whose lines of JSON and of text go to the same file."""
+
+    def __init__(self, hosts: Hosts, process: subprocess.Popen[bytes], log: str) -> None:
+        self.hosts = hosts
+        self.process = process
+        self.log = log
+
+    @property
+    def lines(self) -> list[str]:
+        return self.hosts.said(self.log).split("\n")[:-1]  # the last may be half a line
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    def until_document(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        def last_holds() -> bool:
+            assert self.process.poll() is None, self.lines
+            return bool(self.documents) and holds(self.documents[-1])
+
+        until(last_holds, what, 120)
+        return self.documents[-1]
+
+    def until_line(self, begins: str) -> None:
+        until(
+            lambda: any(line.startswith(f"ncclscope: {begins}") for line in self.lines),
+            f"a line {begins!r}",
+            120,
+        )
+
+
 def test_hosts_have_clocks_of_their_own(hosts: Hosts) -> None:
     """The other tests prove nothing about clocks unless these differ."""
     now = [
@@ -167,3 +218,72 @@ def test_an_unreachable_host_costs_only_its_own_delivery(hosts: Hosts, tmp_path:
     status, nodes = collect(hosts, tmp_path / "again")
     assert status == 0, nodes
     assert diagnosed(hosts, tmp_path / "again")["verdict"]["diverging_ranks"] == [DIVERGING]
+
+
+WHOLE = {"expected": 4, "read": 4, "missing": []}
+
+
+def names_the_sleeper(document: dict[str, Any]) -> bool:
+    return (
+        document["status"] == "hung"
+        and document["ranks"] == WHOLE
+        and document["verdict"]["diverging_ranks"] == [DIVERGING]
+    )
+
+
+def test_watch_names_the_sleeping_rank_of_all_hosts(hosts: Hosts) -> None:
+    with watching(hosts, "watch.log") as watch:
+        document = watch.until_document(names_the_sleeper, "a verdict on four hosts")
+        assert document["verdict"]["kind"] == "not_joined"
+        assert document["verdict"]["seq"] == 21
+        # Nothing was said before that proved wrong, such as of the clock that is an hour off.
+        for earlier in watch.documents[:-1]:
+            assert earlier["status"] in ("incomplete", "unknown", "ok"), earlier
+        assert [line for line in watch.lines if "does not report" in line] == []
+    servers = ("sh", "-c", "ps -eo args | grep -c '[w]atch --serve'")
+    for host in hosts:
+        log = hosts.folder / "servers.log"
+
+        def is_empty(host: Host = host, log: Path = log) -> bool:
+            host.start(*servers, log=log).wait(30)
+            return log.read_text().strip() == "0"
+
+        until(is_empty, f"the end of the server on {host.name}", 60)
+
+
+def test_a_host_that_is_lost_while_watched_is_reported_and_comes_back(hosts: Hosts) -> None:
+    lost = hosts["node-b"]
+    with watching(hosts, "watch-lost.log") as watch, contextlib.ExitStack() as after:
+        after.callback(hosts.join, lost)
+        watch.until_document(names_the_sleeper, "a verdict on four hosts")
+        told = len(watch.documents)
+        hosts.cut(lost)
+        watch.until_line(f"{lost.address} does not report: no answer for 10 s")
+        # All that was found still holds: nobody else has moved.
+        assert len(watch.documents) == told
+        hosts.join(lost)
+        watch.until_line(f"{lost.address} reports again")
+        assert all(names_the_sleeper(document) for document in watch.documents[told:])
+
+
+def test_a_host_that_is_lost_from_the_start_is_blamed_for_nothing(hosts: Hosts) -> None:
+    lost = hosts["node-b"]
+    with contextlib.ExitStack() as after:
+        hosts.cut(lost)
+        after.callback(hosts.join, lost)
+        watch = after.enter_context(watching(hosts, "watch-without.log"))
+        document = watch.until_document(lambda one: one["status"] == "hung", "a hang")
+        assert document["ranks"] == {"expected": 4, "read": 3, "missing": [1]}
+        # Rank 1 may be asleep as well: nobody has seen it.
+        assert set(document["verdict"]["diverging_ranks"]) <= {DIVERGING}
+        assert any(note.startswith(f"{lost.address} does not report") for note in document["notes"])
+        hosts.join(lost)
+        document = watch.until_document(names_the_sleeper, "a verdict on four hosts")
+        assert not any("does not report" in note for note in document["notes"])
+        watch.until_line(f"{lost.address} reports again")
+
+
+def test_one_verdict_on_all_hosts(hosts: Hosts) -> None:
+    done = hosts.control.ncclscope("watch", *hosts.ssh, RINGS, "--once", "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert names_the_sleeper(json.loads(done.stdout))

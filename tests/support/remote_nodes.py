@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ncclscope.remote.fleet import LostNodeError
 from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
 
@@ -23,6 +24,11 @@ class LocalClient:
         self._reporters = [Reporter([path]) for path in self._paths]
         self.lost: set[int] = set()
 
+    def restart(self, node: int) -> None:
+        """Connect to a node again: its reporter has reported nothing so far."""
+        self._reporters[node] = Reporter([self._paths[node]])
+        self._depots.pop(node, None)
+
     def summaries(self) -> dict[int, bytes | str]:
         found: dict[int, bytes | str] = {}
         for node, path in enumerate(self._paths):
@@ -31,7 +37,13 @@ class LocalClient:
         return found
 
     def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {node: self._depots[node].answer(request) for node, request in requests.items()}
+        found = {}
+        for node, request in requests.items():
+            try:
+                found[node] = self._depots[node].answer(request)
+            except LookupError:  # as from a server on a host, which answers that it cannot
+                raise LostNodeError(node, f"{self.names[node]} sent an invalid answer") from None
+        return found
 
     def reports(self) -> dict[int, bytes | str]:
         return {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclscope import Tracer
-from ncclscope.remote.cursor import RemoteRings
+from ncclscope.remote.rings import RemoteRings
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.tracing.tracer import Comm
 from ncclscope.watch.startup import PATIENCE

@@ -19,7 +19,8 @@ from ncclscope.tracing import scope
 from ncclscope.tracing.tracer import Tracer
 from ncclscope.watch import watch as watch_module
 from ncclscope.watch.gpu_load import GpuLoad, all_spin
-from ncclscope.watch.watch import Poll, Watcher
+from ncclscope.watch.poll import Poll
+from ncclscope.watch.watch import Watcher
 from tests.support.programs import run_program
 from tests.support.rings import slot, tracer_in
 from tests.support.snapshots import gpus

@@ -18,8 +18,9 @@ from ncclscope import open_run, procfs
 from ncclscope.errors import UsageError
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.watch.actions import Actions, keep_bundle, kill
+from ncclscope.watch.poll import Poll
 from ncclscope.watch.textfile import metrics_text, write_textfile
-from ncclscope.watch.watch import Poll, Watcher
+from ncclscope.watch.watch import Watcher
 from tests.support.programs import ROOT
 from tests.support.rings import tracer_in
 

@@ -8,7 +8,8 @@ import pytest
 
 from ncclscope.render.console.plain import plain_text
 from ncclscope.render.console.watch import one_line, render_poll
-from ncclscope.watch.watch import Poll, Watcher
+from ncclscope.watch.poll import Poll
+from ncclscope.watch.watch import Watcher
 from tests.support.rings import tracer_in
 
 RANKS = 24

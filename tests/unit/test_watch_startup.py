@@ -10,8 +10,9 @@ import pytest
 
 from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.tracing.tracer import Tracer
+from ncclscope.watch.poll import Poll
 from ncclscope.watch.startup import PATIENCE, StartupWatch
-from ncclscope.watch.watch import Poll, Watcher
+from ncclscope.watch.watch import Watcher
 from tests.support.programs import run_program
 from tests.support.rings import tracer_in
 

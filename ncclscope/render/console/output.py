@@ -13,7 +13,7 @@ from ncclscope.render.console.terminal import stderr_console
 from ncclscope.render.console.verdict import print_verdict
 from ncclscope.render.console.watch import one_line
 from ncclscope.stamp import stamped
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["Explanations", "Lines", "Output"]
 

@@ -15,7 +15,7 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import COLOURS, cause_panel, status_panel
 from ncclscope.render.tui.entries import farthest
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["one_line", "render_poll"]
 

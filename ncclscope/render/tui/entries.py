@@ -9,7 +9,7 @@ from pathlib import Path
 from ncclscope.model import Communicator, State
 from ncclscope.readers.ring.cursor import LastCall, RingCursor
 from ncclscope.untrusted import printable, texts
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = [
     "CommEntry",

@@ -13,7 +13,7 @@ from ncclscope.readers.ring.cursor import RingCursor
 from ncclscope.render.console.blocks import duration
 from ncclscope.render.console.watch import one_line
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["Event", "Events"]
 

@@ -24,7 +24,7 @@ from ncclscope.render.tui.marks import MARKS
 from ncclscope.render.tui.recent import RecentCalls
 from ncclscope.render.tui.spans import Line, aligned_right, cropped, rule
 from ncclscope.untrusted import printable
-from ncclscope.watch.watch import Poll
+from ncclscope.watch.poll import Poll
 
 __all__ = ["Picture"]
 

@@ -19,7 +19,8 @@ from ncclscope.render.tui.events import Events
 from ncclscope.render.tui.painter import Painter
 from ncclscope.render.tui.picture import Picture
 from ncclscope.render.tui.terminal import Terminal
-from ncclscope.watch.watch import Poll, Watcher
+from ncclscope.watch.poll import Poll
+from ncclscope.watch.watch import Watcher
 
 __all__ = ["LiveView"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ncclscope.errors import DamagedFileError, InputError, NcclscopeError
-from ncclscope.remote.cursor import RemoteRings
 from ncclscope.remote.fleet import Fleet
 from ncclscope.remote.node_server import NodeServer
 from ncclscope.remote.reporter import Reporter
+from ncclscope.remote.rings import RemoteRings
 from ncclscope.remote.run import open_remote_run
 from ncclscope.remote.spelling import pack, unpack
 from ncclscope.watch.watch import Watcher

@@ -22,7 +22,7 @@ from ncclscope.analysis.waits.noted import (
     timeout_lines,
 )
 from ncclscope.analysis.waits.queues import unread_blocks
-from ncclscope.analysis.waits.transfers import stuck_transfers
+from ncclscope.analysis.waits.transfers import open_transfers, stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
 from ncclscope.analysis.wording import (
     call_text,
@@ -33,7 +33,8 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank
+from ncclscope.model import Finding, Rank, State
+from ncclscope.model.signature import P2P_OPS
 
 __all__ = ["NotJoined"]
 
@@ -75,6 +76,7 @@ class NotJoined:
                 call = pending.comm.key, pending.call.seq
                 missed.setdefault(call, (pending, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
+        held_up |= {transfer.rank for transfer in open_transfers(case)}
         for pending, numbers in missed.values():
             for finding in self._missed(case, pending, numbers):
                 # A rank that waits for the other side of a transfer cannot join a collective.
@@ -235,6 +237,8 @@ class NotJoined:
                     if is_idle(rank)
                     else "may still come to the call: its note says what keeps it"
                     if doing(rank) is not None or raised(case, rank) is not None
+                    else "waits for the other side of its last call, or is busy after it"
+                    if _is_in_transfer(rank)
                     else "is busy or stuck outside of any recorded call"
                 )
                 inferred.append(f"rank {rank.rank} {what}")
@@ -244,7 +248,7 @@ class NotJoined:
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")
         was = ""
-        last = ranks[0].last_call()
+        last = ranks[0].last_call(transfers=True)
         if all(rank.details.get("stopped") for rank in ranks):
             was = f"; a signal has stopped {'its process' if one else 'their processes'}"
         elif all(is_idle(rank) for rank in ranks):
@@ -276,7 +280,9 @@ class NotJoined:
             odd=last,
             peers=pending.call,
             confidence=(
-                "likely" if case.timeless or reasons or any(r.alive for r in ranks) else "certain"
+                "likely"
+                if case.timeless or reasons or any(r.alive or _is_in_transfer(r) for r in ranks)
+                else "certain"
             ),
             analyzer=self.name,
             evidence=tuple(evidence),
@@ -359,10 +365,11 @@ class NotJoined:
             )
         else:
             yield f"rank {number} posted {posted} calls there"
-        last = rank.last_call()
+        last = rank.last_call(transfers=True)
         if last is not None:
+            seq = "" if last.op in P2P_OPS else f"#{last.seq} "
             yield (
-                f"the last call of rank {number} is #{last.seq} on "
+                f"the last call of rank {number} is {seq}on "
                 f"{comm_text(case.run.communicators[last.comm])}, {call_text(last)}, "
                 f"{last.state.word}" + (f", posted at {last.site}" if last.site else "")
             )
@@ -405,6 +412,12 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
+
+
+def _is_in_transfer(rank: Rank) -> bool:
+    """Return whether a rank's newest call is a send or receive that is not known to be complete."""
+    last = rank.last_call(transfers=True)
+    return last is not None and last.op in P2P_OPS and last.state is not State.COMPLETED
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:

@@ -150,7 +150,9 @@ class P2pMismatch:
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(who)} {waits} in {call_text(first.call)} on {comm_text(first.comm)}"
+                f"{sentence(who)} {waits} in {call_text(first.call)}"
+                f"{'' if first.call.peer is not None else ' from any rank'} on "
+                f"{comm_text(first.comm)}"
                 f"{site_text(first.call)}, and {peers} {has} posted no {_LACKS[first.call.op]} "
                 f"for it."
             ),

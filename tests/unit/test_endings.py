@@ -285,3 +285,5 @@ def test_ranks_that_fail_in_a_wait_at_a_store_waited(
     assert verdict.cause is not None
     assert verdict.cause.kind == "init_stalled"
     assert "key 'weights'" in verdict.summary
+    timed_out = "rank 0: its timeout of 60 s ended the wait"
+    assert (timed_out in verdict.cause.evidence) == (waited == 60.0)

@@ -262,12 +262,13 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
-    """Return when a wait ends or ended by itself; empty where its timeout is not known."""
+    """Return when a wait ends or ended by itself; empty where that is not known."""
     limit = noted.activity.number
     if noted.name not in (INIT, STORE_WAIT) or not limit:
         return ""
     if noted.activity.until_ns is not None:
-        return f"rank {rank.rank}: its timeout of {limit} s ended the wait"
+        timed_out = noted.seconds >= _NEARLY * limit  # else another error ended it
+        return f"rank {rank.rank}: its timeout of {limit} s ended the wait" if timed_out else ""
     left = limit - noted.seconds
     when = f"in {left:.0f} s" if left > 0 else "now"
     return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"

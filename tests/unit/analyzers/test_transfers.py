@@ -440,6 +440,7 @@ def test_a_receive_from_any_source_that_nobody_sends_names_its_senders(
 
     assert cause is not None
     assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (0, 1, 2))
+    assert "waits in recv [4,2] float32 from any rank on pp:0" in cause.summary
 
 
 def test_a_send_not_waited_for_and_received_is_no_mismatch(cluster_of: ClusterOf) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
-from ncclscope.analysis.wording import plural
+from ncclscope.analysis.wording import plural, ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 
 if TYPE_CHECKING:
@@ -371,7 +371,8 @@ def _proof(
         return f"rank {rank.rank} did not complete it within its timeout"
     if not case.timeless:
         seconds = _common_quiet(case, (rank, peer))
-        return None if seconds is None else f"both have made no call for {seconds:.0f} s"
+        both = ranks_text((rank.rank, peer.rank))
+        return None if seconds is None else f"{both} have made no call for {seconds:.0f} s"
     if any(other.details.get("timed_out") for other in case.run.ranks):
         return "the dumps were written when a call timed out"
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))

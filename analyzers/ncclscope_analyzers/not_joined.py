@@ -239,6 +239,8 @@ class NotJoined:
                     if doing(rank) is not None or raised(case, rank) is not None
                     else "waits for the other side of its last call, or is busy after it"
                     if _is_in_transfer(rank)
+                    else "is late, or in an endless loop"
+                    if seen_at(case.run, rank.rank).startswith("at work")
                     else "is busy or stuck outside of any recorded call"
                 )
                 inferred.append(f"rank {rank.rank} {what}")

@@ -49,12 +49,15 @@ def judge_gone(
     if elsewhere and not moving:
         classes = classify(elsewhere)
         others = "; ".join(place_text(group) for group in classes[:3])
+        candidates = [*ranks, *(motion.rank for motion in elsewhere)]
+        if len(candidates) > len(waiting):  # or most are right not to be in this call
+            candidates += [motion.rank for motion in waiting]
         return unless_late(
             replace(
                 found,
                 summary=f"{found.summary} They may also wait for others: {others}.",
                 diverging=(),
-                candidates=tuple(sorted((*ranks, *(motion.rank for motion in elsewhere)))),
+                candidates=tuple(sorted(candidates)),
                 confidence="ambiguous",
                 evidence=(*found.evidence, *seen(classes, gap)),
             ),

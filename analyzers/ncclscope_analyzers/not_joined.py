@@ -21,9 +21,11 @@ from ncclscope.analysis.waits.noted import (
     raised,
     timeout_lines,
 )
+from ncclscope.analysis.waits.open_transfers import is_in_transfer, open_transfers
 from ncclscope.analysis.waits.queues import unread_blocks
-from ncclscope.analysis.waits.transfers import open_transfers, stuck_transfers
+from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
+from ncclscope.analysis.waits.what_keeps import what_keeps
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -33,7 +35,7 @@ from ncclscope.analysis.wording import (
     site_text,
     verb,
 )
-from ncclscope.model import Finding, Rank, State
+from ncclscope.model import Finding, Rank
 from ncclscope.model.signature import P2P_OPS
 
 __all__ = ["NotJoined"]
@@ -226,24 +228,7 @@ class NotJoined:
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
-                what = (
-                    "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
-                    if rank.details.get("stopped")
-                    else "is blocked on its device by work that is not a recorded call"
-                    if case.waits.is_outside(rank.rank)
-                    else "waits in that call for the others"
-                    if rank.rank in case.waits.pending_calls
-                    else "waits for a request from its engine"
-                    if is_idle(rank)
-                    else "may still come to the call: its note says what keeps it"
-                    if doing(rank) is not None or raised(case, rank) is not None
-                    else "waits for the other side of its last call, or is busy after it"
-                    if _is_in_transfer(rank)
-                    else "is late, or in an endless loop"
-                    if seen_at(case.run, rank.rank).startswith("at work")
-                    else "is busy or stuck outside of any recorded call"
-                )
-                inferred.append(f"rank {rank.rank} {what}")
+                inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
@@ -283,7 +268,7 @@ class NotJoined:
             peers=pending.call,
             confidence=(
                 "likely"
-                if case.timeless or reasons or any(r.alive or _is_in_transfer(r) for r in ranks)
+                if case.timeless or reasons or any(r.alive or is_in_transfer(r) for r in ranks)
                 else "certain"
             ),
             analyzer=self.name,
@@ -414,12 +399,6 @@ class NotJoined:
                 role="consequence",
                 analyzer=self.name,
             )
-
-
-def _is_in_transfer(rank: Rank) -> bool:
-    """Return whether a rank's newest call is a send or receive that is not known to be complete."""
-    last = rank.last_call(transfers=True)
-    return last is not None and last.op in P2P_OPS and last.state is not State.COMPLETED
 
 
 def _posted(rank: Rank, pending: PendingCall) -> int:

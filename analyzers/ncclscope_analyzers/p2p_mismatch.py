@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
+from ncclscope.analysis.waits.open_transfers import unanswered
 from ncclscope.analysis.waits.transfers import (
-    OpenTransfer,
     Pair,
     StuckTransfer,
-    open_transfers,
     pairs,
     short_rank,
     stuck_transfers,
@@ -25,7 +24,6 @@ from ncclscope.analysis.wording import (
     ranks_text,
     sentence,
     site_text,
-    verb,
 )
 from ncclscope.model import Call, Communicator, Finding
 
@@ -59,7 +57,7 @@ class P2pMismatch:
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
         found = stuck_transfers(case)
-        yield from self._open(case, led=bool(found or unfit))
+        yield from unanswered(case, self.name, led=bool(found or unfit))
         if not unfit:
             misread = [transfer for transfer in found if _unreceived(case, transfer)]
             if len(misread) == 1:
@@ -95,84 +93,6 @@ class P2pMismatch:
             else:
                 led = transfer.peer in waiting and (place > 0 or bool(cycle))
                 yield self._missing(case, transfer, "consequence" if led else "cause")
-
-    def _open(self, case: Case, *, led: bool) -> Iterable[Finding]:
-        """Yield the transfers without another side where they cannot be numbered.
-
-        Where several ranks wait for one that waits in no transfer itself, it is named.
-
-        Args:
-            case: The case.
-            led: Whether another finding explains them.
-        """
-        found = open_transfers(case)
-        waiting = {transfer.rank for transfer in found}
-        ends = {peer for transfer in found for peer in transfer.peers} - waiting
-        if len(ends) == 1 and len(found) > 1 and all({*one.peers} == ends for one in found):
-            (end,) = ends
-            yield self._unanswered(case, found, "consequence" if led else "cause", (end,))
-            return
-        for place, transfer in enumerate(found):
-            behind = led or (place > 0 and waiting.issuperset(transfer.peers))
-            yield self._unanswered(case, [transfer], "consequence" if behind else "cause")
-
-    def _unanswered(
-        self,
-        case: Case,
-        found: Sequence[OpenTransfer],
-        role: str,
-        diverging: tuple[int, ...] = (),
-    ) -> Finding:
-        first = found[0]
-        peers = ranks_text(first.peers)
-        if len(first.peers) == 1:
-            peers = rank_text(case.run, first.peers[0])
-        who = ranks_text([one.rank for one in found])
-        if len(found) == 1:
-            who = rank_text(case.run, first.rank)
-        waits = verb([one.rank for one in found], "wait")
-        has = "has" if len(first.peers) == 1 else "have"
-        evidence = []
-        for transfer in found:
-            evidence.append(
-                f"rank {transfer.rank}: {call_text(transfer.call)}, {transfer.call.state.word}"
-                f"{site_text(transfer.call)}, its newest call"
-            )
-            evidence += transfer.proofs
-        for peer in first.peers:
-            last = case.run.by_rank[peer].last_call(transfers=True)
-            if last is not None:
-                comm = comm_text(case.run.communicators[last.comm])
-                evidence.append(
-                    f"the last call of rank {peer} is {call_text(last)} on {comm}, "
-                    f"{last.state.word}{site_text(last)}"
-                )
-        return Finding(
-            kind=self.name,
-            summary=(
-                f"{sentence(who)} {waits} in {call_text(first.call)}"
-                f"{'' if first.call.peer is not None else ' from any rank'} on "
-                f"{comm_text(first.comm)}"
-                f"{site_text(first.call)}, and {peers} {has} posted no {_LACKS[first.call.op]} "
-                f"for it."
-            ),
-            comm=first.comm,
-            seq=first.call.seq if len(found) == 1 else None,
-            diverging_ranks=diverging,
-            candidate_ranks=() if diverging else tuple(sorted((first.rank, *first.peers))),
-            odd=None if diverging else first.call,
-            peers=first.call if diverging else None,
-            confidence="likely" if diverging else "ambiguous",
-            role=role,
-            analyzer=self.name,
-            evidence=tuple(dict.fromkeys(evidence)),
-            inferred=(
-                f"{ranks_text(diverging)} diverged: several ranks wait for it, and it waits in no "
-                f"transfer itself"
-                if diverging
-                else "the records do not show which of them is wrong",
-            ),
-        )
 
     def _left(self, case: Case, left: LeftOrder, cycle: Cycle) -> Finding:
         """Describe a rank that alone left the order of calls which its steps had before."""

@@ -13,25 +13,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
-from ncclscope.analysis.wording import plural, ranks_text
+from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
 __all__ = [
-    "OpenTransfer",
     "Pair",
     "StuckTransfer",
-    "open_transfers",
+    "is_partial",
     "pairs",
+    "proof_of",
     "short_rank",
     "stuck_transfers",
     "waiting_cycle",
 ]
-
-
-_OTHER_SIDE = {"send": "recv", "recv": "send"}
 
 
 @dataclass(frozen=True)
@@ -74,28 +71,7 @@ class StuckTransfer:
     proof: str
 
 
-@dataclass(frozen=True)
-class OpenTransfer:
-    """The newest call of a rank, a send or receive that cannot be numbered within a pair.
-
-    Receives from any source, and records that were overwritten, leave the number unknown.
-
-    Attributes:
-        comm: The communicator.
-        rank: The rank that posted it.
-        peers: The ranks that may post the other side.
-        call: The call.
-        proofs: Why no peer has posted the other side, and why none will.
-    """
-
-    comm: Communicator
-    rank: int
-    peers: tuple[int, ...]
-    call: Call
-    proofs: tuple[str, ...]
-
-
-def _is_partial(rank: Rank) -> bool:
+def is_partial(rank: Rank) -> bool:
     """Return whether sends and receives were made before recording began."""
     return rank.window or "armed_ns" in rank.details
 
@@ -110,7 +86,7 @@ def pairs(case: Case) -> Iterator[Pair]:
         for place, number in enumerate(comm.ranks):
             rank = case.run.by_rank.get(number)
             # After an overwrite, the counterpart of the first kept call is unknown.
-            if rank is None or rank.lost or _is_partial(rank) or has_damaged_transfers(rank, comm):
+            if rank is None or rank.lost or is_partial(rank) or has_damaged_transfers(rank, comm):
                 continue
             members[place] = (number, rank.p2p.get(key, ()))
         for one, (sender, sent) in members.items():
@@ -139,108 +115,11 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
     awaited = _awaited(case, first)
     stuck = []
     for rank, (pair, peer, call, number) in sorted(first.items()):
-        proof = _proof(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
+        proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
     waiting = {transfer.rank for transfer in stuck}
     return sorted(stuck, key=lambda transfer: transfer.peer in waiting)
-
-
-def open_transfers(case: Case) -> list[OpenTransfer]:
-    """Return the transfers in which ranks wait and which :func:`pairs` cannot number.
-
-    The rank has posted nothing after it. No peer has a pending other side, and all have been
-    quiet for as long.
-    """
-    numbered = {(pair.comm.key, pair.sender, pair.receiver) for pair in pairs(case)}
-    newest = {rank.rank: rank.last_call(transfers=True) for rank in case.run.ranks}
-    pending = {
-        number: call
-        for number, call in newest.items()
-        if call is not None and call.op in _OTHER_SIDE and call.state is not State.COMPLETED
-    }
-    awaited = {rank: waiting.awaited for rank, waiting in case.waits.pending_calls.items()}
-    found = []
-    for number, call in pending.items():
-        rank, comm = case.run.by_rank[number], case.run.communicators[call.comm]
-        if has_damaged_transfers(rank, comm) or number not in comm.ranks:
-            continue
-        peers = _peers(case, comm, number, call)
-        if not peers or any(
-            (comm.key, *((number, peer) if call.op == "send" else (peer, number))) in numbered
-            or (peer in pending and _may_match(comm, call, number, pending[peer], peer))
-            for peer in peers
-        ):
-            continue
-        counts = _unmatched(case, comm, number, call, peers)
-        ahead = {**awaited, number: peers}
-        proofs = [_proof(case, rank, case.run.by_rank[peer], call, ahead) for peer in peers]
-        known = [proof for proof in proofs if proof is not None]
-        if counts is not None and len(known) == len(peers):
-            found.append(OpenTransfer(comm, number, peers, call, (counts, *dict.fromkeys(known))))
-    return found
-
-
-def _peers(case: Case, comm: Communicator, number: int, call: Call) -> tuple[int, ...]:
-    """Return the ranks with records that may post the other side of a transfer.
-
-    For a receive from any source these are the ranks that have sent to this one before.
-    """
-    place = comm.ranks.index(number)
-    others = {
-        index: other
-        for index, other in enumerate(comm.ranks)
-        if other in case.run.by_rank and other != number
-    }
-    if call.peer is not None:
-        return (others[call.peer],) if call.peer in others else ()
-    return tuple(
-        other
-        for other in others.values()
-        if any(
-            one.op == "send" and one.peer == place
-            for one in case.run.by_rank[other].p2p.get(comm.key, ())
-        )
-    )
-
-
-def _may_match(comm: Communicator, call: Call, number: int, other: Call, peer: int) -> bool:
-    """Return whether another rank's pending transfer may be the other side of this one."""
-    return (
-        (other.comm, other.op) == (call.comm, _OTHER_SIDE[call.op])
-        and call.peer in (None, comm.ranks.index(peer))
-        and other.peer in (None, comm.ranks.index(number))
-    )
-
-
-def _unmatched(
-    case: Case, comm: Communicator, number: int, call: Call, peers: Sequence[int]
-) -> str | None:
-    """Say why a transfer has no other side; None where it may have one.
-
-    With complete records, the number of receives differs from the number of sends to the receiver.
-    Otherwise the rank has completed each transfer before this one.
-    """
-    receiver = peers[0] if call.op == "send" else number
-    members = [case.run.by_rank[rank] for rank in comm.ranks if rank in case.run.by_rank]
-    if len(members) == len(comm.ranks) and not any(
-        rank.lost or _is_partial(rank) or has_damaged_transfers(rank, comm) for rank in members
-    ):
-        place = comm.ranks.index(receiver)
-        calls = {rank.rank: rank.p2p.get(comm.key, ()) for rank in members}
-        received = sum(one.op == "recv" for one in calls[receiver])
-        sent = sum(one.op == "send" and one.peer == place for own in calls.values() for one in own)
-        more, fewer = (sent, received) if call.op == "send" else (received, sent)
-        return (
-            f"{plural(sent, 'send')} to rank {receiver} from all ranks, "
-            f"{plural(received, 'receive')} there"
-            if more > fewer
-            else None
-        )
-    before = [one for one in case.run.by_rank[number].p2p[comm.key] if one.seq != call.seq]
-    if not before or any(one.state is not State.COMPLETED for one in before):
-        return None
-    return f"rank {number} has completed all transfers before it that its ring kept"
 
 
 def short_rank(case: Case, found: Sequence[StuckTransfer]) -> tuple[int, str] | None:
@@ -362,9 +241,10 @@ def _awaited(
     return awaited
 
 
-def _proof(
+def proof_of(
     case: Case, rank: Rank, peer: Rank, call: Call, awaited: Mapping[int, tuple[int, ...]]
 ) -> str | None:
+    """Say why a transfer is stuck; None where it may be under way, or an end of it has ended."""
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):

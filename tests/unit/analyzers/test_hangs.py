@@ -69,6 +69,9 @@ def test_dead_rank_is_recognised_by_its_heartbeat(cluster_of: ClusterOf) -> None
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
     assert verdict.cause.confidence == "likely"
+    # A signal or a call that keeps Python's lock ends the heartbeat of a living process, too.
+    assert "is dead, gone or stuck (its heartbeat ends" in verdict.cause.summary
+    assert any("stopped by a signal" in line for line in verdict.cause.inferred)
 
 
 @pytest.mark.parametrize("entered", [False, True])

@@ -159,7 +159,7 @@ def open_transfers(case: Case) -> list[OpenTransfer]:
     found = []
     for number, call in pending.items():
         rank, comm = case.run.by_rank[number], case.run.communicators[call.comm]
-        if has_damaged_transfers(rank, comm) or number not in comm.ranks:
+        if has_damaged_transfers(rank, comm) or is_partial(rank) or number not in comm.ranks:
             continue
         peers = _peers(case, comm, number, call)
         if not peers or any(

@@ -22,6 +22,10 @@ from ncclscope.model import Call, Communicator, Finding, Rank
 __all__ = ["DeadRank"]
 
 NO_RECORD = "it left no record"
+_SILENT = (
+    "a process that is stopped by a signal, or stuck in C code that keeps Python's lock, has no "
+    "heartbeat either"
+)
 _SHOWN = 4
 
 
@@ -260,7 +264,8 @@ class DeadRank:
                     f"{call_text(last)} on {case.run.communicators[last.comm].label}"
                 )
         undumped = rank is None and how != NO_RECORD
-        state = "dead, gone or stuck" if undumped else "dead or gone"
+        silent = HEARTBEAT_ENDS in how
+        state = "dead, gone or stuck" if undumped or silent else "dead or gone"
         who, whom = f"{sentence(rank_text(case.run, number))} is {state} ({how})", "it"
         # With several ranks missing, nothing shows which of them the others wait for.
         lost = [n for n in range(case.run.expected) if n not in case.run.by_rank]
@@ -268,7 +273,7 @@ class DeadRank:
         if not alone:
             what = "dumps" if undumped else "record"
             who, whom = f"{sentence(ranks_text(lost))} left no {what}", f"rank {number}"
-        likely = rank is None or HEARTBEAT_ENDS in how or at_once
+        likely = rank is None or silent or at_once
         return Finding(
             kind=self.name,
             summary=(
@@ -285,6 +290,7 @@ class DeadRank:
             role="consequence" if consequence else "cause",
             analyzer=self.name,
             evidence=tuple(evidence),
+            inferred=(_SILENT,) if silent else (),
         )
 
     def _has_posted(self, case: Case, number: int, pending: PendingCall) -> bool:

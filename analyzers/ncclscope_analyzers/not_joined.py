@@ -21,9 +21,11 @@ from ncclscope.analysis.waits.noted import (
     raised,
     timeout_lines,
 )
+from ncclscope.analysis.waits.open_transfers import is_in_transfer, open_transfers
 from ncclscope.analysis.waits.queues import unread_blocks
 from ncclscope.analysis.waits.transfers import stuck_transfers
 from ncclscope.analysis.waits.waits import PendingCall
+from ncclscope.analysis.waits.what_keeps import what_keeps
 from ncclscope.analysis.wording import (
     call_text,
     comm_text,
@@ -34,6 +36,7 @@ from ncclscope.analysis.wording import (
     verb,
 )
 from ncclscope.model import Finding, Rank
+from ncclscope.model.signature import P2P_OPS
 
 __all__ = ["NotJoined"]
 
@@ -75,6 +78,7 @@ class NotJoined:
                 call = pending.comm.key, pending.call.seq
                 missed.setdefault(call, (pending, []))[1].append(number)
         held_up = {transfer.rank for transfer in stuck_transfers(case)}
+        held_up |= {transfer.rank for transfer in open_transfers(case)}
         for pending, numbers in missed.values():
             for finding in self._missed(case, pending, numbers):
                 # A rank that waits for the other side of a transfer cannot join a collective.
@@ -224,27 +228,14 @@ class NotJoined:
             quiet = case.quiet_seconds(rank)
             if quiet is not None:
                 evidence.append(f"rank {rank.rank} stayed alive for {quiet:.0f} s after that")
-                what = (
-                    "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
-                    if rank.details.get("stopped")
-                    else "is blocked on its device by work that is not a recorded call"
-                    if case.waits.is_outside(rank.rank)
-                    else "waits in that call for the others"
-                    if rank.rank in case.waits.pending_calls
-                    else "waits for a request from its engine"
-                    if is_idle(rank)
-                    else "may still come to the call: its note says what keeps it"
-                    if doing(rank) is not None or raised(case, rank) is not None
-                    else "is busy or stuck outside of any recorded call"
-                )
-                inferred.append(f"rank {rank.rank} {what}")
+                inferred.append(f"rank {rank.rank} {what_keeps(case, rank)}")
             evidence += note_lines(case, rank)
             evidence += [one.text for one in disagreements(case.run.ranks) if rank.rank in one.few]
         evidence += timeout_lines(case, pending)
         if case.timeless:
             inferred.append("no rank moves: the input does not say how long any rank has waited")
         was = ""
-        last = ranks[0].last_call()
+        last = ranks[0].last_call(transfers=True)
         if all(rank.details.get("stopped") for rank in ranks):
             was = f"; a signal has stopped {'its process' if one else 'their processes'}"
         elif all(is_idle(rank) for rank in ranks):
@@ -276,7 +267,9 @@ class NotJoined:
             odd=last,
             peers=pending.call,
             confidence=(
-                "likely" if case.timeless or reasons or any(r.alive for r in ranks) else "certain"
+                "likely"
+                if case.timeless or reasons or any(r.alive or is_in_transfer(r) for r in ranks)
+                else "certain"
             ),
             analyzer=self.name,
             evidence=tuple(evidence),
@@ -359,10 +352,11 @@ class NotJoined:
             )
         else:
             yield f"rank {number} posted {posted} calls there"
-        last = rank.last_call()
+        last = rank.last_call(transfers=True)
         if last is not None:
+            seq = "" if last.op in P2P_OPS else f"#{last.seq} "
             yield (
-                f"the last call of rank {number} is #{last.seq} on "
+                f"the last call of rank {number} is {seq}on "
                 f"{comm_text(case.run.communicators[last.comm])}, {call_text(last)}, "
                 f"{last.state.word}" + (f", posted at {last.site}" if last.site else "")
             )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ncclscope.analysis.case import Case
 from ncclscope.analysis.sequences.step_order import LeftOrder, left_order
+from ncclscope.analysis.waits.open_transfers import unanswered
 from ncclscope.analysis.waits.transfers import (
     Pair,
     StuckTransfer,
@@ -56,6 +57,7 @@ class P2pMismatch:
                     yield self._finding(case, pair.comm, ranks, number, sent, received)
                     break
         found = stuck_transfers(case)
+        yield from unanswered(case, self.name, led=bool(found or unfit))
         if not unfit:
             misread = [transfer for transfer in found if _unreceived(case, transfer)]
             if len(misread) == 1:
@@ -186,7 +188,6 @@ class P2pMismatch:
     def _missing(self, case: Case, transfer: StuckTransfer, role: str) -> Finding:
         pair, call, rank, peer = transfer.pair, transfer.call, transfer.rank, transfer.peer
         fitting = transfer.number - 1
-        did = "sent" if call.op == "send" else "waits to receive"
         lacking = _LACKS[call.op]
         last = case.run.by_rank[peer].last_call()
         evidence = [
@@ -204,7 +205,7 @@ class P2pMismatch:
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(rank_text(case.run, rank))} {did} {call_text(call)} on "
+                f"{sentence(rank_text(case.run, rank))} posted {call_text(call)} on "
                 f"{comm_text(pair.comm)}, transfer {transfer.number} from rank {pair.sender} to "
                 f"rank {pair.receiver}, and {rank_text(case.run, peer)} has posted no {lacking} "
                 f"for it."
@@ -278,9 +279,9 @@ class P2pMismatch:
         return Finding(
             kind=self.name,
             summary=(
-                f"{sentence(rank_text(case.run, sender))} sent {call_text(sent)} to "
-                f"{rank_text(case.run, receiver)} on {comm_text(comm)}, which received "
-                f"{call_text(received)}: transfer {number} between them does not match."
+                f"{sentence(rank_text(case.run, sender))} posted {call_text(sent)} on "
+                f"{comm_text(comm)}, and {rank_text(case.run, receiver)} {call_text(received)}: "
+                f"transfer {number} between them does not match."
             ),
             comm=comm,
             seq=sent.seq,

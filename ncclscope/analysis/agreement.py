@@ -69,10 +69,10 @@ def judge_agreement(
     """
     run = case.run
     if gone := [number for number in run.missing if number not in run.unreadable]:
-        missing = sentence(ranks_text(gone))
-        return Agreement(
-            "incomplete", f"{missing} left no record. The others agree as far as they go."
-        )
+        missing = f"{sentence(ranks_text(gone))} left no record."
+        if seen:  # others may wait for them
+            return Agreement("unknown", f"{missing} {_summaries(seen)}")
+        return Agreement("incomplete", f"{missing} The others agree as far as they go.")
     damaged = [rank.rank for rank in run.ranks if DAMAGED in unrecorded_kinds(rank)]
     if damaged := sorted([*damaged, *run.unreadable]):
         return Agreement(
@@ -103,7 +103,7 @@ def judge_agreement(
             f"between two samples. {_agree(case)}",
         )
     if late := waiting or seen:
-        return Agreement("unknown", " ".join(dict.fromkeys(one.summary for one in late[:3])))
+        return Agreement("unknown", _summaries(late))
     if snapshot is not None:
         return _seen(case, snapshot, coverage)
     if any(rank.alive for rank in run.ranks):
@@ -134,6 +134,10 @@ def shortly_waiting(
         for one in findings
         if one.role == "cause"
     ]
+
+
+def _summaries(findings: Sequence[Finding]) -> str:
+    return " ".join(dict.fromkeys(one.summary for one in findings[:3]))
 
 
 def _calls(run: Run) -> int:

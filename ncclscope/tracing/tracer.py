@@ -419,6 +419,7 @@ def _close_all() -> None:
         try:
             if error is not None and not isinstance(error, SystemExit):
                 text = redact_text(f"{type(error).__name__}: {error}"[:_READ])
+                text = " ".join(text.split())  # one line on every screen
                 tracer.describe(ended_with=text[:500])
         except Exception:  # the error's own __str__ failed
             tracer.describe(ended_with=type(error).__name__)

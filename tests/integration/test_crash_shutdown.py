@@ -92,6 +92,13 @@ def test_what_has_ended_it_is_named(rings: Path) -> None:
     assert output.endswith("ValueError: no such expert: 7\n")
 
 
+def test_a_message_of_several_lines_is_kept_as_one(rings: Path) -> None:
+    source = r"raise RuntimeError('\n    Failed in backward:\n    Input: []')"
+    rank, _ = run(f"record(1)\n{source}", rings, status=1)
+
+    assert rank.details["ended_with"] == "RuntimeError: Failed in backward: Input: []"
+
+
 def test_an_exception_that_cannot_be_printed_is_named_too(rings: Path) -> None:
     source = """
 class Strange(Exception):

@@ -245,6 +245,22 @@ def test_ranks_outside_of_a_pair_do_not_decide_which_of_it_diverged(tmp_path: Pa
     assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (2, 3))
 
 
+@pytest.mark.parametrize(("cpu", "where"), [(2.0, "at work at"), (0.0, "at")])
+def test_a_missing_rank_that_computes_is_said_to_be_at_work(
+    tmp_path: Path, cpu: float, where: str
+) -> None:
+    cluster = Cluster(tmp_path / "rings", 4)
+    cluster.history()
+    cluster.post([0, 1, 2], "tp:0", done=False)
+    workers = [*(worker(rank, REDUCE) for rank in range(3)), worker(3, elsewhere(20), cpu=cpu)]
+    verdict = diagnose(with_snapshot(cluster.run(), snapshot(workers)))
+
+    assert verdict.cause is not None
+    assert verdict.cause.diverging_ranks == (3,)
+    assert verdict.cause.summary.endswith(f"; it is {where} train.py:20 load.")
+    assert ("rank 3 is late, or in an endless loop" in verdict.cause.inferred) == (cpu > 0)
+
+
 def test_records_of_some_ranks_only_are_not_compared(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "rings", 2)
     cluster.history()

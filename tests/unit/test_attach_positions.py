@@ -363,3 +363,13 @@ def test_whatever_ranks_do_is_judged_and_a_majority_is_never_blamed() -> None:
         states = {one.samples[-1].state for one in seen}
         if not states & set("TZ"):
             assert 2 * len(found.diverging) <= len(seen), found
+
+
+def test_a_rank_that_waits_for_a_key_of_its_waiting_peers_is_not_blamed() -> None:
+    """Any of them may have to set the key."""
+    at_store = blocked(worker(1, at(5, "self.store.wait")), "poll")
+    found = judge(worker(0, REDUCE), at_store, worker(2, REDUCE))
+
+    assert named(found) == ("not_joined", (), "cause")
+    assert found is not None
+    assert found.candidates == (0, 1, 2)

@@ -242,6 +242,27 @@ def test_a_hole_in_the_ranks_is_a_dead_rank() -> None:
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
 
 
+@pytest.mark.parametrize(("gap", "status"), [(2.0, "unknown"), (10.0, "hung")])
+def test_a_dead_rank_and_ranks_elsewhere_are_candidates(gap: float, status: str) -> None:
+    """Rank 1 caught the error that rank 2's death raised, and sleeps; the rest may wait for it."""
+    workers = [worker(rank, REDUCE) for rank in (0, 3, 4)]
+    verdict = judged(*workers, worker(1, elsewhere(3)), gap=gap)
+
+    assert verdict.status == status
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.candidate_ranks) == ("dead_rank", (1, 2))
+    assert "Rank 2 has no live process; ranks 0 3 4 wait in all_reduce" in verdict.summary
+    assert "They may also wait for others: rank 1 is at" in verdict.summary
+
+
+def test_few_that_wait_are_candidates_beside_a_dead_rank() -> None:
+    workers = [worker(0, REDUCE), worker(1, elsewhere(3)), worker(3, elsewhere(3))]
+    verdict = judged(*workers, gap=10.0)
+
+    assert verdict.cause is not None
+    assert verdict.cause.candidate_ranks == (0, 1, 2, 3)
+
+
 def test_ranks_that_were_given_out_by_us_have_no_holes() -> None:
     from dataclasses import replace
 
@@ -258,7 +279,8 @@ def test_a_rank_that_cannot_be_read_is_not_blamed() -> None:
     verdict = judged(worker(0, REDUCE), worker(1, REDUCE), unread, worker(3, REDUCE))
 
     assert verdict.cause is None
-    assert verdict.status == "incomplete"
+    assert verdict.status == "unknown"
+    assert verdict.summary.startswith("Rank 2 left no record. Ranks 0 1 3 wait in all_reduce")
     assert verdict.to_dict()["ranks"] == {"expected": 4, "read": 3, "missing": [2]}
     (finding,) = verdict.findings
     assert (finding.role, finding.candidate_ranks) == ("latent", (2,))

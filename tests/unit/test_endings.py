@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,3 +210,80 @@ def test_rank_that_was_killed_after_its_peers_gave_up_is_not_said_to_have_died_b
 
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("not_joined", (SIZE - 1,))
+
+
+def failed_after_waiting(
+    directory: Path, detail: str, error: str, *, waited: float, met: bool = False, calls: int = 0
+) -> Verdict:
+    """Return the verdict where all ranks failed right after a wait at a store had ended.
+
+    Args:
+        directory: Where the rings go.
+        detail: What they waited for; the timeout is 60 s.
+        error: With what they ended.
+        waited: Seconds for which they waited.
+        met: Whether the wait was part of an ``init_process_group`` that returned.
+        calls: Sends that they posted between the wait and the error.
+    """
+    cluster = Cluster(directory, SIZE)
+    for rank in cluster.everybody:
+        cluster.comm(rank, "world", cluster.everybody)
+    begun = time.time_ns() - int(waited * 1e9)
+    until = time.time_ns()
+    for rank in cluster.everybody:
+        for _ in range(calls):
+            cluster.post([rank], "world", "send", peer=(rank + 1) % SIZE)
+    now = time.time_ns()
+    activities = {
+        "store_wait": Activity("store_wait", detail, 60, 1, begun, until),
+        "raised": Activity("raised", f"{error} at train.py:3", 1, 1, now, now),
+    }
+    if met:
+        activities["init_process_group"] = Activity("init_process_group", "gloo", 60, 1, begun, now)
+    run = cluster.run()
+    ranks = tuple(
+        replace(
+            rank,
+            exited=True,
+            alive=False,
+            activities=activities,
+            details={**rank.details, "ended_with": error},
+        )
+        for rank in run.ranks
+    )
+    return diagnose(replace(run, ranks=ranks))
+
+
+def test_ranks_that_fail_right_after_they_met_do_not_wait(tmp_path: Path) -> None:
+    """A missing file ends all ranks within a second of ``init_process_group``."""
+    error = "RuntimeError: no such dataset"
+
+    verdict = failed_after_waiting(tmp_path, "connect 127.0.0.1:29500", error, waited=0.1, met=True)
+
+    assert (verdict.status, verdict.cause) == ("unknown", None)
+    assert "ended with RuntimeError: no such dataset" in verdict.summary
+
+
+def test_ranks_that_fail_right_after_a_key_was_set_do_not_wait(tmp_path: Path) -> None:
+    verdict = failed_after_waiting(tmp_path / "other", "get weights", ERROR, waited=0.1)
+    later = failed_after_waiting(
+        tmp_path / "later", "get weights", "DistNetworkError: reset", waited=0.1, calls=1
+    )
+
+    assert verdict.cause is None
+    assert later.cause is None or later.cause.kind != "init_stalled"
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"), [("DistStoreError: wait timeout", 0.1), ("RuntimeError: no key", 60.0)]
+)
+def test_ranks_that_fail_in_a_wait_at_a_store_waited(
+    tmp_path: Path, error: str, waited: float
+) -> None:
+    verdict = failed_after_waiting(tmp_path, "get weights", error, waited=waited)
+
+    assert verdict.cause is not None
+    assert verdict.cause.kind == "init_stalled"
+    assert "key 'weights'" in verdict.summary
+    timed_out = "rank 0: its timeout of 60 s ended the wait"
+    assert (timed_out in verdict.cause.evidence) == (waited == 60.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ncclscope.analysis.processes.judgement import Judgement, unless_late
 from ncclscope.analysis.processes.motion import Motion
 from ncclscope.analysis.processes.stack_classes import classify
-from ncclscope.analysis.processes.stack_wording import seen, waiting_text
+from ncclscope.analysis.processes.stack_wording import place_text, seen, waiting_text
 from ncclscope.analysis.wording import ranks_text, sentence
 
 __all__ = ["judge_gone", "judge_stopped", "judge_unread"]
@@ -16,14 +17,19 @@ _CONTINUE = "kill -CONT resumes a stopped process"
 
 
 def judge_gone(
-    gone: Sequence[int], waiting: Sequence[Motion], others: Sequence[Motion], gap: float
+    gone: Sequence[int],
+    waiting: Sequence[Motion],
+    moving: Sequence[Motion],
+    elsewhere: Sequence[Motion],
+    gap: float,
 ) -> Judgement | None:
     """Judge ranks without a process.
 
     Args:
         gone: The ranks without a process.
         waiting: Ranks that wait for peers.
-        others: Ranks that move or are elsewhere; the waiting ranks may also wait for them.
+        moving: Ranks that move; the waiting ranks may also wait for them.
+        elsewhere: Ranks that neither move nor wait for peers; likewise.
         gap: Seconds between the first and the last sample.
     """
     if not waiting:
@@ -35,11 +41,28 @@ def judge_gone(
         kind="dead_rank",
         summary=f"{sentence(ranks_text(ranks))} {have} no live process; {waiting_text(classes)}.",
         diverging=ranks,
-        role="latent" if others else "cause",
+        role="latent" if moving else "cause",
         peers=classes[0].motion,
         evidence=(*seen(classes, gap), f"proc: {ranks_text(ranks)}: the process has ended"),
         seen_seconds=gap,
     )
+    if elsewhere and not moving:
+        classes = classify(elsewhere)
+        others = "; ".join(place_text(group) for group in classes[:3])
+        candidates = [*ranks, *(motion.rank for motion in elsewhere)]
+        if len(candidates) > len(waiting):  # or most are right not to be in this call
+            candidates += [motion.rank for motion in waiting]
+        return unless_late(
+            replace(
+                found,
+                summary=f"{found.summary} They may also wait for others: {others}.",
+                diverging=(),
+                candidates=tuple(sorted(candidates)),
+                confidence="ambiguous",
+                evidence=(*found.evidence, *seen(classes, gap)),
+            ),
+            gap,
+        )
     if len(ranks) <= len(waiting):
         return found
     return unless_late(  # most have ended: they died, or the others posted an extra call

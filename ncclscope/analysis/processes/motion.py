@@ -338,8 +338,12 @@ def _key(frames: Sequence[Frame], waits: bool) -> tuple[tuple[str, str, int], ..
 
 
 def seen_at(run: Run, number: int) -> str:
-    """Return where a process snapshot shows a rank outside of any collective, or nothing."""
+    """Return where a process snapshot shows a rank outside of any collective, or nothing.
+
+    A rank that moves is at work there, and may be late or in an endless loop.
+    """
     motion = None if run.snapshot is None else read_motions(run.snapshot).get(number)
     if motion is None or not motion.frames or motion.op is not None or motion.unrecorded:
         return ""
-    return f"{'in' if motion.work else 'at'} {motion.text}"
+    at = "at work at" if motion.condition == "moving" else "at"
+    return f"{'in' if motion.work else at} {motion.text}"

@@ -28,6 +28,8 @@ from ncclscope.analysis.wording import ranks_text, sentence
 __all__ = ["HANG_SECONDS", "LONG_GAP", "Judgement", "judge_stacks"]
 
 _MESSAGES = frozenset({"send", "recv", "p2p"})
+_FROM_ANY = frozenset({"wait", "store"})
+"""Waits that one peer ends, which need not be in the same call."""
 _STUCK = frozenset({"lock", "file", "socket", "data", "child"})
 """Waits that do not occur in an idle job."""
 _SHARED = 2
@@ -53,7 +55,7 @@ def judge_stacks(
     if len(motions) + len(missing) < 2:
         return None
     if gone:
-        return judge_gone(gone, waiting, [*moving, *elsewhere], gap)
+        return judge_gone(gone, waiting, moving, elsewhere, gap)
     if by.get("stopped"):
         return judge_stopped(by["stopped"], waiting, still, moving, gap)
     if moving:
@@ -181,8 +183,8 @@ def _apart_places(
     kind = _difference_kind(majority[0].motion, odd[0].motion)
     count = sum(len(group.ranks) for group in majority)
     is_half = 2 * count == len(waiting) and all(len(one.ranks) < count for one in odd)
-    # A rank that waits for a message waits for a peer that its stack does not name.
-    by_message = ops.keys() & _MESSAGES or any(one.motion.op == "wait" for one in odd)
+    # A rank that waits for a message or a key waits for a peer that its stack does not name.
+    by_message = ops.keys() & _MESSAGES or any(one.motion.op in _FROM_ANY for one in odd)
     if by_message or (2 * count <= len(waiting) and not is_half):
         return _undecided(classes, kind, evidence)
     if len(odd) > 1:
@@ -195,7 +197,7 @@ def _apart_places(
 
 def _difference_kind(peer: Motion, odd: Motion) -> str:
     """Return the kind of finding for a rank that waits elsewhere than the majority."""
-    if peer.op == odd.op or {peer.op, odd.op} & (_MESSAGES | {None}):
+    if peer.op == odd.op or {peer.op, odd.op} & (_MESSAGES | {None}) or odd.op in _FROM_ANY:
         return "not_joined"
     if peer.op in INIT_OPS:
         return "init_stalled"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ncclscope.analysis.sequences.align import LOOKAHEAD, compare
 from ncclscope.analysis.sequences.edits import Edit, block_edits, cost_of, reordered
-from ncclscope.analysis.sequences.habit import follows, habit_of, skipped_block
+from ncclscope.analysis.sequences.habit import came_from_there, follows, habit_of, skipped_block
 from ncclscope.analysis.sequences.replays import block_at, replay_edits
 from ncclscope.model import Communicator, Rank
 from ncclscope.model.log import CallLog
@@ -65,6 +65,8 @@ def explain(comm: Communicator, odd: Side, peer: Side, seq: int) -> EditExplanat
     if not whole and len(found) == 1 and found[0] == ONE_FOR_ANOTHER:
         # All ranks stopped here. The diverging rank may have posted its peers' next call.
         posted = odd[1].call(seq)
+        if not came_from_there(peer[1], seq, posted):
+            return EditExplanation(found)
         if follows(peer[1], seq + 1, posted, peer[1].call(seq)) == habit_of(posted):
             return EditExplanation([Edit(0, 0, 0, 1, 0)])
         if count := skipped_block(peer[1], seq, posted):

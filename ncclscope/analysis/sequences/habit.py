@@ -21,6 +21,7 @@ __all__ = [
     "PAST",
     "Habit",
     "are_variants",
+    "came_from_there",
     "expected_next",
     "follows",
     "habit_of",
@@ -118,9 +119,25 @@ def skipped_block(log: CallLog, seq: int, odd: Call) -> int:
         if past[start:after] == stretch and own in past[after:here]:
             place = past.index(own, after)
             counts.append(place - after + 1)
-            sites.add(calls[place].site)
+            sites.add((calls[place].site, calls[place].user_site))
     same = len(counts) > 1 and len(set(counts)) == 1
-    return counts[0] if same and odd.site in sites else 0
+    return counts[0] if same and (odd.site, odd.user_site) in sites else 0
+
+
+def came_from_there(log: CallLog, seq: int, call: Call) -> bool:
+    """Return whether a call comes from a line from which a peer posted such a call before.
+
+    A lost call site may be any line.
+
+    Args:
+        log: A peer's calls.
+        seq: Its calls before this number count.
+        call: The call of another rank.
+    """
+    past = log.span(max(log.first, seq - PAST), seq)
+    lines = {(one.site, one.user_site) for one in past if habit_of(one) == habit_of(call)}
+    known = {line for line in lines if line[0] is not None}
+    return call.site is None or known != lines or (call.site, call.user_site) in known
 
 
 def are_variants(one: Call, other: Call) -> bool:

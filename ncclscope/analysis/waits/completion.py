@@ -40,19 +40,24 @@ def reports_completion(log: CallLog, call: Call) -> bool:
     """Return whether the log would show the completion of a call.
 
     On NCCL it shows barriers, which block their caller, and calls that the program waited on; the
-    completion of other calls is unknown.
+    completion of other calls is unknown. On gloo it shows all calls but those that C++ waits for,
+    as in the forward of a tensor-parallel layer: the same line then has pending calls before
+    completed ones.
 
     Args:
         log: The log that holds the call.
         call: The first call after the last completed one.
     """
-    if log.communicator.backend == "gloo" or call.op in BARRIERS:
+    if call.op in BARRIERS:
         return True
     before = [
         one
         for one in log.span(max(log.first, call.seq - NEAR), call.seq)
         if one.op not in BARRIERS and one.replay is None and not one.captured
     ]
+    if log.communicator.backend == "gloo":
+        same = (one for one in before if (one.op, one.site) == (call.op, call.site))
+        return all(one.state is State.COMPLETED for one in same)
     alike = [one for one in before if one.op == call.op] or before
     return bool(alike) and all(one.state is State.COMPLETED for one in alike)
 

@@ -48,6 +48,10 @@ _AT_WORK = (COMPILE, LOAD)
 _WAITING = (INIT, COMM_INIT, STORE_WAIT)
 _SHOWN = 160
 _AT_ONCE_NS = 1_000_000_000
+_OF_STORES = ("DistStoreError", "DistNetworkError")
+"""The exceptions that torch's stores raise."""
+_NEARLY = 0.9
+"""A wait that lasted for this part of its timeout timed out."""
 _PREPOSITIONS = {"connect": "to connect to", "serve": "for its peers, as the server of"}
 
 
@@ -102,8 +106,29 @@ def given_up(rank: Rank, name: str) -> Noted | None:
         return None
     if name == INIT and rank.logs:
         return None  # it has come through
+    if name == STORE_WAIT and _was_answered(rank, activity):
+        return None  # the exception came later
     seconds = (activity.until_ns - activity.since_ns) / 1e9
     return Noted(name, spelled(activity), seconds, activity)
+
+
+def _was_answered(rank: Rank, wait: Activity) -> bool:
+    """Return whether a process went on after a wait at a store, before an exception ended it."""
+    until = wait.until_ns or 0
+    met = rank.activities.get(INIT)
+    if (
+        rank.logs
+        and met is not None
+        and met.since_ns <= wait.since_ns
+        and until <= (met.until_ns or 0)
+    ):
+        return True
+    last = rank.last_call(transfers=True)
+    if last is not None and (last.time_ns or 0) > until:
+        return True
+    error = str(rank.details.get("ended_with"))
+    timed_out = 0 < _NEARLY * wait.number <= (until - wait.since_ns) / 1e9
+    return not timed_out and not error.startswith(_OF_STORES)
 
 
 def polled(rank: Rank) -> Noted | None:
@@ -237,12 +262,13 @@ def timeout_lines(records: Records, pending: PendingCall) -> Iterator[str]:
 
 
 def timeout_text(rank: Rank, noted: Noted) -> str:
-    """Return when a wait ends or ended by itself; empty where its timeout is not known."""
+    """Return when a wait ends or ended by itself; empty where that is not known."""
     limit = noted.activity.number
     if noted.name not in (INIT, STORE_WAIT) or not limit:
         return ""
     if noted.activity.until_ns is not None:
-        return f"rank {rank.rank}: its timeout of {limit} s ended the wait"
+        timed_out = noted.seconds >= _NEARLY * limit  # else another error ended it
+        return f"rank {rank.rank}: its timeout of {limit} s ended the wait" if timed_out else ""
     left = limit - noted.seconds
     when = f"in {left:.0f} s" if left > 0 else "now"
     return f"rank {rank.rank}: its timeout of {limit} s ends the wait {when}"

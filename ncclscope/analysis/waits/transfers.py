@@ -13,12 +13,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ncclscope.analysis.damaged import has_damaged_transfers
+from ncclscope.analysis.wording import ranks_text
 from ncclscope.model import Call, Communicator, Rank, State
 
 if TYPE_CHECKING:
     from ncclscope.analysis.case import Case
 
-__all__ = ["Pair", "StuckTransfer", "pairs", "short_rank", "stuck_transfers", "waiting_cycle"]
+__all__ = [
+    "Pair",
+    "StuckTransfer",
+    "is_partial",
+    "pairs",
+    "proof_of",
+    "short_rank",
+    "stuck_transfers",
+    "waiting_cycle",
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class StuckTransfer:
     proof: str
 
 
-def _is_partial(rank: Rank) -> bool:
+def is_partial(rank: Rank) -> bool:
     """Return whether sends and receives were made before recording began."""
     return rank.window or "armed_ns" in rank.details
 
@@ -76,7 +86,7 @@ def pairs(case: Case) -> Iterator[Pair]:
         for place, number in enumerate(comm.ranks):
             rank = case.run.by_rank.get(number)
             # After an overwrite, the counterpart of the first kept call is unknown.
-            if rank is None or rank.lost or _is_partial(rank) or has_damaged_transfers(rank, comm):
+            if rank is None or rank.lost or is_partial(rank) or has_damaged_transfers(rank, comm):
                 continue
             members[place] = (number, rank.p2p.get(key, ()))
         for one, (sender, sent) in members.items():
@@ -105,7 +115,7 @@ def stuck_transfers(case: Case) -> list[StuckTransfer]:
     awaited = _awaited(case, first)
     stuck = []
     for rank, (pair, peer, call, number) in sorted(first.items()):
-        proof = _proof(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
+        proof = proof_of(case, case.run.by_rank[rank], case.run.by_rank[peer], call, awaited)
         if proof is not None:
             stuck.append(StuckTransfer(pair, rank, peer, call, number, proof))
     waiting = {transfer.rank for transfer in stuck}
@@ -231,16 +241,18 @@ def _awaited(
     return awaited
 
 
-def _proof(
+def proof_of(
     case: Case, rank: Rank, peer: Rank, call: Call, awaited: Mapping[int, tuple[int, ...]]
 ) -> str | None:
+    """Say why a transfer is stuck; None where it may be under way, or an end of it has ended."""
     if case.how_it_ended(rank) is not None or case.how_it_ended(peer) is not None:
         return None  # the analyzer dead_rank reports waits for an ended process
     if rank.gave_up(call):
         return f"rank {rank.rank} did not complete it within its timeout"
     if not case.timeless:
         seconds = _common_quiet(case, (rank, peer))
-        return None if seconds is None else f"both have made no call for {seconds:.0f} s"
+        both = ranks_text((rank.rank, peer.rank))
+        return None if seconds is None else f"{both} have made no call for {seconds:.0f} s"
     if any(other.details.get("timed_out") for other in case.run.ranks):
         return "the dumps were written when a call timed out"
     fresh = not all(other.details.get("dumped", True) for other in (rank, peer))

@@ -69,6 +69,9 @@ def test_dead_rank_is_recognised_by_its_heartbeat(cluster_of: ClusterOf) -> None
     assert verdict.cause is not None
     assert (verdict.cause.kind, verdict.cause.diverging_ranks) == ("dead_rank", (2,))
     assert verdict.cause.confidence == "likely"
+    # A signal or a call that keeps Python's lock ends the heartbeat of a living process, too.
+    assert "is dead, gone or stuck (its heartbeat ends" in verdict.cause.summary
+    assert any("stopped by a signal" in line for line in verdict.cause.inferred)
 
 
 @pytest.mark.parametrize("entered", [False, True])
@@ -407,3 +410,31 @@ def test_a_call_pending_on_all_ranks_proves_nothing_beyond_the_records(
     assert (cause.kind, cause.diverging_ranks) == ("stalled", ())
     assert "no rank diverged in what was recorded" in cause.summary
     assert "unrecorded calls" in cause.inferred[0]
+
+
+def test_completions_that_only_cpp_waits_for_leave_no_rank_behind(cluster_of: ClusterOf) -> None:
+    """A tensor-parallel forward on gloo, whose completion is not recorded; its backward's is.
+
+    Rank 2 skips a layer in both. Its calls look like all others, until it has ended.
+    """
+    cluster = cluster_of(4)
+    for step in range(3):
+        for rank in cluster.everybody:
+            layers = 2 if (rank, step) == (2, 1) else 3
+            pair = [0, 1] if rank < 2 else [2, 3]
+            last = (rank, step) == (3, 2)
+            for _ in range(layers):
+                cluster.post([rank], "tp", members=pair, done=False)
+            for _ in range(1 if last else layers - 1):
+                cluster.post([rank], "tp", members=pair, done=not last)
+    cluster.post([1, 3], "dp", "broadcast", root=0, members=[1, 3])
+    cluster.post([1], "dp", members=[1, 3], done=False)
+    cluster.post([0], "dp", members=[0, 2], done=False)
+    cluster.tracers[2].close()
+    cluster.tracers[3].describe(ended_with="RuntimeError: Connection closed by peer")
+    cluster.tracers[3].close()
+
+    verdict = cluster.verdict()
+
+    causes = [finding for finding in verdict.findings if finding.role == "cause"]
+    assert [(one.kind, one.diverging_ranks) for one in causes] == [("dead_rank", (2,))]

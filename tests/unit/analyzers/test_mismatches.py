@@ -205,3 +205,23 @@ def test_an_output_that_does_not_fit_its_input(
     assert cause is not None
     assert (cause.kind, cause.diverging_ranks, cause.seq) == ("size_mismatch", ranks, 6)
     assert cause.confidence == "certain"
+
+
+@pytest.mark.parametrize(("line", "kind"), [(14, "missing_call"), (16, "op_mismatch")])
+def test_a_line_of_the_program_tells_a_skipped_call_from_an_inserted_one(
+    cluster_of: ClusterOf, line: int, kind: str
+) -> None:
+    """A library posts a barrier in each all_reduce that a program asks for, and on request."""
+    cluster = cluster_of(3)
+    barrier = "/venv/site-packages/fabric/ddp.py:165 barrier\n/home/me/train.py:{} <module>"
+    for _ in range(6):
+        cluster.post(cluster.everybody, "world", "all_gather", shape=(9,))
+        cluster.post(cluster.everybody, "world", "barrier", site=barrier.format(14))
+        cluster.post(cluster.everybody, "world", shape=(1,))
+    cluster.post([0, 2], "world", "all_gather", shape=(9,), done=False)
+    cluster.post([1], "world", "barrier", site=barrier.format(line), done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks) == (kind, (1,))

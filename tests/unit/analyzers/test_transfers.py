@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,3 +372,104 @@ def test_a_cycle_of_sends_names_all_its_ranks(cluster_of: ClusterOf) -> None:
     assert (finding.kind, finding.diverging_ranks) == ("p2p_mismatch", ())
     assert (finding.candidate_ranks, finding.confidence) == ((0, 1, 2, 3), "ambiguous")
     assert "cycle" in finding.summary
+
+
+# --- transfers without a number in a pair ------------------------------------------------------
+
+
+def _serve(cluster: Cluster, requests: int = 3, *, dropped: int | None = None) -> None:
+    """Rank 2 receives from any source and answers; ranks 0 and 1 ask it, and synchronize.
+
+    Args:
+        cluster: The cluster.
+        requests: Requests of each client.
+        dropped: A client whose last request the server never receives.
+    """
+    cluster.history("pp:0")
+    for number in range(requests):
+        for client in (0, 1):
+            last = client == dropped and number == requests - 1
+            cluster.post([client], "dp:0", members=[0, 1])
+            _send(cluster, client, 2, done=not last)
+            if not last:
+                cluster.post([2], "pp:0", "recv", shape=(4, 2))
+                _send(cluster, 2, client)
+                _recv(cluster, client, 2)
+
+
+def test_a_send_that_a_receiver_from_any_source_never_takes_names_both(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    _serve(cluster, dropped=1)
+    cluster.post([0, 2, 3], "pp:0", "barrier", done=False)
+
+    verdict = cluster.verdict()
+
+    assert verdict.cause is not None
+    assert (verdict.cause.kind, verdict.cause.confidence) == ("p2p_mismatch", "ambiguous")
+    assert (verdict.cause.diverging_ranks, verdict.cause.candidate_ranks) == ((), (1, 2))
+    assert "6 sends to rank 2 from all ranks, 5 receives there" in verdict.cause.evidence
+    (joined,) = (one for one in verdict.findings if one.kind == "not_joined")
+    assert (joined.role, joined.confidence) == ("consequence", "likely")
+    assert "its last call, send [4,2] float32 peer 2 on pp:0" in joined.summary
+
+
+def test_a_server_that_several_ranks_wait_for_is_named(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(4)
+    _serve(cluster)
+    for client in (0, 1):
+        _send(cluster, client, 2, done=False)
+    cluster.post([2, 3], "pp:0", "barrier", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("p2p_mismatch", (2,), "likely")
+
+
+def test_a_receive_from_any_source_that_nobody_sends_names_its_senders(
+    cluster_of: ClusterOf,
+) -> None:
+    cluster = cluster_of(4)
+    _serve(cluster)
+    cluster.post([2], "pp:0", "recv", shape=(4, 2), done=False)
+    cluster.post([0, 1, 3], "pp:0", "barrier", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (0, 1, 2))
+    assert "waits in recv [4,2] float32 from any rank on pp:0" in cause.summary
+
+
+def test_a_send_not_waited_for_and_received_is_no_mismatch(cluster_of: ClusterOf) -> None:
+    """The program drops the handle of each isend; rank 1 then computes."""
+    cluster = cluster_of(4)
+    cluster.history("pp:0")
+    for client in (0, 1):
+        _send(cluster, client, 2, done=False)
+        cluster.post([2], "pp:0", "recv", shape=(4, 2))
+    cluster.post([0, 2, 3], "pp:0", "barrier", done=False)
+
+    cause = cluster.verdict().cause
+
+    assert cause is not None
+    assert (cause.kind, cause.diverging_ranks, cause.confidence) == ("not_joined", (1,), "likely")
+
+
+def test_a_send_without_a_receive_names_both_after_an_overwrite(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "rings", 4, capacity=1024)
+    cluster.history("pp:0")
+    for _ in range(600):
+        _transfer(cluster, 1, 2, rows=4, received=4)
+        _transfer(cluster, 2, 1, rows=4, received=4)
+    _send(cluster, 1, 2, done=False)
+    cluster.post([0, 2, 3], "pp:0", "barrier", done=False)
+
+    run = cluster.run()
+    cause = diagnose(run).cause
+
+    assert run.by_rank[1].lost
+    assert cause is not None
+    assert (cause.kind, cause.candidate_ranks) == ("p2p_mismatch", (1, 2))

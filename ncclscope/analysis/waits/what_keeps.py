@@ -1,0 +1,35 @@
+"""What keeps a rank from a call in which others wait for it, as far as any data source shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ncclscope.analysis.processes.motion import seen_at
+from ncclscope.analysis.waits.engine_steps import is_idle
+from ncclscope.analysis.waits.noted import doing, raised
+from ncclscope.analysis.waits.open_transfers import is_in_transfer
+from ncclscope.model import Rank
+
+if TYPE_CHECKING:
+    from ncclscope.analysis.case import Case
+
+__all__ = ["what_keeps"]
+
+
+def what_keeps(case: Case, rank: Rank) -> str:
+    """Return what keeps a rank from a call, to follow its name."""
+    if rank.details.get("stopped"):
+        return "is stopped by a signal or a debugger (state T): kill -CONT resumes it"
+    if case.waits.is_outside(rank.rank):
+        return "is blocked on its device by work that is not a recorded call"
+    if rank.rank in case.waits.pending_calls:
+        return "waits in that call for the others"
+    if is_idle(rank):
+        return "waits for a request from its engine"
+    if doing(rank) is not None or raised(case, rank) is not None:
+        return "may still come to the call: its note says what keeps it"
+    if is_in_transfer(rank):
+        return "waits for the other side of its last call, or is busy after it"
+    if seen_at(case.run, rank.rank).startswith("at work"):
+        return "is late, or in an endless loop"
+    return "is busy or stuck outside of any recorded call"

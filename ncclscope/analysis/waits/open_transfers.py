@@ -159,7 +159,7 @@ def open_transfers(case: Case) -> list[OpenTransfer]:
     found = []
     for number, call in pending.items():
         rank, comm = case.run.by_rank[number], case.run.communicators[call.comm]
-        if has_damaged_transfers(rank, comm) or number not in comm.ranks:
+        if has_damaged_transfers(rank, comm) or is_partial(rank) or number not in comm.ranks:
             continue
         peers = _peers(case, comm, number, call)
         if not peers or any(
@@ -233,6 +233,8 @@ def _unmatched(
             if more > fewer
             else None
         )
+    if case.timeless:
+        return None  # dumps of several ranks are not of one moment
     before = [one for one in case.run.by_rank[number].p2p[comm.key] if one.seq != call.seq]
     if not before or any(one.state is not State.COMPLETED for one in before):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from ncclscope.model import Call, Communicator, Rank, Run, State
 from ncclscope.model.device import DeviceProgress
 
-__all__ = ["Cell", "Row", "build_table"]
+__all__ = ["Cell", "Row", "build_table", "peer_of"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Cell:
         comm: The communicator.
         calls: Calls made; in a window, calls kept.
         delta: Difference to the majority.
-        last: The last call that is kept.
+        last: The last collective that is kept.
+        transfer: The last send or receive that is kept.
         device: How far the communicator is on the device; None where that was not counted.
     """
 
@@ -29,7 +30,14 @@ class Cell:
     calls: int
     delta: int
     last: Call | None
+    transfer: Call | None = None
     device: DeviceProgress | None = None
+
+    @property
+    def newest(self) -> Call | None:
+        """The last call that is kept, of either kind."""
+        calls = [call for call in (self.last, self.transfer) if call is not None]
+        return max(calls, key=lambda call: call.position, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell in the terms of the JSON verdict."""
@@ -42,7 +50,18 @@ class Cell:
             "last_state": last.state.word if last else None,
             "last_redop": last.redop if last else None,
             "key": self.comm.key,
+            **({} if self.transfer is None else {"last_transfer": self._transfer_dict()}),
             **({} if self.device is None else {"device": self.device.to_dict()}),
+        }
+
+    def _transfer_dict(self) -> dict[str, Any]:
+        call = self.transfer
+        assert call is not None
+        return {
+            "op": call.op,
+            "peer": peer_of(call, self.comm),
+            "shape": None if call.shape is None else list(call.shape),
+            "state": call.state.word,
         }
 
 
@@ -66,6 +85,12 @@ class Row:
         }
 
 
+def peer_of(call: Call, comm: Communicator) -> int | None:
+    """Return the global rank of a transfer's other side; None for a receive from any rank."""
+    known = call.peer is not None and 0 <= call.peer < len(comm.ranks)
+    return comm.ranks[call.peer] if known and call.peer is not None else None
+
+
 def build_table(run: Run) -> list[Row]:
     """Return a row for each rank, with a cell for each communicator of two or more ranks.
 
@@ -83,6 +108,7 @@ def build_table(run: Run) -> list[Row]:
     }
     rows = []
     for rank in run.ranks:
+        transfers = rank.last_transfers()
         cells: dict[str, Cell] = {}
         for key, log in rank.logs.items():
             comm = run.communicators[key]
@@ -92,7 +118,7 @@ def build_table(run: Run) -> list[Row]:
             last = log.call(log.calls) if log.calls >= log.first else None
             label = _free_label(comm, cells)
             delta = calls - majority.of(comm, calls)
-            cells[label] = Cell(comm, calls, delta, last, rank.device.get(key))
+            cells[label] = Cell(comm, calls, delta, last, transfers.get(key), rank.device.get(key))
         rows.append(Row(rank, dict(sorted(cells.items()))))
     return rows
 

@@ -139,3 +139,26 @@ def test_text_from_files_is_no_markup(cluster_of: Callable[[int], Cluster]) -> N
     cluster.post([1], "tp:0", "all_gather", done=False)
 
     assert "[link=x]a.py:1 f" in _screen(cluster.verdict(), 160)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_shows_the_transfer_in_which_a_rank_waits(
+    cluster_of: Callable[[int], Cluster], width: int
+) -> None:
+    cluster = cluster_of(4)
+    cluster.history("pp:0", count=3)
+    cluster.post([0], "pp:0", "send", peer=2, shape=(4, 2), done=False)
+    verdict = cluster.verdict()
+
+    screen = _screen(verdict, width)
+
+    assert "send to 2 [4,2] scheduled" in re.sub(r"\s+", " ", screen)
+    found = {row.rank.rank: row.to_dict()["comms"]["pp:0"] for row in verdict.table}
+    assert found[0]["last_transfer"] == {
+        "op": "send",
+        "peer": 2,
+        "shape": [4, 2],
+        "state": "scheduled",
+    }
+    assert found[0]["last_op"] == "all_reduce"
+    assert "last_transfer" not in found[2]

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ncclscope.analysis.table import Cell, Row
+from ncclscope.analysis.table import Cell, Row, peer_of
 from ncclscope.analysis.verdict import Neighbourhood, Verdict
 from ncclscope.analysis.wording import (
     call_text,
@@ -147,7 +147,11 @@ def _window_text(verdict: Verdict) -> Text:
 
 def _with_calls(row: Row) -> Row:
     """Return a row without the communicators that neither the rank nor its peers have used."""
-    used = {label: cell for label, cell in row.cells.items() if cell.calls or cell.delta}
+    used = {
+        label: cell
+        for label, cell in row.cells.items()
+        if cell.calls or cell.delta or cell.transfer
+    }
     return Row(row.rank, used)
 
 
@@ -317,9 +321,12 @@ def _count(cell: Cell | None) -> str:
 
 
 def _last(cell: Cell | None) -> str:
-    if cell is None or cell.last is None:
+    call = None if cell is None else cell.newest
+    if cell is None or call is None:
         return ""
-    call = cell.last
-    return " ".join(
-        part for part in (call.op, call.redop, shape_text(call.shape), call.state.word) if part
-    )
+    side = ""
+    if call is cell.transfer:
+        peer = peer_of(call, cell.comm)
+        side = f"{'to' if call.op == 'send' else 'from'} {'any rank' if peer is None else peer}"
+    parts = (call.op, side, call.redop, shape_text(call.shape), call.state.word)
+    return " ".join(part for part in parts if part)

@@ -272,7 +272,7 @@ def _cell(cell: Cell | None) -> dict[str, Any]:
     delta = ""
     if cell.delta:
         delta = f"{'+' if cell.delta > 0 else chr(0x2212)}{abs(cell.delta)}"
-    last = cell.last
+    last = cell.newest
     return {
         "calls": cell.calls,
         "delta": delta,

@@ -11,6 +11,8 @@ few times, the search there stops.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 from types import CodeType, FrameType
@@ -47,6 +49,10 @@ _misses: dict[int, int] = {}
 elsewhere: Place | None = None
 """The site of calls from threads without a frame of the program: autograd runs a backward on a
 thread of C++ for each GPU, and the site is the line that began it."""
+
+_delivered: dict[str, bool] = {}
+"""By folder, whether metadata of installed packages lies in it."""
+_MOST_FOLDERS = 256
 
 _LIMIT = 20_000
 """Most entries of these tables, as programs can create code at run time."""
@@ -190,9 +196,24 @@ def _role(path: str) -> int:
         root = os.path.join(os.path.dirname(torch), "") if torch else ""
         if root and path.startswith(root) and not path.startswith(f"{root}testing{os.sep}"):
             return PLUMBING
-        if not role and path.startswith(_STANDARD):
+        if not role and (path.startswith(_STANDARD) or _is_delivered(path)):
             return INSTALLED
     return role
+
+
+def _is_delivered(path: str) -> bool:
+    """Return whether a package manager put a file elsewhere, as ``pip install --target`` does."""
+    folder = os.path.dirname(path)
+    if not os.path.isabs(folder):
+        return False
+    with contextlib.suppress(OSError):
+        while os.path.exists(os.path.join(folder, "__init__.py")):
+            folder = os.path.dirname(folder)
+        if folder not in _delivered and len(_delivered) < _MOST_FOLDERS:
+            with os.scandir(folder) as entries:
+                first = itertools.islice(entries, _LIMIT)
+                _delivered[folder] = any(entry.name.endswith(".dist-info") for entry in first)
+    return _delivered.get(folder, False)
 
 
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")

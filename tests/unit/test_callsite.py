@@ -344,3 +344,22 @@ def test_many_long_sites_leave_room_for_communicators(rings: Path) -> None:
     assert [call.site for call in calls][:600] == [f"file_{n}.py:{n} step" for n in range(1, 601)]
     assert kinds == sorted(kinds), "first in full, then in short, then not at all"
     assert set(kinds) == {"full", "short"}
+
+
+def test_packages_that_pip_put_into_another_folder_are_not_the_users(tmp_path: Path) -> None:
+    inner = tmp_path / "target" / "library" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (tmp_path / "target" / "library-1.0.dist-info").mkdir()
+    (tmp_path / "project").mkdir()
+    source = "def post(function):\n    return function()"
+    delivered = run(source, str(inner / "ops.py"))["post"]
+    own = run(source, str(tmp_path / "project" / "train.py"))["post"]
+
+    found = own(functools.partial(delivered, lambda: places_of(sys._getframe(1))))
+
+    assert found.full is not None
+    assert found.full.endswith("library/inner/ops.py:2 post")
+    assert found.user is not None
+    assert found.user.endswith("project/train.py:2 post")

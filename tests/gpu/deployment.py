@@ -135,4 +135,5 @@ def options(
         "arguments": [*serving, "--gpu-memory-utilization", str(memory), *arguments],
         "config": config,
         "eager": eager,
+        "forks": False,  # CUDA does not survive a fork
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 VLLM, VERL = "0.32.0", "0.9.1"
-ELSEWHERE = {"torch", "torchaudio", "torchvision", "transformers"}
+ELSEWHERE = {"torch", "torchaudio", "torchcodec", "torchvision", "transformers"}
 """Of vLLM's requirements: in requirements.txt, or without a build for the CPU."""
 HERE = Path(__file__).resolve().parent
 

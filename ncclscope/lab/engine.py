@@ -30,11 +30,7 @@ _LOGITS = 8
 
 
 class Conduct(Protocol):
-    """Behaviour of a rank in a step: see :class:`~ncclscope.lab.faults.base.Fault`.
-
-    Every method gets the rank's engine, which it calls for the healthy behaviour. `hidden` has
-    shape (rows, hidden size), `gathered` has the rows of all replicas, and `layer` counts from 0.
-    """
+    """Behaviour of a rank in a step: see :class:`~ncclscope.lab.faults.base.Fault`."""
 
     def coordinate(self, engine: Engine) -> list[int]: ...
     def share_schedule(self, engine: Engine) -> None: ...

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from vllm import LLM, SamplingParams
 
 PROMPT = list(range(20, 70))
 TOKENS = 8
@@ -20,6 +19,8 @@ LIMIT = 600.0
 
 def main(model: str, out: str) -> None:
     """Serve both."""
+    from vllm import LLM, SamplingParams
+
     engine = LLM(
         model,
         skip_tokenizer_init=True,

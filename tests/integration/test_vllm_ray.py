@@ -30,7 +30,9 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}"),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
+    pytest.mark.skipif(
+        None in map(importlib.util.find_spec, ("ray", "vllm")), reason="needs ray and vllm"
+    ),
 ]
 
 HERE = Path(__file__).parent

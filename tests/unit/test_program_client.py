@@ -194,7 +194,9 @@ def test_a_flood_of_answers_is_refused() -> None:
     frame = spell_frame(Frame(OK, 1, b"x" * 1000))
     flood = hostile(GREETING, then=f"[0 for _ in iter(lambda: os.write(1, {frame!r}), 0)]")
     with client_of({"a": flood}) as client:
-        assert client.reports()[0] == "it answers what it was not asked"
+        first = client.reports()[0]  # the first of them may have come alone
+        reason = client.reports()[0] if isinstance(first, bytes) else first
+        assert reason == "it answers what it was not asked"
 
 
 def test_a_banner_is_skipped(job: Job) -> None:

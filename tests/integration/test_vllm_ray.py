@@ -39,6 +39,8 @@ HERE = Path(__file__).parent
 NODES = ("node-a", "node-b")
 RINGS = "/dev/shm/rings"
 DIVERGING = 1
+OPEN = {"RAY_AUTH_MODE": "disabled"}
+"""Where the user has a token of Ray's, a cluster asks for it, but a node does not bring it."""
 SWITCHES = {
     "NCCL_SCOPE_DIR": RINGS,
     "NCCL_SCOPE_VLLM_DISPATCH": "fixed",
@@ -72,6 +74,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
             "PYTHONPATH": os.pathsep.join(search),
             "NCCLSCOPE_TEST_FAULT": str(folder / "fault"),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **OPEN,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "net0",
         }
@@ -108,7 +111,7 @@ def ask(hosts: Hosts, *words: str) -> subprocess.CompletedProcess[str]:
     """Ask all nodes of the cluster, from the head."""
     head = hosts["node-a"]
     ray = ("--ray", "--ray-address", f"{head.address}:6379")
-    return head.ncclscope(*words, *ray, RINGS)
+    return head.ncclscope(*words, *ray, RINGS, **OPEN)
 
 
 def test_the_switches_reach_workers_on_both_hosts(hosts: Hosts) -> None:

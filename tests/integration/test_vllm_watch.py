@@ -50,7 +50,8 @@ def test_bursts_and_pauses_are_no_alarm(tmp_path: Path) -> None:
             for request in burst:
                 request.join()
             served += len(burst)
-            if time.monotonic() - began > SERVED_SECONDS:
+            # On a busy machine the pauses alone may take most of that time.
+            if served > 20 and time.monotonic() - began > SERVED_SECONDS:
                 break
             time.sleep(pause)
         alive = traced.server.worker_pids()

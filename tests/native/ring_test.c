@@ -77,6 +77,13 @@ static void threads_share_a_ring(void)
     unlink(ns_ring_path(ring));
 }
 
+/* After a fork only one thread is left, of which ThreadSanitizer knows nothing. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+    return "race:leave_to_parent\nthread:children_write_nothing\n";
+}
+
 /* A child whose parent's threads held the lock at any moment can go on, and writes nothing. */
 static void children_write_nothing(void)
 {

@@ -256,14 +256,14 @@ def test_a_host_that_is_lost_while_watched_is_reported_and_comes_back(hosts: Hos
     with watching(hosts, "watch-lost.log") as watch, contextlib.ExitStack() as after:
         after.callback(hosts.join, lost)
         watch.until_document(names_the_sleeper, "a verdict on four hosts")
-        told = len(watch.documents)
+        printed = len(watch.documents)
         hosts.cut(lost)
         watch.until_line(f"{lost.address} does not report: no answer for 10 s")
         # All that was found still holds: nobody else has moved.
-        assert len(watch.documents) == told
+        assert len(watch.documents) == printed
         hosts.join(lost)
         watch.until_line(f"{lost.address} reports again")
-        assert all(names_the_sleeper(document) for document in watch.documents[told:])
+        assert all(names_the_sleeper(document) for document in watch.documents[printed:])
 
 
 def test_a_host_that_is_lost_from_the_start_is_blamed_for_nothing(hosts: Hosts) -> None:

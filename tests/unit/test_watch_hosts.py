@@ -64,7 +64,7 @@ class Job:
             tracer.close()
 
 
-@pytest.fixture(params=[False, True], ids=["untold", "told"])
+@pytest.fixture(params=[False, True], ids=["defaults", "given"])
 def job(rings: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     found = Job(rings, tells=request.param)
     found.post()
